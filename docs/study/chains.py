@@ -1,0 +1,103 @@
+"""A small model of the router's matching: which sampled tokens of earlier replies would a request's ids begin with?
+
+Only ends of tokens matter here, so a chain is a text, the end of each token in it, and which of them were sampled.
+Covered: a match that ends anywhere, whole tokens only, a hidden tail that the later text spells, a hidden special token
+that it does not spell, context reused only in front of a sampled token, and the longest complete reply before a longer
+partial match.
+"""
+
+import dataclasses
+from bisect import bisect_right
+
+from proxy import Turn
+from vocabulary import Vocabulary
+
+SPECIAL = ("<|im_end|>", "<|endoftext|>")
+
+
+@dataclasses.dataclass
+class Chain:
+    """One generation: `text` holds prompt, reply and hidden tail; `visible` is where the reply's own text ends."""
+
+    text: str
+    visible: int
+    ends: list[int]
+    sampled: list[bool]
+    chars: list[int]
+    """Of each sampled token, how many characters the client saw."""
+    finished: bool
+    """Ended by the model or a stop string, not by an abort or a limit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """The first `count` tokens of `chain`, which stand for the first `consumed` characters of the request."""
+
+    chain: Chain | None = None
+    count: int = 0
+    consumed: int = 0
+    complete: bool = False
+    cut_in_token: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens that are reused."""
+        return sum(self.chain.sampled[: self.count]) if self.chain else 0
+
+    @property
+    def chars(self) -> int:
+        """Sampled and seen characters that are reused."""
+        return sum(self.chain.chars[: self.count]) if self.chain else 0
+
+
+def common_prefix(a: str, b: str) -> int:
+    """Length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def match_one(chain: Chain, text: str) -> Match:
+    """How far a text follows one chain."""
+    common = common_prefix(chain.text, text)
+    complete = common >= chain.visible and chain.visible > 0
+    count = bisect_right(chain.ends, common)
+    consumed = chain.ends[count - 1] if count else 0
+    crossing = count < len(chain.ends) and chain.sampled[count] and consumed < common
+    if complete and len(text) > chain.visible and chain.text[consumed:] in SPECIAL:
+        count = len(chain.ends)
+    while count and not chain.sampled[count - 1]:
+        count -= 1
+    consumed = min(chain.ends[count - 1], common) if count else 0
+    return Match(chain, count, consumed, complete, crossing)
+
+
+def match(chains: list[Chain], text: str, finished_only: bool = False) -> Match:
+    """The parent of a request. A complete reply goes before a longer partial match: any, or only a finished one."""
+    found = [match_one(chain, text) for chain in chains]
+    whole = [m for m in found if m.complete and m.chain and (m.chain.finished or not finished_only)]
+    if whole:
+        return max(whole, key=lambda m: m.chain.visible if m.chain else 0)
+    return max(found, key=lambda m: (m.tokens, m.complete), default=Match())
+
+
+def extend(parent: Match, turn: Turn, vocabulary: Vocabulary) -> Chain:
+    """The chain of one more generation."""
+    ends, sampled, chars = [], [], []
+    if parent.chain and parent.tokens:
+        ends = [min(end, parent.consumed) for end in parent.chain.ends[: parent.count]]
+        sampled, chars = parent.chain.sampled[: parent.count], parent.chain.chars[: parent.count]
+    start = parent.consumed if ends else 0
+    for end in vocabulary.context(turn.text[start:]).ends:
+        ends.append(start + end)
+        sampled.append(False)
+        chars.append(0)
+    reply = vocabulary.sampled(turn.output_ids)
+    assert reply.text.startswith(turn.reply), (reply.text, turn.reply)
+    before = 0
+    for end in reply.ends:
+        ends.append(len(turn.text) + end)
+        sampled.append(True)
+        chars.append(max(0, min(end, len(turn.reply)) - before))
+        before = max(before, min(end, len(turn.reply)))
+    visible = len(turn.text) + len(turn.reply)
+    finished = turn.finish["type"] == "stop"
+    return Chain(turn.text + reply.text, visible, ends, sampled, chars, finished)

@@ -1,0 +1,65 @@
+"""The instruments of the radix-tree middleware, named in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from middleware_hub.radix_tree import RadixTree
+
+
+class RadixMetrics:
+    """Counters of what passes, and a collector that reads the tree's own counts when asked."""
+
+    def __init__(self, registry: CollectorRegistry, tree: RadixTree) -> None:
+        self.replies = Counter(
+            "tito_radix_replies_total",
+            "Replies of /generate by whether they were recorded (exact, inexact, no), and why not",
+            ("recorded", "reason"),
+            registry=registry,
+        )
+        tokens = Counter(
+            "tito_radix_tokens_total",
+            "Tokens by what became of them: prompt tokens reused from memory or encoded, tokens sampled and recorded",
+            ("kind",),
+            registry=registry,
+        )
+        self.reused = tokens.labels("reused")
+        self.encoded = tokens.labels("encoded")
+        self.sampled = tokens.labels("sampled")
+        self.matches = Counter(
+            "tito_radix_matches_total",
+            "Prompts by how they were matched: continued, cut_in_token, ambiguous_parent, unknown_parent, fresh",
+            ("kind",),
+            registry=registry,
+        )
+        self.retrievals = Counter(
+            "tito_radix_retrievals_total", "Texts retrieved, by whether they were exact", ("exact",), registry=registry
+        )
+        registry.register(_TreeCollector(tree))
+
+
+class _TreeCollector(Collector):
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._tree.stats
+        for name, text, value in (
+            ("tokens", "Tokens held", stats.tokens),
+            ("generations", "Replies held", stats.generations),
+            ("nodes", "Nodes of the tree", stats.nodes),
+            ("bytes", "Bytes held, estimated from the counts", self._tree.estimated_bytes),
+        ):
+            yield GaugeMetricFamily(f"tito_radix_{name}", text, value=value)
+        evicted = CounterMetricFamily(
+            "tito_radix_evictions",
+            "Replies collected, by reason; never_retrieved counts beside the two others",
+            labels=["reason"],
+        )
+        for reason, count in stats.evicted.items():
+            evicted.add_metric([reason], count)
+        yield evicted

@@ -1,0 +1,677 @@
+"""A radix tree over the characters of texts, pointing to the token chains that were recorded under them.
+
+Indexes point, spans own (see `spans`): the tree finds chains by text and never holds a token itself, so a split moves no
+token and two tokenizations of one text cannot mix. The tree is pure: no await, no framework, no clock but its own counter.
+
+Three rules carry it:
+
+* **Matching reads, recording writes.** `match` and `recall` change nothing but the flag that a reply was retrieved, which
+  protects nothing else's answer. A hit counts when the request that hit is recorded.
+* **The longest complete reply is continued**; a chain is cut inside only behind it (`prefix_match`).
+* **Leaves go first.** A generation can be collected only when nothing builds on it, so its last hit needs no stamp while it
+  has children: it inherits theirs when the last of them goes. That makes a hit O(1) however deep the conversation is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from middleware_hub.prefix_match import FRESH, Cut, PrefixMatch, resolve_complete, resolve_partial, sampled_base
+from middleware_hub.radix_node import Generation, HiddenToken, RadixNode, common_length
+from middleware_hub.spans import Measure, SpanFlag, TokenSpan, Versions, links
+from middleware_hub.versions import VersionClock
+
+Namespace = tuple[str, ...]
+"""(tenant, lora path, x-radix-namespace): texts of different namespaces never answer for each other."""
+
+NO_PARENT = "none"
+"""As the name of a parent: continue nothing, all of the text is context."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledReply:
+    """What a worker sampled, aligned with the text it sent."""
+
+    ids: bytes
+    text: str
+    versions: Versions
+    logprobs: bytes | None = None
+    visible: int | None = None
+    flags: SpanFlag = SpanFlag.NONE
+    ends: bytes | None = None
+    tail: tuple[HiddenToken, ...] = ()
+    request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What was put behind a reused chain to make the prompt: the ids, and how they lie over the text."""
+
+    ids: bytes
+    flags: SpanFlag = SpanFlag.NONE
+    ends: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What is remembered of a whole text.
+
+    Attributes:
+        cut: the chain that covers the text up to `cut.start`; a whole reply goes with its hidden tail.
+        exact: one recorded chain covers the whole text.
+        request_ids: one for each recorded reply that ends where the longest one ends, newest first.
+    """
+
+    cut: Cut
+    exact: bool
+    request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Where a text leaves the tree: `matched` characters are recorded, and then `text` differs from `recorded`."""
+
+    matched: int
+    recorded_before: str
+    recorded_after: tuple[str, ...]
+    replies: int
+
+
+@dataclass(slots=True)
+class TreeStats:
+    """Counts, kept as things happen; `check` recounts them."""
+
+    nodes: int = 0
+    generations: int = 0
+    spans: int = 0
+    tokens: int = 0
+    characters: int = 0
+    payload: int = 0
+    """Bytes of ids and logprobs."""
+    hits: int = 0
+    """Recorded requests that continued a chain."""
+    misses: int = 0
+    evicted: Counter[str] = field(default_factory=Counter)
+    evicted_tokens: int = 0
+
+
+class RadixTree:
+    """See the top of this file.
+
+    Args:
+        measure: tells where tokens end in their text (the tokenizer).
+        max_tokens: the budget `collect` keeps to; None for none.
+        keep_versions: a leaf that was last hit this many weight versions ago, or more, is stale.
+    """
+
+    def __init__(self, measure: Measure, *, max_tokens: int | None = None, keep_versions: int = 5) -> None:
+        self.measure = measure
+        self.max_tokens = max_tokens
+        self.keep_versions = keep_versions
+        self.clock = VersionClock()
+        self.stats = TreeStats()
+        self._roots: dict[Namespace, RadixNode] = {}
+        self._ticks = 0
+        self._pushes = 0
+        # Leaves by their last hit, retrieved ones and the others. Entries are not removed but recognised as out of date.
+        self._leaves: dict[bool, list[tuple[int, int, Generation]]] = {True: [], False: []}
+
+    def __repr__(self) -> str:
+        return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
+
+    # Reading -----------------------------------------------------------------------------------------------------------
+
+    def match(self, namespace: Namespace, text: str, *, parent: str | None = None) -> PrefixMatch:
+        """Find the chain that a request with this text continues.
+
+        Args:
+            namespace: where to look.
+            text: the whole text of the request, not empty.
+            parent: request id of the reply to continue where several could be; `NO_PARENT` for none at all.
+        """
+        root = self._roots.get(namespace)
+        if root is None or parent == NO_PARENT:
+            return PrefixMatch(namespace, text)
+        return self._match(namespace, text, _walk(root, text), parent)
+
+    def match_ids(self, namespace: Namespace, text: str, ids: bytes, *, parent: str | None = None) -> PrefixMatch:
+        """The same for a request that came as ids, of which `text` is the spelling: a chain counts if the ids begin with it."""
+        root = self._roots.get(namespace)
+        if root is None or parent == NO_PARENT:
+            return PrefixMatch(namespace, text)
+        walk = _walk(root, text)
+        agreed: dict[tuple[TokenSpan, int], bool] = {}
+        for generation, position in _newest_first(walk.stops):
+            if parent is not None and parent not in generation.request_ids:
+                continue
+            whole = resolve_complete(generation, text, position)
+            for cut in (whole, whole and Cut(generation.span, generation.span.visible, position)):
+                if cut and generation.span.width and _begins_with(ids, cut.span, cut.take, agreed):
+                    found = PrefixMatch(namespace, text, cut, generation)
+                    break
+            else:
+                continue
+            break
+        else:
+            found = PrefixMatch(namespace, text, unknown_parent=parent is not None)
+        further = self._partial(walk, found.continues, found.cut)
+        if further is not None and _begins_with(ids, further.span, further.take, agreed):
+            return replace(found, cut=further)
+        return found
+
+    def recall(self, namespace: Namespace, text: str, *, request_id: str | None = None) -> Recall | None:
+        """Find what is remembered of a whole text; None if `request_id` is none of the replies on its path."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return None if request_id is not None else Recall(FRESH, exact=False)
+        walk = _walk(root, text)
+        if walk.stops and walk.stops[-1][1] == len(text):
+            for generation in reversed(walk.stops[-1][0].generations()):
+                if request_id is None or request_id in generation.request_ids:
+                    return self.recall_generation(generation)
+        found = self._match(namespace, text, walk, request_id)
+        if found.unknown_parent:
+            return None
+        cut = found.cut
+        if cut.start < len(text) and walk.ends_on_node(text):
+            cut = self._recorded_context(walk.at, found, any_chain=request_id is None) or cut
+        return self._recalled(cut, found.continues, exact=cut.start == len(text))
+
+    def recall_generation(self, generation: Generation) -> Recall:
+        """What `recall` says of the text of a reply that was recorded just now."""
+        span = generation.span
+        return self._recalled(Cut(span, len(span), span.text_end), generation, exact=True)
+
+    def departure(self, namespace: Namespace, text: str, *, context: int = 10) -> Departure:
+        """Where the text leaves the tree, and what is recorded on both sides of that place."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return Departure(0, "", (), 0)
+        walk = _walk(root, text)
+        ways = [(walk.at, walk.inside)] if walk.inside < len(walk.at.edge) else [(c, 0) for c in walk.at.each_child()]
+        after = tuple(_first_characters(node, skip, context) for node, skip in ways[-8:])
+        return Departure(walk.limit, text[max(0, walk.limit - context) : walk.limit], after, len(walk.stops))
+
+    def _match(
+        self,
+        namespace: Namespace,
+        text: str,
+        walk: _Walk,
+        parent: str | None,
+    ) -> PrefixMatch:
+        cut, continues, unknown = FRESH, None, False
+        if parent is not None:
+            cut, continues = _longest_complete(walk.stops, text, parent)
+            unknown = continues is None
+        if continues is None:
+            cut, continues = _longest_complete(walk.stops, text, None)
+        at_prompt = walk.at.contexts is not None and walk.ends_on_node(text)
+        further = self._partial(walk, continues, cut, boundaries=not at_prompt)
+        known = None
+        if at_prompt:
+            known = _same_encoding(walk.at, further or cut)
+            if known is None:
+                further = self._partial(walk, continues, cut)
+        cut = further or cut if known is None else Cut(known, len(known), len(text))
+        ambiguous = continues is not None and self._matches_further(walk, continues, cut.start)
+        return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown)
+
+    def _partial(self, walk: _Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
+        """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way."""
+        newest = walk.at.through(line) if walk.limit > cut.start else None
+        if newest is None:
+            return None
+        further = resolve_partial(newest, walk.limit, line, self.measure, boundaries=boundaries)
+        return further if further is not None and further.start > cut.start else None
+
+    def _matches_further(self, walk: _Walk, continues: Generation, start: int) -> bool:
+        """Whether a chain that does not continue the chosen reply has whole sampled tokens of this text behind it."""
+        if walk.limit <= start:
+            return False
+        for other in walk.at.lines():
+            if other.continues is not continues:
+                cut = resolve_partial(other, walk.limit, other.continues, self.measure, boundaries=False)
+                if cut is not None and cut.start > start:
+                    return True
+        return False
+
+    def _recorded_context(self, at: RadixNode, found: PrefixMatch, *, any_chain: bool) -> Cut | None:
+        """A prompt that was sent with exactly this text, of the chain that was found if there is one."""
+        contexts = at.known_contexts()
+        base = sampled_base(found.cut.span, found.cut.take, found.cut.start)
+        for span in reversed(contexts):
+            if sampled_base(span, len(span), span.text_end) == base:
+                return Cut(span, len(span), span.text_end)
+        if contexts and any_chain:
+            return Cut(contexts[-1], len(contexts[-1]), contexts[-1].text_end)
+        return None
+
+    def _recalled(self, cut: Cut, generation: Generation | None, *, exact: bool) -> Recall:
+        self._mark_retrieved(cut)
+        if generation is None:
+            return Recall(cut, exact)
+        same_text = generation.node.generations()
+        return Recall(cut, exact, tuple(g.request_ids[0] if g.request_ids else "" for g in reversed(same_text)))
+
+    def _mark_retrieved(self, cut: Cut) -> None:
+        for span, take in links(cut.span, cut.take):
+            generation = span.owner
+            if isinstance(generation, Generation) and take >= span.visible:
+                if generation.retrieved:
+                    return
+                generation.retrieved = True
+                self._offer(generation)
+
+    # Writing -----------------------------------------------------------------------------------------------------------
+
+    def pin(self, match: PrefixMatch) -> None:
+        """Keep the chain of a match while a request uses it."""
+        if match.cut.span is not None:
+            match.cut.span.users += 1
+
+    def unpin(self, match: PrefixMatch) -> None:
+        """The opposite of `pin`."""
+        self._release(match.cut.span)
+
+    def record(self, match: PrefixMatch, context: Context | None, reply: SampledReply) -> Generation:
+        """Remember a reply to the prompt that a (still pinned) match was made for.
+
+        Args:
+            match: the match the prompt was made from.
+            context: what was encoded behind it; None if the chain is the whole prompt.
+            reply: what the worker sampled.
+        """
+        self.clock.observe(_last_version(reply.versions))
+        if match.cut.span is None:
+            self.stats.misses += 1
+        else:
+            self.stats.hits += 1
+        node, position = self._resume(match)
+        path: list[RadixNode] = []
+        before, take = match.cut.span, match.cut.take
+        if context is None:
+            node = self._descend(node, match.text[position:] + reply.text, 0, path)
+        else:
+            node = self._descend(node, match.text, position, path)
+            before = self._context_span(match.cut, context, node, len(match.text))
+            take = len(before)
+            node = self._descend(node, reply.text, 0, path)
+        span = TokenSpan(
+            before,
+            take,
+            len(match.text),
+            reply.ids,
+            len(reply.text),
+            logprobs=reply.logprobs,
+            versions=reply.versions,
+            flags=reply.flags,
+            visible=reply.visible,
+            ends=reply.ends,
+        )
+        self._ticks += 1
+        generation = Generation(span, node, match.continues, reply.tail, reply.request_ids, self._ticks, self.clock.now)
+        span.owner = generation
+        span.users = 1
+        self._add_span(span)
+        node.add_end(generation)
+        for passed in path:
+            passed.note_pass(generation)
+        self.stats.generations += 1
+        self._offer(generation)
+        return generation
+
+    def _resume(self, match: PrefixMatch) -> tuple[RadixNode, int]:
+        """The node from which the text of a match has to be laid down, and from which character on."""
+        if match.continues is not None:
+            return match.continues.node, match.continues.span.text_end
+        root = self._roots.get(match.namespace)
+        if root is None:
+            root = self._roots[match.namespace] = RadixNode("", None)
+        return root, 0
+
+    def _descend(self, node: RadixNode, text: str, position: int, path: list[RadixNode]) -> RadixNode:
+        """Go down along `text[position:]`, making and splitting nodes, so that a node ends exactly where the text does."""
+        while position < len(text):
+            child = node.child(text[position])
+            if child is None:
+                child = RadixNode(text[position:], node)
+                node.attach(child)
+                self.stats.nodes += 1
+                self.stats.characters += len(child.edge)
+            elif not text.startswith(child.edge, position):
+                child = child.split(common_length(child.edge, text, position))
+                self.stats.nodes += 1
+            position += len(child.edge)
+            path.append(child)
+            node = child
+        return node
+
+    def _context_span(self, cut: Cut, context: Context, node: RadixNode, text_end: int) -> TokenSpan:
+        flags = context.flags | (SpanFlag.RECUT if cut.recut else SpanFlag.NONE)
+        for known in node.known_contexts():
+            same_place = known.parent is cut.span and known.take == cut.take and known.start == cut.start
+            if same_place and known.ids == context.ids and known.flags == flags:
+                return known
+        span = TokenSpan(
+            cut.span, cut.take, cut.start, context.ids, text_end - cut.start, flags=flags, ends=context.ends
+        )
+        span.owner = node
+        node.add_context(span)
+        self._add_span(span)
+        return span
+
+    def _add_span(self, span: TokenSpan) -> None:
+        if span.parent is not None:
+            span.parent.users += 1
+        self.stats.spans += 1
+        self.stats.tokens += len(span)
+        self.stats.payload += _payload(span)
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Bytes held: what is counted exactly, and what CPython's objects cost on average (benchmarks/ measures it)."""
+        stats = self.stats
+        return stats.payload + stats.characters + 200 * stats.spans + 190 * stats.nodes + 420 * stats.generations
+
+    # Collecting --------------------------------------------------------------------------------------------------------
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether `collect` has something to do."""
+        return self.max_tokens is not None and self.stats.tokens > self.max_tokens
+
+    def collect(self, *, seconds: float = float("inf")) -> bool:
+        """Remove leaves until the budget is kept: least recently hit first, never-retrieved replies after all others.
+
+        Last hits only grow along with weight versions, so the least recently hit are the ones of the oldest versions; the
+        reasons `version` (last hit `keep_versions` or more versions ago) and `least_recently_hit` tell them apart.
+
+        Args:
+            seconds: stop after about this long, so that an event loop is not held up.
+
+        Returns:
+            Whether more is to be done: still over budget, and something left that may go.
+        """
+        deadline = time.perf_counter() + seconds
+        while self.over_budget:
+            generation = self._pop_leaf(True) or self._pop_leaf(False)
+            if generation is None:
+                return False
+            stale = self.clock.age(generation.stamp) >= self.keep_versions
+            self.stats.evicted["version" if stale else "least_recently_hit"] += 1
+            if not generation.retrieved:
+                self.stats.evicted["never_retrieved"] += 1
+            before = self.stats.tokens
+            self._remove(generation)
+            self.stats.evicted_tokens += before - self.stats.tokens
+            if time.perf_counter() > deadline:
+                return self.over_budget
+        return False
+
+    def _offer(self, generation: Generation) -> None:
+        """A generation became a leaf, or came to be one of the other kind."""
+        if not generation.leaf:
+            return
+        heap = self._leaves[generation.retrieved]
+        self._pushes += 1
+        heapq.heappush(heap, (generation.tick, self._pushes, generation))
+        if len(heap) > 64 and len(heap) > 4 * self.stats.generations:
+            heap[:] = [entry for entry in heap if _current(entry, generation.retrieved)]
+            heapq.heapify(heap)
+
+    def _pop_leaf(self, retrieved: bool) -> Generation | None:
+        heap = self._leaves[retrieved]
+        while heap:
+            entry = heapq.heappop(heap)
+            if _current(entry, retrieved):
+                return entry[2]
+        return None
+
+    def _remove(self, generation: Generation) -> None:
+        node, line = generation.node, generation.continues
+        node.remove_end(generation)
+        self.stats.generations -= 1
+        top = None if line is None else line.node
+        passed: RadixNode | None = node
+        while passed is not None and passed is not top and passed.forget_pass(generation):
+            passed = passed.parent
+        span = generation.span
+        parent = self._nearest_generation(span)
+        if parent is not None and generation.tick > parent.tick:
+            # What was hit last below it was hit last there too; it mattered to nobody while there was something below.
+            parent.tick, parent.stamp = generation.tick, generation.stamp
+        self._prune(node)
+        self._release(span)
+        span.owner = None
+
+    @staticmethod
+    def _nearest_generation(span: TokenSpan) -> Generation | None:
+        above = span.parent
+        while above is not None and not isinstance(above.owner, Generation):
+            above = above.parent
+        return None if above is None else above.owner
+
+    def _release(self, span: TokenSpan | None) -> None:
+        """One user of a span is gone; a span without any is gone too, and so on upward."""
+        while span is not None:
+            span.users -= 1
+            assert span.users >= 0
+            owner = span.owner
+            if span.users:
+                if isinstance(owner, Generation):
+                    self._offer(owner)
+                return
+            self.stats.spans -= 1
+            self.stats.tokens -= len(span)
+            self.stats.payload -= _payload(span)
+            if isinstance(owner, RadixNode):
+                span.owner = None
+                owner.remove_context(span)
+                self._prune(owner)
+            span = span.parent
+
+    def _prune(self, node: RadixNode) -> None:
+        """Take away nodes that stand for nothing any more, and join what is left."""
+        while node.parent is not None and node.removable:
+            above = node.parent
+            above.detach(node)
+            self.stats.nodes -= 1
+            self.stats.characters -= len(node.edge)
+            node = above
+        if node.parent is None:
+            if node.removable:
+                for namespace in [name for name, root in self._roots.items() if root is node]:
+                    del self._roots[namespace]
+        elif node.ends is None and node.contexts is None and isinstance(node.children, RadixNode):
+            node.merge_down()
+            self.stats.nodes -= 1
+
+    # Proving -----------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recount everything and compare; AssertionError if an invariant does not hold. Slow, for tests."""
+        users: Counter[TokenSpan] = Counter()
+        spans: set[TokenSpan] = set()
+        found = TreeStats()
+        generations: list[tuple[Generation, RadixNode, int]] = []
+        for node, depth in self._every_node():
+            if node.parent is not None:
+                found.nodes += 1
+                found.characters += len(node.edge)
+                assert node.edge, "an empty edge"
+                lone = isinstance(node.children, RadixNode) and node.ends is None and node.contexts is None
+                assert not lone, f"a lone child was not merged: {node!r}"
+                assert not node.removable, f"a node that stands for nothing: {node!r}"
+            for child in node.each_child():
+                assert child.parent is node
+                assert node.child(child.edge[0]) is child
+            for span in node.known_contexts():
+                assert span.owner is node
+                assert not span.sampled
+                assert span.text_end == depth, (span, depth)
+                assert span.users > 0, f"a context that nothing uses: {span!r}"
+            for generation in node.generations():
+                assert generation.node is node
+                assert generation.span.owner is generation
+                assert generation.span.text_end == depth, (generation, depth)
+                generations.append((generation, node, depth))
+        newest: dict[tuple[int, Generation | None], Generation] = {}
+        for generation, node, _ in generations:
+            found.generations += 1
+            users[generation.span] += 1
+            for span, take in links(generation.span, len(generation.span)):
+                assert 0 <= take <= len(span)
+                if span in spans:
+                    break
+                spans.add(span)
+                found.tokens += len(span)
+                if span.parent is not None:
+                    users[span.parent] += 1
+                    assert span.offset == span.parent.offset + span.take
+                    assert span.start >= span.parent.start
+                else:
+                    assert span.offset == span.start == 0
+            line = generation.continues
+            if line is not None:
+                assert any(span is line.span for span, _ in links(generation.span.parent, generation.span.take))
+            passed: RadixNode | None = node
+            while passed is not None and passed.parent is not None and passed is not (line and line.node):
+                key = (id(passed), line)
+                if key not in newest or newest[key].serial < generation.serial:
+                    newest[key] = generation
+                passed = passed.parent
+            assert line is None or passed is line.node or node is line.node
+        for node, _ in self._every_node():
+            for generation in node.lines():
+                expected = newest.pop((id(node), generation.continues), None)
+                assert expected is generation, (node, generation, expected)
+        assert not newest, f"passes that no node notes: {newest}"
+        for span in spans:
+            assert span.users >= users[span], (span, span.users, users[span])
+        assert len(spans) <= self.stats.spans  # pinned contexts may outlive their generations
+        assert found.tokens <= self.stats.tokens
+        for name in ("nodes", "generations", "characters"):
+            assert getattr(found, name) == getattr(self.stats, name), name
+
+    def _every_node(self) -> Iterator[tuple[RadixNode, int]]:
+        stack = [(root, 0) for root in self._roots.values()]
+        while stack:
+            node, depth = stack.pop()
+            yield node, depth
+            stack.extend((child, depth + len(child.edge)) for child in node.each_child())
+
+
+class _Walk(NamedTuple):
+    """How far a text goes down the tree."""
+
+    stops: list[tuple[RadixNode, int]]
+    """The nodes on the way at which generations end, with the characters matched up to there."""
+    at: RadixNode
+    """The node in whose edge, or at whose end, the text leaves the tree."""
+    inside: int
+    """Characters of that edge that agree."""
+    limit: int
+    """Characters of the text that agree."""
+
+    def ends_on_node(self, text: str) -> bool:
+        """Whether the whole text is in the tree and ends where a node does."""
+        return self.limit == len(text) and self.inside == len(self.at.edge)
+
+
+def _walk(root: RadixNode, text: str) -> _Walk:
+    """Follow a text as far as the tree goes."""
+    stops: list[tuple[RadixNode, int]] = []
+    node, position, size = root, 0, len(text)
+    while position < size:
+        child = node.child(text[position])
+        if child is None:
+            break
+        edge = child.edge
+        if not text.startswith(edge, position):
+            inside = common_length(edge, text, position)
+            return _Walk(stops, child, inside, position + inside)
+        position += len(edge)
+        node = child
+        if node.ends is not None:
+            stops.append((node, position))
+    return _Walk(stops, node, len(node.edge), position)
+
+
+def _first_characters(node: RadixNode, skip: int, count: int) -> str:
+    """What the newest generation through a node goes on with, behind the first `skip` characters of its edge."""
+    characters = node.edge[skip : skip + count]
+    while len(characters) < count:
+        children = list(node.each_child())
+        if not children:
+            break
+        node = children[-1]
+        characters += node.edge[: count - len(characters)]
+    return characters
+
+
+def _newest_first(stops: list[tuple[RadixNode, int]]) -> Iterator[tuple[Generation, int]]:
+    for node, position in reversed(stops):
+        for generation in reversed(node.generations()):
+            yield generation, position
+
+
+def _longest_complete(
+    stops: list[tuple[RadixNode, int]], text: str, request_id: str | None
+) -> tuple[Cut, Generation | None]:
+    for generation, position in _newest_first(stops):
+        if request_id is None or request_id in generation.request_ids:
+            cut = resolve_complete(generation, text, position)
+            if cut is not None:
+                return cut, generation
+    return FRESH, None
+
+
+def _same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
+    """A remembered context that ends at `node` and was encoded behind the same sampled tokens."""
+    base = sampled_base(cut.span, cut.take, cut.start)
+    for span in reversed(node.known_contexts()):
+        if not span.flags & SpanFlag.GIVEN and sampled_base(span, len(span), span.text_end) == base:
+            return span
+    return None
+
+
+def _begins_with(ids: bytes, span: TokenSpan | None, take: int, agreed: dict[tuple[TokenSpan, int], bool]) -> bool:
+    """Whether packed ids begin with a chain; `agreed` remembers what was compared before."""
+    seen: list[tuple[TokenSpan, int]] = []
+    result = True
+    for link in links(span, take):
+        known = agreed.get(link)
+        if known is not None:
+            result = known
+            break
+        seen.append(link)
+        part, count = link
+        low, size = 4 * part.offset, 4 * count
+        if ids[low : low + size] != (part.ids if size == len(part.ids) else part.ids[:size]):
+            result = False
+            break
+    agreed.update(dict.fromkeys(seen, result))
+    return result
+
+
+def _current(entry: tuple[int, int, Generation], retrieved: bool) -> bool:
+    tick, _, generation = entry
+    return (
+        generation.tick == tick
+        and generation.retrieved is retrieved
+        and generation.span.owner is generation
+        and generation.leaf
+    )
+
+
+def _payload(span: TokenSpan) -> int:
+    return len(span.ids) + len(span.logprobs or b"")
+
+
+def _last_version(versions: Versions) -> str:
+    return versions if isinstance(versions, str) else versions[-1][0]

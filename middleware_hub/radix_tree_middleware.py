@@ -1,0 +1,333 @@
+"""`RadixTreeMiddleware`: text in, exact tokens out, as pure ASGI around the router's proxy.
+
+The walk of a `/generate`: read and parse once; match the text and encode the tail; send the body onward with ids in the
+place of the prompt; on the way back the same bytes go to the client and into the recorder. What cannot be recorded passes
+through as it is, and says so in `x-radix-recorded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from middleware_hub import prompting, recording, retrieval
+from middleware_hub.hub_metrics import RadixMetrics
+from middleware_hub.prompting import Prompt
+from middleware_hub.radix_tree import Namespace, RadixTree
+from middleware_hub.recording import Verdict
+from middleware_hub.retrieval import RetrievalRequest
+from middleware_hub.tokenizer import Tokenizer
+from router.asgi import ROUTE_HINT, RouteHint, header, read_body, replay, send_json, with_body
+from router.errors import BadRequestError
+from router.plugins import MiddlewareContext
+from router.sglang import (
+    LOGPROB_FIELDS,
+    EventSplitter,
+    GenerateRequest,
+    Reply,
+    StreamedReply,
+    UnreadableReplyError,
+    edit_meta,
+    event_data,
+    parse_reply,
+)
+
+logger = logging.getLogger(__name__)
+
+COLLECT_SECONDS = 0.002
+"""How long a step of the collection may hold up the event loop."""
+
+
+class RadixTreeMiddleware:
+    """Serves `/generate`, `/retrieve_from_text`, `/radix_tree/explain` and `/radix_tree/stats`; the rest passes untouched.
+
+    Raises BadRequestError when made without a usable `--tokenizer-path`.
+    """
+
+    def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
+        config = context.config.radix
+        if config.tokenizer_path is None:
+            raise BadRequestError(
+                "--tokenizer-path is missing: give the model's folder or hub id (or --middleware none)"
+            )
+        self.app = app
+        self.tokenizer = Tokenizer.load(
+            config.tokenizer_path,
+            trust_remote_code=config.trust_remote_code,
+            add_special_tokens=config.add_special_tokens,
+        )
+        self.tree = RadixTree(
+            self.tokenizer.vocabulary, max_tokens=config.token_budget, keep_versions=config.keep_versions
+        )
+        self.metrics = RadixMetrics(context.registry, self.tree)
+        self.force_logprobs = config.force_logprobs
+        self._max_body_bytes = context.config.server.max_body_bytes
+        self._collecting = False
+        self._routes = {
+            ("POST", "/generate"): self._generate,
+            ("POST", "/retrieve_from_text"): self._retrieve,
+            ("POST", "/radix_tree/explain"): self._explain,
+            ("GET", "/radix_tree/stats"): self._stats,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        await (self.app if route is None else route)(scope, receive, send)
+
+    # /generate -----------------------------------------------------------------------------------------------------------
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._max_body_bytes)
+        request = GenerateRequest.parse(body)
+        for ids in request.ids or ():
+            prompting.check_ids(self.tokenizer, ids)
+        reason = request.unrecordable
+        if reason is not None:
+            await self._pass(scope, receive, send, body, reason)
+            return
+        namespace, parent = self._namespace(scope, request.lora_path), header(scope, b"x-radix-parent")
+        if request.texts is not None:
+            prompt = await prompting.from_text(self.tree, self.tokenizer, namespace, request.texts[0], parent)
+        else:
+            assert request.ids is not None
+            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, request.ids[0], parent)
+        try:
+            self._count_prompt(prompt)
+            out = request.with_ids(prompt.ids, force_logprobs=self.force_logprobs)
+            inner = with_body(scope, out)
+            inner["headers"] = [h for h in inner["headers"] if h[0] != b"content-type"]
+            inner["headers"].append((b"content-type", b"application/json"))
+            hint = RouteHint(prompt.match.text, prompt.ids, header(scope, b"x-smg-routing-key"))
+            inner["state"] = {**(scope.get("state") or {}), ROUTE_HINT: hint}
+            responder = _Responder(self, prompt, request, send)
+            try:
+                await self.app(inner, replay(out, receive), responder.send)
+            finally:
+                # However it ended: what was streamed to a client is remembered.
+                responder.close()
+        finally:
+            self.tree.unpin(prompt.match)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
+        """Send a request on as it came; the reply only gains the header that says why it is not recorded."""
+        self.metrics.replies.labels("no", reason).inc()
+
+        async def send_with_reason(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = (b"x-radix-recorded", f"no; {reason}".encode("latin-1", "replace"))
+                message = {**message, "headers": [*message["headers"], extra]}
+            await send(message)
+
+        await self.app(with_body(scope, body), replay(body, receive), send_with_reason)
+
+    @staticmethod
+    def _namespace(scope: Scope, lora_path: str = "") -> Namespace:
+        tenant = (scope.get("state") or {}).get("tenant", "")
+        return tenant, lora_path, header(scope, b"x-radix-namespace") or ""
+
+    def _count_prompt(self, prompt: Prompt) -> None:
+        match = prompt.match
+        self.metrics.reused.inc(prompt.reused)
+        self.metrics.encoded.inc(prompt.encoded)
+        self.metrics.matches.labels("fresh" if match.cut.span is None else "continued").inc()
+        for kind, happened in (
+            ("cut_in_token", match.cut.recut),
+            ("ambiguous_parent", match.ambiguous),
+            ("unknown_parent", match.unknown_parent),
+        ):
+            if happened:
+                self.metrics.matches.labels(kind).inc()
+
+    def count(self, verdict: Verdict) -> None:
+        """Take note of what became of a reply, and make room if the budget is passed."""
+        self.metrics.replies.labels(verdict.outcome, verdict.reason).inc()
+        if verdict.generation is not None:
+            self.metrics.sampled.inc(len(verdict.generation.span))
+        if verdict.outcome != "exact":
+            logger.warning("a reply was not recorded as exact: %s (%s)", verdict.header, verdict.detail)
+        if self.tree.over_budget and not self._collecting:
+            self._collecting = True
+            asyncio.get_running_loop().call_soon(self._collect)
+
+    def _collect(self) -> None:
+        """One step of the collection; the event loop turns between steps."""
+        before = self.tree.stats.evicted["never_retrieved"]
+        more = self.tree.collect(seconds=COLLECT_SECONDS)
+        lost = self.tree.stats.evicted["never_retrieved"] - before
+        if lost:
+            logger.warning("%d replies were dropped that nobody had retrieved: raise --radix-max-tokens", lost)
+        self._collecting = more
+        if more:
+            asyncio.get_running_loop().call_later(COLLECT_SECONDS, self._collect)
+
+    # The tree ------------------------------------------------------------------------------------------------------------
+
+    async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = RetrievalRequest.parse(await read_body(scope, receive, self._max_body_bytes))
+        namespace = self._namespace(scope, request.lora_path or "")
+        answers = []
+        for text in [request.text] if isinstance(request.text, str) else request.text:
+            answer = await retrieval.retrieve(self.tree, self.tokenizer, namespace, text, request)
+            self.metrics.retrievals.labels(str(answer["exact"]).lower()).inc()
+            answers.append(answer)
+        await send_json(send, 200, msgspec.json.encode(answers[0] if isinstance(request.text, str) else answers))
+
+    async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = RetrievalRequest.parse(await read_body(scope, receive, self._max_body_bytes))
+        if not isinstance(request.text, str):
+            raise BadRequestError("`text` must be one string")
+        namespace = self._namespace(scope, request.lora_path or "")
+        await send_json(send, 200, msgspec.json.encode(retrieval.explain(self.tree, namespace, request.text)))
+
+    async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stats, clock = self.tree.stats, self.tree.clock
+        answer: dict[str, Any] = {
+            "nodes": stats.nodes,
+            "generations": stats.generations,
+            "spans": stats.spans,
+            "tokens": stats.tokens,
+            "max_tokens": self.tree.max_tokens,
+            "characters": stats.characters,
+            "bytes": self.tree.estimated_bytes,
+            "hits": stats.hits,
+            "misses": stats.misses,
+            "weight_version": clock.current,
+            "weight_versions": clock.known,
+            "evictions": dict(stats.evicted),
+            "evicted_tokens": stats.evicted_tokens,
+        }
+        await send_json(send, 200, msgspec.json.encode(answer))
+
+
+class _Responder:
+    """The way back of one recorded request: passes a worker's reply on, and records from the same bytes."""
+
+    def __init__(self, hub: RadixTreeMiddleware, prompt: Prompt, request: GenerateRequest, send: Send) -> None:
+        self._hub = hub
+        self._prompt = prompt
+        self._request = request
+        self._send = send
+        self._sent_under = hub.tree.clock.current
+        self._start: Message | None = None
+        self._body: list[bytes] = []
+        self._events: EventSplitter | None = None
+        self._streamed = StreamedReply()
+        self._finished = False
+        forced = hub.force_logprobs and not request.wants_logprobs
+        self._drop = LOGPROB_FIELDS if forced else frozenset[str]()
+
+    async def send(self, message: Message) -> None:
+        """What the proxy calls with the worker's reply."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            if message["status"] == 200 and _is_stream(message):
+                self._events = EventSplitter()
+                await self._send(self._head("pending"))
+        elif self._start is None or message["type"] != "http.response.body":
+            await self._send(message)
+        elif self._events is not None:
+            await self._stream(self._events, message)
+        else:
+            self._body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._whole(b"".join(self._body))
+
+    def close(self) -> None:
+        """The reply is over, whether it came to its end or not."""
+        if self._events is not None and not self._finished:
+            self._record_streamed()
+
+    async def _whole(self, body: bytes) -> None:
+        assert self._start is not None
+        if self._start["status"] != 200:
+            verdict = Verdict("no", "worker error", f"status {self._start['status']}")
+        else:
+            try:
+                reply = parse_reply(body)
+                verdict = self._record(reply)
+                body = self._edited(body, verdict)
+            except UnreadableReplyError as error:
+                verdict = Verdict("no", "unreadable reply", str(error))
+        self._finished = True
+        self._hub.count(verdict)
+        head = self._head(verdict.header)
+        head["headers"].append((b"content-length", b"%d" % len(body)))
+        await self._send(head)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _stream(self, events: EventSplitter, message: Message) -> None:
+        out = [self._event(event) for event in events.feed(message.get("body", b""))]
+        more = message.get("more_body", False)
+        if not more:
+            out.append(events.flush())
+        body = b"".join(out)
+        if body or not more:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _event(self, event: bytes) -> bytes:
+        data = event_data(event)
+        if data is None:
+            return event
+        self._streamed.feed(data)
+        verdict = None
+        if self._streamed.finished and not self._finished:
+            # Before the client can know that it is over: it may ask for its tokens at once.
+            verdict = self._record_streamed()
+        try:
+            edited = self._edited(data, verdict)
+        except UnreadableReplyError:
+            return event
+        return event if edited is data else b"data: " + edited + b"\n\n"
+
+    def _edited(self, data: bytes, verdict: Verdict | None) -> bytes:
+        """What the client gets to see: without what only we asked for, with what it asked of us."""
+        add = None
+        if verdict is not None and verdict.generation is not None and self._request.wants_trajectory:
+            text = self._prompt.match.text + verdict.text
+            found = retrieval.trajectory(self._hub.tree, verdict.generation, text)
+            add = {"trajectory": msgspec.json.encode(found)}
+        return edit_meta(data, drop=self._drop, add=add) if self._drop or add else data
+
+    def _record_streamed(self) -> Verdict:
+        self._finished = True
+        reply = self._streamed.reply()
+        if reply is None:
+            verdict = Verdict("no", "no tokens were sampled", self._streamed.error or "the stream has no events")
+        else:
+            verdict = self._record(reply)
+        self._hub.count(verdict)
+        return verdict
+
+    def _record(self, reply: Reply) -> Verdict:
+        try:
+            return recording.record(
+                self._hub.tree,
+                self._hub.tokenizer,
+                self._prompt,
+                self._request,
+                reply,
+                logprobs_asked=self._hub.force_logprobs or self._request.wants_logprobs,
+                sent_under=self._sent_under,
+            )
+        except Exception:
+            logger.exception("a reply could not be recorded")
+            return Verdict("no", "internal error")
+
+    def _head(self, recorded: str) -> Message:
+        assert self._start is not None
+        headers = [h for h in self._start["headers"] if h[0] != b"content-length"]
+        headers += [
+            (b"x-radix-recorded", recorded.replace("\n", " ").encode("latin-1", "replace")),
+            (b"x-radix-reused-tokens", b"%d" % self._prompt.reused),
+            (b"x-radix-prompt-tokens", b"%d" % len(self._prompt.ids)),
+        ]
+        return {"type": "http.response.start", "status": self._start["status"], "headers": headers}
+
+
+def _is_stream(start: Message) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"])

@@ -1,0 +1,279 @@
+"""Token spans: immutable runs of tokens, linked into chains that own every token this process remembers.
+
+A *span* is what one step added: the context that was encoded for a request, or the tokens that a worker sampled.
+Each span is linked to the span before it, so a span together with a count of its tokens names one exact token sequence,
+a *chain*, back to its start. A fork anywhere, also in the middle of a span, is one new link:
+
+    prompt span            reply span                       next context
+    [ctx ctx ctx] <------- [tok tok tok tok EOS] <--------- [ctx ctx]            parent=reply, take=5
+                                    ^--------------------- [ctx ctx ctx]         parent=reply, take=2: a fork inside
+
+The one rule: **tokens of a span never change.** Indexes (the radix tree) point to spans and may be rebuilt at will.
+
+Storage. Ids are int32 and logprobs float32 in `bytes` (33 bytes of overhead each, against 112 for an ndarray, and joined in
+one C call when a chain is flattened). Logprobs are kept as float64 as soon as one of them is not exactly a float32: what
+the engine sent is what comes back. Mask and weight version are kept once a span where they are constant.
+Character ends are not kept at all: `Measure` works them out, on the rare match that ends inside a span.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+ID_BYTES = 4
+"""Bytes of one token id in `TokenSpan.ids`."""
+
+Versions = str | tuple[tuple[str, int], ...]
+"""The weight version of every token of a span, or `(version, end)` runs with ends counted in tokens of the span."""
+
+
+class SpanFlag(IntFlag):
+    """How the tokens of a span lie over its text, and what is known to be wrong with it."""
+
+    NONE = 0
+    BOS = 1
+    """The first token is a BOS that the text does not spell: it has no width."""
+    DUMMY = 2
+    """The spelling begins with one space (a dummy prefix) that the text does not have."""
+    SKIPS_SPECIAL = 4
+    """Special tokens among the visible ones have no text (`skip_special_tokens`)."""
+    WHOLE = 8
+    """Where its tokens end in the text is not known: it is reused whole or not at all."""
+    GIVEN = 16
+    """A context whose ids a client chose: another encoding of its text than the tokenizer's, perhaps."""
+    UNCERTAIN = 32
+    """`version_uncertain`: the weights may have changed in mid-generation and the engine did not say where."""
+    MISMATCH = 64
+    """`engine_mismatch`: the ids do not decode to the text that the engine sent with them."""
+    SPLIT = 128
+    """`split_character`: ids and text differ at an edge only, by a character that was cut in half."""
+    RECUT = 256
+    """`cut_in_token`: this context spells again the visible part of a token that was sampled and not kept."""
+
+
+REASONS: tuple[tuple[SpanFlag, str], ...] = (
+    (SpanFlag.UNCERTAIN, "version_uncertain"),
+    (SpanFlag.MISMATCH, "engine_mismatch"),
+    (SpanFlag.SPLIT, "split_character"),
+    (SpanFlag.RECUT, "cut_in_token"),
+)
+"""What a flag is called in answers and counters."""
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as the bytes a span keeps. Raises OverflowError for an id beyond int32."""
+    return array("i", ids).tobytes()
+
+
+def unpack_ids(ids: bytes) -> list[int]:
+    """The opposite of `pack_ids`."""
+    return memoryview(ids).cast("i").tolist()
+
+
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    """Logprobs as bytes: float32 if every one of them is exactly a float32, else float64. Lossless either way."""
+    exact = np.array(logprobs, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        short = exact.astype(np.float32)
+    return short.tobytes() if np.array_equal(short.astype(np.float64), exact) else exact.tobytes()
+
+
+class TokenSpan:
+    """A run of tokens added by one step, behind the first `take` tokens of `parent`.
+
+    Attributes:
+        parent: the span before this one, or None at the start of a chain.
+        take: how many tokens of `parent` the chain goes through (a fork inside it takes fewer than all).
+        start: the character of the chain's text at which this span begins. Ends of earlier tokens are clipped to it,
+            because a hidden tail is as wide as the later text spelled it: ten characters for `<|im_end|>`, or none.
+        offset: tokens of the chain before this span.
+        ids: int32 token ids, packed.
+        logprobs: float32 or float64, packed; None for a context, and for a reply that came without.
+        versions: weight version(s) of sampled tokens; None for a context (loss mask 0).
+        flags: see `SpanFlag`.
+        visible: the first so many tokens have their text in the span's text; behind them is the hidden tail.
+        width: characters of the span's text.
+        ends: int32 character ends relative to `start`, packed, where they cannot be worked out from the ids; else None
+            until a match needs them.
+        users: spans, generations and requests in flight that build on this span (kept by `RadixTree`).
+        owner: what the tree has to look at when `users` falls (a Generation, or the node of a context).
+    """
+
+    __slots__ = (
+        "ends",
+        "flags",
+        "ids",
+        "logprobs",
+        "offset",
+        "owner",
+        "parent",
+        "start",
+        "take",
+        "users",
+        "versions",
+        "visible",
+        "width",
+    )
+    parent: TokenSpan | None
+    take: int
+    offset: int
+
+    def __init__(
+        self,
+        parent: TokenSpan | None,
+        take: int,
+        start: int,
+        ids: bytes,
+        width: int,
+        *,
+        logprobs: bytes | None = None,
+        versions: Versions | None = None,
+        flags: SpanFlag = SpanFlag.NONE,
+        visible: int | None = None,
+        ends: bytes | None = None,
+    ) -> None:
+        count = len(ids) // ID_BYTES
+        assert parent is None or 0 <= take <= len(parent)
+        assert logprobs is None or (versions is not None and len(logprobs) in (4 * count, 8 * count))
+        assert isinstance(versions, str | None) or (versions and versions[-1][1] == count)
+        assert ends is None or len(ends) == ID_BYTES * count
+        self.parent = parent
+        self.take = take
+        self.start = start
+        self.offset = 0 if parent is None else parent.offset + take
+        self.ids = ids
+        self.logprobs = logprobs
+        self.versions = versions
+        self.flags = flags
+        self.visible = count if visible is None else visible
+        self.width = width
+        self.ends = ends
+        self.users = 0
+        self.owner: Any = None
+
+    def __len__(self) -> int:
+        """Tokens of this span."""
+        return len(self.ids) // ID_BYTES
+
+    def __repr__(self) -> str:
+        kind = "context" if self.versions is None else f"sampled under {self.versions!r}"
+        return f"<TokenSpan {kind}: {len(self)} tokens at {self.offset}, characters {self.start}..{self.text_end}>"
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a worker sampled these tokens (loss mask 1)."""
+        return self.versions is not None
+
+    @property
+    def text_end(self) -> int:
+        """The character of the chain's text at which this span's own text ends."""
+        return self.start + self.width
+
+
+class Measure(Protocol):
+    """Works out where tokens end in their text; the tokenizer seam implements it."""
+
+    def ends(self, span: TokenSpan) -> NDArray[np.int32]:
+        """Character ends relative to `span.start`, one a token, never falling."""
+        ...
+
+    def textless(self, span: TokenSpan, index: int) -> bool:
+        """Whether token `index` of a span has no text of its own where it stands."""
+        ...
+
+    def last_boundary(self, span: TokenSpan, count: int) -> int:
+        """How many of the first `count` tokens end at a place behind which encoding is provably compositional; 0: none.
+
+        Such a place is behind an added token that the text spells (and that no neighbour can swallow or lengthen).
+        """
+        ...
+
+
+def links(span: TokenSpan | None, take: int) -> Iterator[tuple[TokenSpan, int]]:
+    """The spans of a chain with the number of their tokens that belong to it, last one first."""
+    while span is not None:
+        yield span, take
+        take = span.take
+        span = span.parent
+
+
+def chain_ids(span: TokenSpan | None, take: int) -> bytes:
+    """All token ids of a chain, packed, in one pass."""
+    parts = [s.ids if ID_BYTES * n == len(s.ids) else s.ids[: ID_BYTES * n] for s, n in links(span, take)]
+    parts.reverse()
+    return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A chain laid flat: aligned arrays, one entry a token.
+
+    Attributes:
+        token_ids: int32.
+        loss_mask: uint8; 1 where the token was sampled.
+        logprobs: float64, 0.0 where the token is context; None if any sampled token came without one.
+        weight_versions: half-open token ranges `(version, start, end)` over sampled tokens, in order, joined where equal.
+        reasons: why this sequence is not, or not in every way, exact.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    logprobs: NDArray[np.float64] | None
+    weight_versions: tuple[tuple[str, int, int], ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def response_length(self) -> int:
+        """Tokens from the first sampled one to the end; 0 if none was sampled."""
+        return len(self.token_ids) - self.weight_versions[0][1] if self.weight_versions else 0
+
+
+def flatten(span: TokenSpan | None, take: int, tail: bytes = b"") -> Trajectory:
+    """Lay a chain flat, with `tail` (packed ids, encoded just now: mask 0) behind it."""
+    chain = list(links(span, take))
+    chain.reverse()
+    token_ids = np.frombuffer(
+        b"".join([s.ids[: ID_BYTES * n] for s, n in chain] + ([tail] if tail else [])), dtype=np.int32
+    )
+    loss_mask = np.zeros(len(token_ids), dtype=np.uint8)
+    logprobs: NDArray[np.float64] | None = np.zeros(len(token_ids), dtype=np.float64)
+    runs: list[tuple[str, int, int]] = []
+    flags = SpanFlag.NONE
+    for s, n in chain:
+        flags |= s.flags
+        if s.versions is None or not n:
+            continue
+        low, high = s.offset, s.offset + n
+        loss_mask[low:high] = 1
+        if s.logprobs is None:
+            logprobs = None
+        elif logprobs is not None:
+            kind = np.float32 if len(s.logprobs) == len(s.ids) else np.float64
+            logprobs[low:high] = np.frombuffer(s.logprobs, dtype=kind)[:n]
+        for version, begin, end in _version_runs(s.versions, n):
+            if runs and runs[-1][0] == version and runs[-1][2] == low + begin:
+                runs[-1] = (version, runs[-1][1], low + end)
+            else:
+                runs.append((version, low + begin, low + end))
+    reasons = [name for flag, name in REASONS if flags & flag]
+    if logprobs is None:
+        reasons.append("no_logprobs")
+    return Trajectory(token_ids, loss_mask, logprobs, tuple(runs), tuple(reasons))
+
+
+def _version_runs(versions: Versions, count: int) -> Iterable[tuple[str, int, int]]:
+    if isinstance(versions, str):
+        yield versions, 0, count
+        return
+    begin = 0
+    for version, end in versions:
+        if begin < min(end, count):
+            yield version, begin, min(end, count)
+        begin = max(begin, end)

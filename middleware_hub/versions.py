@@ -1,0 +1,85 @@
+"""The order of weight versions, which are strings.
+
+Integers compare as integers, `default` is older than any of them, any other string is one newer than everything known when
+it first appeared. Usually versions only grow. They fall when a run is resumed from an older checkpoint: then what was last
+hit before the fall must count as hit at the fall, or it would outlive everything (its version never comes to lie behind).
+Rather than re-stamping every leaf, a stamp carries the *era* it was made in, and stamps of earlier eras read as the
+version with which the present era began.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEFAULT = "default"
+FALL_AFTER = 3
+"""So many replies in a row below the current version make theirs the current one."""
+
+
+class Stamp(NamedTuple):
+    """A version on the clock at the time of a hit."""
+
+    era: int
+    order: int
+
+
+class VersionClock:
+    """The current weight version, and how long ago another one was."""
+
+    def __init__(self) -> None:
+        self.current: str | None = None
+        self._orders: dict[str, int] = {DEFAULT: -1}
+        self._newest = -1
+        self._era = 0
+        self._era_began = -1
+        self._below = 0
+        self.now = Stamp(0, -1)
+
+    @property
+    def known(self) -> list[str]:
+        """Every version seen, oldest first."""
+        return sorted(self._orders, key=self._orders.__getitem__) if self.current is not None else []
+
+    def order(self, version: str) -> int:
+        """The place of a version among all; a string never seen before is the newest from now on."""
+        known = self._orders.get(version)
+        if known is None:
+            known = int(version) if version.isascii() and version.isdigit() else self._newest + 1
+            self._orders[version] = known
+            self._newest = max(self._newest, known)
+        return known
+
+    def observe(self, version: str) -> None:
+        """A reply came with this version."""
+        if version == self.current:
+            self._below = 0
+            return
+        if self.current is None or self.order(version) >= self.now.order:
+            self._become(version)
+            return
+        self._below += 1
+        if self._below >= FALL_AFTER:
+            self._fall(version)
+
+    def set(self, version: str) -> None:
+        """The fleet was set to this version through the router."""
+        if version != self.current:
+            (self._become if self.order(version) >= self.now.order else self._fall)(version)
+
+    def age(self, stamp: Stamp) -> int:
+        """How many versions ago a stamp was made; 0 for the current one."""
+        return self.now.order - (stamp.order if stamp.era == self._era else self._era_began)
+
+    def distance(self, version: str) -> int:
+        """How many versions behind the current one `version` is (negative: ahead)."""
+        return self.now.order - self.order(version)
+
+    def _become(self, version: str) -> None:
+        self.current = version
+        self._below = 0
+        self.now = Stamp(self._era, self.order(version))
+
+    def _fall(self, version: str) -> None:
+        self._era += 1
+        self._era_began = self.order(version)
+        self._become(version)

@@ -1,0 +1,184 @@
+"""Ids and the characters they spell, by table.
+
+A table id -> bytes holds for both families of tokenizers that engines serve: byte-level BPE (every id is a run of bytes, in
+an alphabet of printable stand-ins) and SentencePiece (pieces with `▁` for a space, and `<0xXX>` for single bytes). From
+bytes follows where every token ends: a character is *begun* by the token that holds its first byte, and
+
+    ends[i] = characters begun by tokens 0..i
+
+so that the tokens of one character share an end and go together, and `searchsorted(ends, cut, "right")` is the whole rule
+for a cut. One vectorised sum, as long as the bytes are valid UTF-8; where they are not, decoders put `�`, and the slow path
+counts as they do: a lossy decoder one for each maximal broken part, SentencePiece one for each byte of a broken run.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from middleware_hub.spans import SpanFlag, TokenSpan
+
+REPLACEMENT = "\ufffd"
+
+
+class Vocabulary:
+    """What every id spells. Implements `spans.Measure`.
+
+    Args:
+        pieces: id -> bytes, complete for ids the tokenizer knows.
+        special: ids that `skip_special_tokens` leaves out of a text.
+        boundaries: ids of added tokens behind which encoding is provably compositional.
+        byte_ids: SentencePiece's byte tokens, empty for byte-level vocabularies.
+    """
+
+    def __init__(
+        self,
+        pieces: Mapping[int, bytes],
+        *,
+        special: Iterable[int],
+        boundaries: Iterable[int] = (),
+        byte_ids: Iterable[int] = (),
+    ) -> None:
+        size = max(pieces) + 1
+        self._pieces = [pieces.get(i, b"") for i in range(size)]
+        # One more entry than there are ids: what an id beyond the table looks up, which decoders skip, too.
+        self._begun = np.zeros(size + 1, dtype=np.int32)
+        self._begun[:size] = [sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self._pieces]
+        self._special = _mask(special, size)
+        self._boundary = _mask(boundaries, size)
+        self._bytes = frozenset(byte_ids)
+        self.special_ids = frozenset(int(i) for i in np.flatnonzero(self._special))
+
+    def __len__(self) -> int:
+        """One more than the highest id that is known here."""
+        return len(self._pieces)
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes of one id; empty for one that is not known."""
+        return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
+
+    def literal(self, token_id: int) -> str:
+        """The text of one id on its own."""
+        return self.piece(token_id).decode("utf-8", "replace")
+
+    def spell(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of ids in their context (no dummy space is taken off, no space is put in)."""
+        pieces, size = self._pieces, len(self._pieces)
+        if skip_special:
+            skip = self.special_ids
+            joined = b"".join([pieces[i] for i in ids if i not in skip and 0 <= i < size])
+        else:
+            joined = b"".join([pieces[i] for i in ids if 0 <= i < size])
+        if not self._bytes:
+            return joined.decode("utf-8", "replace")
+        try:
+            return joined.decode("utf-8")
+        except UnicodeDecodeError:
+            return "".join(self._spell_runs(ids, skip_special))
+
+    def _spell_runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[str]:
+        for run, broken in self._runs(ids, skip_special):
+            yield REPLACEMENT * len(run) if broken else b"".join(self.piece(i) for i in run).decode("utf-8", "replace")
+
+    def _runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[tuple[list[int], bool]]:
+        """Ids cut where byte tokens begin and end, and whether a run of them is not UTF-8 as a whole."""
+        run: list[int] = []
+        for i in ids:
+            if skip_special and i in self.special_ids:
+                continue  # the decoder never sees it, so it does not end a run
+            if run and (i in self._bytes) != (run[-1] in self._bytes):
+                yield run, self._broken(run)
+                run = []
+            run.append(i)
+        if run:
+            yield run, self._broken(run)
+
+    def _broken(self, run: list[int]) -> bool:
+        if run[0] not in self._bytes:
+            return False
+        try:
+            b"".join(self._pieces[i] for i in run).decode("utf-8")
+        except UnicodeDecodeError:
+            return True
+        return False
+
+    # Where tokens end ----------------------------------------------------------------------------------------------------
+
+    def ends(self, span: TokenSpan) -> NDArray[np.int32]:
+        """Character ends of a span's tokens, relative to its start; kept with the span from then on."""
+        if span.ends is not None:
+            return np.frombuffer(span.ends, dtype=np.int32)
+        if span.flags & SpanFlag.WHOLE:
+            return np.full(len(span), span.width, dtype=np.int32)
+        ids = np.frombuffer(span.ids, dtype=np.int32)
+        widths = self._begun[self._within(ids)]
+        if span.flags & SpanFlag.SKIPS_SPECIAL:
+            widths[: span.visible][self._special[self._within(ids[: span.visible])]] = 0
+        if span.flags & SpanFlag.BOS:
+            widths[0] = 0
+        ends = np.cumsum(widths, dtype=np.int32)
+        if span.flags & SpanFlag.DUMMY:
+            ends = np.maximum(ends - 1, 0, dtype=np.int32)
+        span.ends = ends.tobytes()
+        return ends
+
+    def begun(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
+        """`ends` for ids that spell valid UTF-8: a running sum over a table."""
+        table = self._within(np.array(ids, dtype=np.int64))
+        widths = self._begun[table]
+        if skip_special:
+            widths[self._special[table]] = 0
+        return np.cumsum(widths, dtype=np.int32)
+
+    def counted(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
+        """`ends` for any ids: decoded token by token, counting as the decoder does where bytes are not UTF-8."""
+        ends: list[int] = []
+        if not self._bytes:
+            decoder, characters = codecs.getincrementaldecoder("utf-8")("replace"), 0
+            for i in ids:
+                if not (skip_special and i in self.special_ids):
+                    characters += len(decoder.decode(self.piece(i)))
+                ends.append(characters + bool(decoder.getstate()[0]))
+            return np.array(ends, dtype=np.int32)
+        kept = [i for i in ids if not (skip_special and i in self.special_ids)]
+        widths: list[int] = []
+        for run, broken in self._runs(kept, False):
+            widths += [1] * len(run) if broken else [int(self._begun[self._index(i)]) for i in run]
+        upcoming, characters = iter(widths), 0
+        for i in ids:
+            if not (skip_special and i in self.special_ids):
+                characters += next(upcoming)
+            ends.append(characters)
+        return np.array(ends, dtype=np.int32)
+
+    def textless(self, span: TokenSpan, index: int) -> bool:
+        """Whether a token has no text of its own: a special token that vanished, or an id that spells nothing."""
+        token_id = int.from_bytes(span.ids[4 * index : 4 * index + 4], "little", signed=True)
+        if span.flags & SpanFlag.SKIPS_SPECIAL and token_id in self.special_ids:
+            return True
+        return not self.piece(token_id)
+
+    def last_boundary(self, span: TokenSpan, count: int) -> int:
+        """See `spans.Measure.last_boundary`."""
+        if span.flags & SpanFlag.WHOLE:
+            return 0
+        ids = np.frombuffer(span.ids, dtype=np.int32)[:count]
+        found = np.flatnonzero(self._boundary[self._within(ids)])
+        # A BOS that the text does not spell is no boundary of the text.
+        unspelled = len(found) and found[-1] == 0 and span.flags & SpanFlag.BOS
+        return int(found[-1]) + 1 if len(found) and not unspelled else 0
+
+    def _within(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
+        return np.where((ids >= 0) & (ids < len(self._pieces)), ids, len(self._pieces))
+
+    def _index(self, token_id: int) -> int:
+        return token_id if 0 <= token_id < len(self._pieces) else len(self._pieces)
+
+
+def _mask(ids: Iterable[int], size: int) -> NDArray[np.bool_]:
+    mask = np.zeros(size + 1, dtype=np.bool_)
+    mask[[i for i in ids if 0 <= i < size]] = True
+    return mask

@@ -1,0 +1,167 @@
+"""Small tools for plain ASGI: read a body, send a rewritten one onward, answer in JSON, and which headers may pass.
+
+Nothing here knows workers or tokens, and nothing needs a framework: a middleware uses the same functions as the proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError, RouterError
+
+HeaderList = list[tuple[bytes, bytes]]
+
+ROUTE_HINT = "route_hint"
+"""Key in `scope["state"]` under which a middleware leaves a `RouteHint` for the proxy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteHint:
+    """What a middleware knows about a request that a routing policy may want to know."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    routing_key: str | None = None
+
+
+# RFC 9110, 7.6.1, and the older names that are still seen.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# The client of the worker frames the body and names the host anew. `expect` was answered by our own server.
+_NOT_TO_WORKER = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-abort-policy"}
+# Our server writes its own date and framing; the body arrives here already decoded.
+_NOT_TO_CLIENT = _HOP_BY_HOP | {b"content-length", b"content-encoding", b"date", b"server", b"x-router-worker"}
+_ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first value of a request header, or None. `name` is in lower case, as ASGI has it."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:
+    """The headers of a client's request which go to a worker.
+
+    Compression is declined for the client: a reply has to be readable here, and between machines of one rack it
+    costs more than it saves.
+    """
+    named = _named_by_connection(scope["headers"])
+    kept = [
+        (name, value)
+        for name, value in scope["headers"]
+        if name not in _NOT_TO_WORKER
+        and name not in named
+        and not name.startswith(b"x-radix-")
+        and (forward_authorization or name != b"authorization")
+    ]
+    kept.append((b"accept-encoding", b"identity"))
+    return kept
+
+
+def reply_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
+    """The headers of a worker's reply which go to the client, names in lower case."""
+    lowered = [(name.lower(), value) for name, value in headers]
+    named = _named_by_connection(lowered)
+    return [(name, value) for name, value in lowered if name not in _NOT_TO_CLIENT and name not in named]
+
+
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return named
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body.
+
+    Raises:
+        BodyTooLargeError: more than `limit` bytes are announced, or come.
+        BadRequestError: the body is compressed.
+        ClientDisconnectedError: the client left before the end.
+    """
+    encoding = header(scope, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+        raise BadRequestError(f"content-encoding {encoding!r} is not supported here: send the body uncompressed")
+    announced = header(scope, b"content-length")
+    if announced is not None and announced.isdecimal() and int(announced) > limit:
+        raise _too_large(limit)
+
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError("the client left while its request was being read")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the request body is larger than {limit} bytes (--max-body-bytes)")
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the whole body once and then the real one's messages, so a disconnect is still seen."""
+    given = False
+
+    async def replaying() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replaying
+
+
+def with_body(scope: Scope, body: bytes) -> Scope:
+    """A copy of the scope whose headers describe `body`, for sending a rewritten request onward."""
+    headers = [(name, value) for name, value in scope["headers"] if name not in _ENVELOPE]
+    headers.append((b"content-length", b"%d" % len(body)))
+    return {**scope, "headers": headers}
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether the request announces a body."""
+    if header(scope, b"transfer-encoding") is not None:
+        return True
+    return (header(scope, b"content-length") or "0").strip("0 ") != ""
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """A whole reply. `body` is encoded JSON already."""
+    start = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: RouterError) -> None:
+    """The reply that an error stands for, with its headers (`retry-after` among them)."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
+    await send_json(send, error.status, msgspec.json.encode(error.body()), headers)

@@ -1,0 +1,112 @@
+"""All that can be configured: frozen dataclasses, made once by the command line, checked once, passed in slices."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from router.errors import BadRequestError
+
+RADIX_TREE_MIDDLEWARE = "middleware_hub.radix_tree_middleware:RadixTreeMiddleware"
+
+_BYTES_PER_TOKEN = 16
+"""What a cached token costs with all that belongs to it: 8 of id and logprob, about 4 of text, the rest of bookkeeping."""
+
+SpecialTokens = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Where to listen, and what to accept."""
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    api_keys: tuple[str, ...] = ()
+    insecure: bool = False
+    max_body_bytes: int = 256 * 1024 * 1024
+    shutdown_grace: float = 180.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise BadRequestError(f"--port must be 0 to 65535, not {self.port}")
+        if self.max_body_bytes < 1:
+            raise BadRequestError(f"--max-body-bytes must be at least 1, not {self.max_body_bytes}")
+        if self.shutdown_grace < 0:
+            raise BadRequestError(f"--shutdown-grace must not be negative, got {self.shutdown_grace}")
+        if not all(self.api_keys):
+            raise BadRequestError("--api-key must not be empty")
+        if not self.api_keys and not self.insecure and not _is_loopback(self.host):
+            raise BadRequestError(
+                f"--host {self.host} lets other machines in: set --api-key, or --insecure to let everybody in"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True)
+class WorkersConfig:
+    """The workers, and how one is chosen."""
+
+    urls: tuple[str, ...] = ()
+    policy: str = "least_inflight"
+    connect_timeout: float = 5.0
+    probe_timeout: float = 2.0
+
+
+@dataclass(frozen=True)
+class AbortConfig:
+    """A generation that a worker aborted is retried (`attempts` in all, `wait` seconds apart) or returned."""
+
+    policy: Literal["retry", "return"] = "retry"
+    attempts: int = 5
+    wait: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.wait < 0:
+            raise BadRequestError("--abort-retries must be at least 1 and --abort-retry-wait not negative")
+
+
+@dataclass(frozen=True)
+class RadixConfig:
+    """The memory of the middleware."""
+
+    tokenizer_path: str | None = None
+    trust_remote_code: bool = False
+    max_tokens: int | None = None  # None: a quarter of the machine's memory
+    keep_versions: int = 5
+    force_logprobs: bool = True
+    add_special_tokens: SpecialTokens = "auto"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise BadRequestError(f"--radix-max-tokens must be at least 1, not {self.max_tokens}")
+        if self.keep_versions < 0:
+            raise BadRequestError(f"--radix-keep-versions must not be negative, got {self.keep_versions}")
+
+
+    @property
+    def token_budget(self) -> int:
+        """`max_tokens`, or what fits into a quarter of the machine's memory."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return memory // 4 // _BYTES_PER_TOKEN
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """All of it."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    abort: AbortConfig = field(default_factory=AbortConfig)
+    radix: RadixConfig = field(default_factory=RadixConfig)
+    middlewares: tuple[str, ...] = (RADIX_TREE_MIDDLEWARE,)

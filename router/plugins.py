@@ -1,0 +1,58 @@
+"""Middlewares: what one is, what it is given, and how a dotted path becomes one."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.config import RouterConfig
+from router.errors import BadRequestError
+
+
+@dataclass(frozen=True)
+class MiddlewareContext:
+    """What the router gives to each middleware. Instruments go onto `registry` and show up in GET /metrics."""
+
+    config: RouterConfig
+    registry: CollectorRegistry
+
+
+class Middleware(Protocol):
+    """A pure ASGI application around another one.
+
+    It passes on what is not its own (lifespan events too), never keeps a message back longer than it must, and may
+    raise a RouterError as long as it has not sent `http.response.start`. From the application inside it gets
+    one `http.response.start` and then `http.response.body` messages as the worker sends them; UpstreamBrokenError when
+    the worker broke in between, ClientDisconnectedError when the client left.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+
+
+class MiddlewareFactory(Protocol):
+    """The class that `--middleware pkg.mod:Class` names."""
+
+    def __call__(self, app: ASGIApp, context: MiddlewareContext) -> Middleware:
+        """Wrap `app`. Runs once, before the server starts and outside of any event loop."""
+
+
+def load(path: str) -> MiddlewareFactory:
+    """The class at `pkg.mod:Class`. BadRequestError tells which part of the path is wrong."""
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
+        raise BadRequestError(f"--middleware {path!r} is not of the form pkg.mod:Class")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadRequestError(f"--middleware {path}: cannot import {module_name}: {error}") from error
+    factory = getattr(module, name, None)
+    if factory is None:
+        raise BadRequestError(f"--middleware {path}: {module_name} has no {name}")
+    if not isinstance(factory, type):
+        raise BadRequestError(f"--middleware {path}: {name} is not a class")
+    return cast(MiddlewareFactory, factory)

@@ -1,0 +1,27 @@
+"""The routing policies by the names that `--policy` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from router.errors import BadRequestError
+from router.policies.base import Policy
+from router.policies.least_inflight import LeastInflight
+from router.policies.power_of_two import PowerOfTwo
+from router.policies.random_choice import RandomChoice
+from router.policies.round_robin import RoundRobin
+
+POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "least_inflight": LeastInflight,
+    "round_robin": RoundRobin,
+    "random": RandomChoice,
+    "power_of_two": PowerOfTwo,
+}
+
+
+def create_policy(name: str) -> Policy:
+    """A new policy of this name. BadRequestError lists the names that there are."""
+    try:
+        return POLICIES[name]()
+    except KeyError:
+        raise BadRequestError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}") from None

@@ -1,0 +1,25 @@
+"""What a routing policy is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.workers.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """What is known of a request when its worker is chosen. Each may be missing."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    routing_key: str | None = None
+
+
+class Policy(Protocol):
+    """Chooses. It neither counts requests nor waits: the pool calls it and counts in one step."""
+
+    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
+        """One of `workers`, which are all routable and never none. On a retry, those tried already are missing."""

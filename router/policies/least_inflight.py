@@ -1,0 +1,27 @@
+"""Fewest requests in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.policies.base import RouteQuery
+from router.workers.worker import Worker
+
+
+class LeastInflight:
+    """The worker with the fewest requests in flight; among equals in turn, so that an idle fleet is used evenly."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
+        """The least loaded, beginning behind the one chosen last."""
+        count = len(workers)
+        start = self._next % count
+        best = start
+        for offset in range(1, count):
+            index = (start + offset) % count
+            if workers[index].inflight < workers[best].inflight:
+                best = index
+        self._next = best + 1
+        return workers[best]

@@ -1,0 +1,23 @@
+"""The better of two."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from router.policies.base import RouteQuery
+from router.workers.worker import Worker
+
+
+class PowerOfTwo:
+    """Two distinct workers at random, of these the one with fewer requests in flight (Mitzenmacher, 2001)."""
+
+    def __init__(self, generator: random.Random | None = None) -> None:
+        self._random = generator or random.Random()
+
+    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
+        """The better of two that are drawn."""
+        if len(workers) == 1:
+            return workers[0]
+        first, second = self._random.sample(workers, 2)
+        return first if first.inflight <= second.inflight else second

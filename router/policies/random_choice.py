@@ -1,0 +1,20 @@
+"""Any of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from router.policies.base import RouteQuery
+from router.workers.worker import Worker
+
+
+class RandomChoice:
+    """Each with the same probability."""
+
+    def __init__(self, generator: random.Random | None = None) -> None:
+        self._random = generator or random.Random()
+
+    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
+        """One that is drawn."""
+        return self._random.choice(workers)

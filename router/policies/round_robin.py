@@ -1,0 +1,21 @@
+"""In turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.policies.base import RouteQuery
+from router.workers.worker import Worker
+
+
+class RoundRobin:
+    """One after the other, whatever their load."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
+        """The one behind the one chosen last."""
+        index = self._next % len(workers)
+        self._next = index + 1
+        return workers[index]

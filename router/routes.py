@@ -1,0 +1,186 @@
+"""The router's own calls: workers, health, metrics. What is not listed here goes to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.asgi import has_body, read_body, send_json
+from router.errors import BadRequestError, NoWorkerError, RouterError
+from router.workers.health import Admission
+from router.workers.pool import WorkerPool
+from router.workers.worker import Worker, WorkerState, normalize_url
+
+MAX_CONTROL_BODY_BYTES = 1024 * 1024
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class MethodNotAllowedError(RouterError):
+    """The path is one of ours, the method is not."""
+
+    status = 405
+    type = "method_not_allowed"
+
+
+class DrainingError(RouterError):
+    """The process is about to stop."""
+
+    status = 503
+    type = "draining"
+
+
+@dataclass
+class Lifecycle:
+    """Whether this process still takes part in the service."""
+
+    draining: bool = False
+
+
+class ControlRoutes:
+    """The handlers. Each is a pure ASGI application; errors are raised and turned into JSON further out."""
+
+    def __init__(
+        self, pool: WorkerPool, admission: Admission, registry: CollectorRegistry, lifecycle: Lifecycle
+    ) -> None:
+        self._pool = pool
+        self._admission = admission
+        self._registry = registry
+        self._lifecycle = lifecycle
+
+    def routes(self) -> list[Route]:
+        """The table of paths and methods."""
+        table: dict[str, dict[str, Handler]] = {
+            "/add_worker": {"POST": self.add_worker},
+            "/remove_worker": {"POST": self.remove_worker},
+            "/list_workers": {"GET": self.list_workers},
+            "/workers": {"GET": self.get_workers, "POST": self.post_worker},
+            "/workers/{key:path}": {"GET": self.get_worker, "DELETE": self.delete_worker},
+            "/health": {"GET": self.health},
+            "/liveness": {"GET": self.liveness},
+            "/readiness": {"GET": self.readiness},
+            "/metrics": {"GET": self.metrics},
+        }
+        return [Route(path, _ByMethod(handlers)) for path, handlers in table.items()]
+
+    async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Register a worker; again is no error."""
+        worker = await self._admission.admit(await _worker_url(scope, receive))
+        await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
+
+    async def remove_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send nothing more to a worker; what it is serving goes on."""
+        worker = self._pool.remove(normalize_url(await _worker_url(scope, receive)))
+        await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
+
+    async def list_workers(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The URLs of the workers that get requests."""
+        await _reply(send, 200, {"urls": self._urls()})
+
+    async def get_workers(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """All workers with their state, in the shape of SGLang's gateway."""
+        workers = [_describe(worker) for worker in self._pool.list()]
+        await _reply(send, 200, {"workers": workers, "total": len(workers)})
+
+    async def post_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Register a worker. SGLang's gateway answers 202 because it adds later; here it is done with the reply."""
+        worker = await self._admission.admit(await _worker_url(scope, receive))
+        location = f"/workers/{worker.id}"
+        reply = {"status": "accepted", "worker_id": worker.id, "url": worker.url, "location": location}
+        await _reply(send, 202, reply, [(b"location", location.encode())])
+
+    async def get_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One worker, by id or URL."""
+        await _reply(send, 200, _describe(self._pool.get(scope["path_params"]["key"])))
+
+    async def delete_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Like /remove_worker, by id or URL."""
+        worker = self._pool.remove(scope["path_params"]["key"])
+        await _reply(send, 202, {"status": "accepted", "worker_id": worker.id, "url": worker.url})
+
+    async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whether a generation would find a worker."""
+        count = len(self._pool.routable)
+        if not count:
+            raise NoWorkerError("no worker takes requests: add one with POST /add_worker?url=http://HOST:PORT")
+        await _reply(send, 200, {"status": "ok", "workers": count})
+
+    async def liveness(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whether the process answers at all."""
+        await _reply(send, 200, {"status": "alive"})
+
+    async def readiness(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whether the process wants to be sent requests."""
+        if self._lifecycle.draining:
+            raise DrainingError("the router is stopping: it finishes what is in flight and takes nothing new")
+        await _reply(send, 200, {"status": "ready"})
+
+    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Everything on the registry, the middlewares' instruments too, as Prometheus text."""
+        response = Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        await response(scope, receive, send)
+
+    def _urls(self) -> list[str]:
+        return [worker.url for worker in self._pool.routable]
+
+
+class _ByMethod:
+    """A class, because Starlette leaves objects that are no functions as the plain ASGI applications they are."""
+
+    def __init__(self, handlers: Mapping[str, ASGIApp]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        handler = self._handlers.get(method)
+        if handler is None:
+            allowed = ", ".join(self._handlers)
+            raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
+        await handler(scope, receive, send)
+
+
+def _describe(worker: Worker) -> dict[str, object]:
+    return {
+        "id": worker.id,
+        "url": worker.url,
+        "worker_type": "regular",
+        "state": worker.state.value,
+        "is_healthy": worker.state is WorkerState.HEALTHY,
+        "load": worker.inflight,
+    }
+
+
+async def _worker_url(scope: Scope, receive: Receive) -> str:
+    """The URL that a call is about: from the query string, else from a JSON object."""
+    query = QueryParams(scope["query_string"])
+    named: object = query.get("url") or query.get("worker_url")
+    if named is None and has_body(scope):
+        named = await _url_in_body(scope, receive)
+    if not named:
+        raise BadRequestError('no worker URL: give it as ?url=http://HOST:PORT or as {"url": "http://HOST:PORT"}')
+    if not isinstance(named, str):
+        raise BadRequestError(f"a worker URL is a string, not {named!r}")
+    return named
+
+
+async def _url_in_body(scope: Scope, receive: Receive) -> object:
+    try:
+        body = msgspec.json.decode(await read_body(scope, receive, MAX_CONTROL_BODY_BYTES))
+    except msgspec.DecodeError as error:
+        raise BadRequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequestError('the body is not a JSON object like {"url": "http://HOST:PORT"}')
+    if body.get("worker_type") not in (None, "regular"):
+        raise BadRequestError(f"worker_type {body['worker_type']!r} is not supported: only regular workers are")
+    return body.get("url") or body.get("worker_url")
+
+
+async def _reply(send: Send, status: int, body: object, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    await send_json(send, status, msgspec.json.encode(body), headers or ())

@@ -1,0 +1,102 @@
+"""uvicorn around the application: the socket, the log, and an orderly end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from router.app import RouterApp
+from router.config import ServerConfig
+from router.errors import BadRequestError, RouterError
+from router.upstream import UpstreamFailure
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 3600
+"""Longer than any client keeps an idle connection, so that none is closed while a client is taking it up again."""
+
+BACKLOG = 2048
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening socket. BadRequestError if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise BadRequestError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+
+
+def serve(app: RouterApp, config: ServerConfig, listener: socket.socket) -> int:
+    """Serve until SIGTERM or SIGINT, then finish what is in flight. Returns the exit code."""
+    server = _Server(app, config)
+    server.run(sockets=[listener])
+    return 1 if server.force_exit else 0
+
+
+def configure_logging(level: str) -> None:
+    """Everything to stderr, one line each."""
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    server_log = logging.getLogger("uvicorn.error")
+    server_log.addFilter(_without_known_tracebacks)
+    if level != "debug":
+        server_log.setLevel("WARNING")
+
+
+def _without_known_tracebacks(record: logging.LogRecord) -> bool:
+    """A reply broken off on purpose is one line: its traceback would tell of uvicorn, a hundred times a dead worker."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, RouterError | UpstreamFailure):
+        record.msg, record.args, record.exc_info = "reply broken off: %s", (error,), None
+    return True
+
+
+class _Server(uvicorn.Server):
+    """The first signal drains, the second one stops at once; after draining the exit code is 0, not the signal's."""
+
+    def __init__(self, app: RouterApp, config: ServerConfig) -> None:
+        self._app = app
+        self._grace = config.shutdown_grace
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="auto" if sys.platform == "win32" else "uvloop",
+                http="httptools",
+                ws="none",
+                interface="asgi3",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=math.ceil(config.shutdown_grace),
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tells where it listens, which matters with --port 0."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains."""
+        logger.info("stopping: %d requests in flight have %g s to finish", len(self.server_state.tasks), self._grace)
+        await super().shutdown(sockets)
+        logger.info("stopped")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Runs in a signal handler: sets flags, does nothing else."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._app.start_draining()

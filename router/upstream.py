@@ -1,0 +1,175 @@
+"""The HTTP client towards the workers: aiohttp behind a small protocol, and the only file that imports it.
+
+Three things can go wrong with a worker, told apart by how far the request got, because that decides what may be done
+about it: `ConnectFailedError` (nothing was sent: try anywhere), `ClosedBeforeReplyError` (sent, but not a byte came
+back: may be tried again if doing it twice does no harm) and `UpstreamBrokenError` (the reply had begun).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterable, Iterable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+import aiohttp
+from yarl import URL
+
+Headers = Sequence[tuple[bytes, bytes]]
+Body = bytes | AsyncIterable[bytes] | None
+
+# SGLang's server (uvicorn) closes a connection that was idle for 5 s.
+IDLE_SECONDS = 4.0
+DNS_SECONDS = 30
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 1000
+READ_BUFFER_BYTES = 1024 * 1024
+# A larger body is written in pieces, with other requests in between.
+PIECEWISE_BYTES = 1024 * 1024
+
+# What aiohttp would add to a request by itself.
+_AUTO_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
+
+
+class UpstreamFailure(Exception):
+    """A worker failed. The message says how, not which one: that, the caller knows."""
+
+
+class ConnectFailedError(UpstreamFailure):
+    """No connection came about, so nothing was sent."""
+
+
+class ClosedBeforeReplyError(UpstreamFailure):
+    """The request was sent, at least in part, and the connection ended before any of the reply came."""
+
+
+class UpstreamBrokenError(UpstreamFailure):
+    """The reply had begun and does not end as it should."""
+
+
+class UpstreamResponse(Protocol):
+    """A reply whose head has arrived and whose body is still on its way."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+
+    @property
+    def headers(self) -> Headers:
+        """As the worker sent them, repeated ones too."""
+
+    async def read(self) -> bytes:
+        """The next piece of the body as it comes, empty at the end. Raises UpstreamBrokenError."""
+
+    def close(self) -> None:
+        """Let go of the reply. Before the body's end this closes the connection, so the worker notices."""
+
+
+class Upstream(Protocol):
+    """Something that sends a request to a worker."""
+
+    async def send(
+        self, method: str, url: str, headers: Headers, body: Body = None, *, fresh: bool = False
+    ) -> UpstreamResponse:
+        """Send, and wait for the head of the reply. Raises one of the three failures.
+
+        `url` is sent as it is, its escapes untouched. `fresh` asks for a connection that was never used before.
+        """
+
+
+class AiohttpUpstream:
+    """Connections to all workers, usable inside its `async with` block.
+
+    None of aiohttp's own limits (100 connections, 300 s a request) is in force: a generation takes hours, a pause
+    hangs, and how much a worker gets is the policy's business.
+    """
+
+    def __init__(self, *, connect_timeout: float) -> None:
+        self._connect_timeout = connect_timeout
+
+    async def __aenter__(self) -> AiohttpUpstream:
+        self._pooled = self._session(
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS)
+        )
+        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.gather(self._pooled.close(), self._fresh.close())
+
+    async def send(
+        self, method: str, url: str, headers: Headers, body: Body = None, *, fresh: bool = False
+    ) -> UpstreamResponse:
+        """Send on a pooled or on a new connection; aiohttp's errors become the three of this file."""
+        session = self._fresh if fresh else self._pooled
+        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > PIECEWISE_BYTES else body
+        try:
+            response = await session.request(
+                method, URL(url, encoded=True), headers=_decoded(headers), data=data, allow_redirects=False
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise ConnectFailedError(_describe(error)) from error
+        except aiohttp.ClientResponseError as error:
+            raise UpstreamBrokenError(f"not a valid HTTP reply: {error.message}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ClosedBeforeReplyError(_describe(error)) from error
+        return _AiohttpResponse(response)
+
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            # Replies are asked for uncompressed. One that is compressed all the same is unpacked, because its
+            # content-encoding is not passed on.
+            auto_decompress=True,
+            skip_auto_headers=_AUTO_HEADERS,
+            read_bufsize=READ_BUFFER_BYTES,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+
+
+class _AiohttpResponse:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    @property
+    def headers(self) -> Headers:
+        return self._response.raw_headers
+
+    async def read(self) -> bytes:
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamBrokenError(_describe(error)) from error
+
+    def close(self) -> None:
+        self._response.close()
+
+
+def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """As text for aiohttp, which encodes it in UTF-8: bytes that are UTF-8 arrive as they left."""
+    decoded = []
+    for name, value in headers:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = value.decode("latin-1")
+        decoded.append((name.decode("latin-1"), text))
+    return decoded
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error)
+    return str(error) or type(error).__name__

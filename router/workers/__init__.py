@@ -1,0 +1,1 @@
+"""The workers: what one is, and the pool of them."""

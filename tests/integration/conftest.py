@@ -1,0 +1,85 @@
+"""Real workers and real routers for the tests marked `sglang`, one set per session: a worker takes half a minute to start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import sglang_server
+from tests.support.client import call
+from tests.support.sglang_server import SGLangServer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def sglang_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SGLangServer]]:
+    """Two real workers: the first streams cumulatively, the second in deltas."""
+    if not sglang_server.is_installed():
+        pytest.skip(f"no SGLang in {sglang_server.sglang_dir()}: run tests/sglang_cpu/setup.sh")
+    flags = [[], ["--incremental-streaming-output"]]
+    with sglang_server.sglang_servers(flags, log_dir=tmp_path_factory.mktemp("sglang")) as servers:
+        yield servers
+
+
+@contextlib.contextmanager
+def _router(urls: list[str], log_path: Path) -> Iterator[str]:
+    port = sglang_server.free_port()
+    command = [sys.executable, "-m", "router", "--port", str(port), "--worker-urls", *urls]
+    command += ["--tokenizer-path", str(sglang_server.model_path()), "--shutdown-grace", "5"]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not _answers(f"http://127.0.0.1:{port}/health"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the router did not come up:\n{log_path.read_text()[-4000:]}")
+            time.sleep(0.1)  # a poll of another process: there is nothing to wait on
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        process.kill()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    with contextlib.suppress(OSError):
+        return call(url, timeout=10).status == 200
+    return False
+
+
+RouterFor = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def router_for(sglang_workers: list[SGLangServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterFor]:
+    """`router_for(0)`: the URL of a router in front of the first worker; `router_for(0, 1)`: of both. Started once each."""
+    started: dict[tuple[int, ...], str] = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(*numbers: int) -> str:
+            if numbers not in started:
+                urls = [sglang_workers[number].url for number in numbers]
+                log_path = tmp_path_factory.mktemp("router") / "router.log"
+                started[numbers] = stack.enter_context(_router(urls, log_path))
+            return started[numbers]
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def router(router_for: RouterFor) -> str:
+    """A router in front of both workers."""
+    return router_for(0, 1)

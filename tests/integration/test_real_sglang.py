@@ -1,0 +1,287 @@
+"""Text in, exact tokens out, against real SGLang workers: what is retrieved is what the worker itself says it read and said.
+
+The judge is the worker: `return_prompt_token_ids` makes it tell which ids it was sent, `output_ids` and
+`output_token_logprobs` which it sampled. A tiny random model is a hard case: nearly every reply has bytes that are no
+characters, and nearly none is what re-encoding its text would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import RouterFor
+from tests.support import sglang_server
+from tests.support.client import call, stream
+from tests.support.fake_engine import Vocabulary, load_vocabulary
+from tests.support.fake_worker import FakeWorker
+from tests.support.sglang_server import SGLangServer
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+Json = dict[str, Any]
+WANTED = {"return_logprob": True, "return_prompt_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(sglang_workers: list[SGLangServer]) -> Vocabulary:
+    return load_vocabulary(str(sglang_server.model_path()))
+
+
+@dataclass
+class Truth:
+    """A token sequence as the worker told it, turn by turn."""
+
+    tokens: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[Json] = field(default_factory=list)
+
+    def after(self, reply: Json) -> Truth:
+        """This sequence, continued by what a reply's request added and what was sampled. Asserts the prefix property."""
+        sent, sampled, meta = reply["prompt_token_ids"], reply["output_ids"], reply["meta_info"]
+        assert sent[: len(self.tokens)] == self.tokens
+        added = len(sent) - len(self.tokens)
+        spans = [
+            {"version": span["version"], "start": span["start"] + len(sent), "end": span["end"] + len(sent)}
+            for span in meta["weight_versions"]
+            if span["end"] > span["start"]
+        ]
+        return Truth(
+            sent + sampled,
+            self.mask + [0] * added + [1] * len(sampled),
+            self.logprobs + [0.0] * added + [entry[0] for entry in meta["output_token_logprobs"]],
+            self.versions + spans,
+        )
+
+    def check(self, found: Json) -> None:
+        """What `/retrieve_from_text` answered is this, id for id and float for float."""
+        assert found["tokens"] == self.tokens
+        assert found["loss_mask"] == self.mask
+        assert found["rollout_logp"] == self.logprobs
+        assert _per_token(found["weight_versions"]) == _per_token(self.versions)
+        assert found["exact"] is True
+        assert found["token_length"] == found["loss_mask_length"] == len(self.tokens)
+
+
+def _per_token(spans: Sequence[Json]) -> dict[int, str]:
+    return {at: span["version"] for span in spans for at in range(span["start"], span["end"])}
+
+
+def generate(url: str, text: Any, **body: Any) -> Any:
+    answer = call(f"{url}/generate", {"text": text, **WANTED, **body})
+    assert answer.status == 200, answer.content
+    return answer.json()
+
+
+def retrieve(url: str, text: Any, **body: Any) -> Any:
+    answer = call(f"{url}/retrieve_from_text", {"text": text, "return_logp": True, **body})
+    assert answer.status == 200, answer.content
+    return answer.json()
+
+
+def user(text: str) -> str:
+    return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def streamed(url: str, text: str, *, on_event: Any = None, **body: Any) -> Json:
+    """A streamed reply put together, whichever of the two styles its worker speaks."""
+    whole: Json = {"text": "", "output_ids": [], "meta_info": {}}
+    logprobs: list[Any] = []
+    for number, event in enumerate(stream(f"{url}/generate", {"text": text, "stream": True, **WANTED, **body})):
+        meta, entries = event["meta_info"], event["meta_info"]["output_token_logprobs"]
+        delta = len(event["output_ids"]) < meta["completion_tokens"]
+        whole["output_ids"] = whole["output_ids"] + event["output_ids"] if delta else event["output_ids"]
+        whole["text"] = whole["text"] + event["text"] if delta else event["text"]
+        logprobs = logprobs + entries if delta else entries
+        whole["meta_info"], whole["prompt_token_ids"] = meta, event["prompt_token_ids"]
+        if on_event is not None:
+            on_event(number)
+    whole["meta_info"] = {**whole["meta_info"], "output_token_logprobs": logprobs}
+    return whole
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ten_turns_are_one_sequence(router: str, vocabulary: Vocabulary, seed: int) -> None:
+    """After every turn the text so far retrieves exactly, and the next turn's ids begin with it, EOS included."""
+    text, truth = f"<|im_start|>system\nConversation {seed}.<|im_end|>\n", Truth()
+    for turn in range(10):
+        text += user(f"Turn {turn}: 你好 😀 naïve — go on.")
+        params = {"max_new_tokens": 24, "logit_bias": {str(vocabulary.eos_id): 6.0 if turn % 2 else 0.0}}
+        reply = generate(router, text, sampling_params=params)
+        truth = truth.after(reply)
+        text += reply["text"]
+        truth.check(retrieve(router, text))
+        text += "<|im_end|>\n"
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["cumulative", "incremental"])
+def test_streams_are_recorded_like_replies(router_for: RouterFor, number: int) -> None:
+    url, text, truth = router_for(number), f"<|im_start|>system\nStream {number}.<|im_end|>\n", Truth()
+    for turn in range(4):
+        text += user(f"Turn {turn}")
+        reply = streamed(url, text, sampling_params={"max_new_tokens": 40})
+        truth = truth.after(reply)
+        text += reply["text"]
+        truth.check(retrieve(url, text))
+        text += "<|im_end|>\n"
+
+
+def test_sixteen_samples_of_one_prompt_stay_apart(router: str) -> None:
+    """One prompt, sixteen chains: by n, and by sixteen requests at once, each retrieved for its own text."""
+    prompt = user("A group of sixteen.")
+    replies = generate(router, prompt, sampling_params={"max_new_tokens": 16, "n": 16})
+    with ThreadPoolExecutor(16) as pool:
+        waiting = [pool.submit(generate, router, prompt, sampling_params={"max_new_tokens": 16}) for _ in range(16)]
+        replies += [one.result() for one in waiting]
+    assert len({tuple(reply["prompt_token_ids"]) for reply in replies}) == 1
+    found = retrieve(router, [prompt + reply["text"] for reply in replies])
+    for reply, one in zip(replies, found, strict=True):
+        if one["variants"] == 1:
+            Truth().after(reply).check(one)
+        Truth().after(reply).check(retrieve(router, prompt + reply["text"], request_id=reply["meta_info"]["id"]))
+
+
+def test_a_batch_is_recorded_item_by_item(router: str) -> None:
+    prompts = [user(f"Item {number}") for number in range(5)]
+    for prompt, reply in zip(prompts, generate(router, prompts, sampling_params={"max_new_tokens": 8}), strict=True):
+        Truth().after(reply).check(retrieve(router, prompt + reply["text"]))
+
+
+class TestEnds:
+    def test_eos_at_once(self, router: str, vocabulary: Vocabulary) -> None:
+        """An empty reply is one sampled token, and its prompt alone still encodes as a prompt."""
+        prompt, eos = user("Say nothing."), vocabulary.eos_id
+        reply = generate(router, prompt, sampling_params={"logit_bias": {str(eos): 1000.0}})
+        assert (reply["text"], reply["output_ids"]) == ("", [eos])
+        Truth().after(reply).check(retrieve(router, prompt, request_id=reply["meta_info"]["id"]))
+        again = generate(router, prompt, sampling_params={"max_new_tokens": 4})
+        assert again["prompt_token_ids"] == reply["prompt_token_ids"]
+        spelled = generate(router, f"{prompt}<|im_end|>\n{user('Now speak.')}", sampling_params={"max_new_tokens": 4})
+        assert spelled["prompt_token_ids"][: len(reply["prompt_token_ids"]) + 1] == [*reply["prompt_token_ids"], eos]
+
+    @pytest.mark.parametrize("spelled", [True, False])
+    def test_eos_stays_whether_the_next_turn_spells_it_or_not(
+        self, router: str, vocabulary: Vocabulary, spelled: bool
+    ) -> None:
+        text, truth, ended = user(f"Spelled: {spelled}"), Truth(), 0
+        params = {"max_new_tokens": 30, "logit_bias": {str(vocabulary.eos_id): 6.0}}
+        for turn in range(6):
+            reply = generate(router, text, sampling_params=params)
+            truth = truth.after(reply)
+            text += reply["text"]
+            truth.check(retrieve(router, text, request_id=reply["meta_info"]["id"]))
+            ended += reply["output_ids"][-1] == vocabulary.eos_id
+            text += ("<|im_end|>\n" if spelled else "\n") + user(f"Turn {turn}")
+        assert ended
+
+    def test_a_stop_string(self, router: str) -> None:
+        """The ids keep what the text was cut at. A later text that spells the stop goes on behind it."""
+        stopped = 0
+        for number in range(12):
+            prompt = user(f"Stop {number}")
+            reply = generate(router, prompt, sampling_params={"max_new_tokens": 60, "stop": ["e", "a"]})
+            truth = Truth().after(reply)
+            truth.check(retrieve(router, prompt + reply["text"]))
+            stopped += reply["meta_info"]["finish_reason"]["type"] == "stop"
+        assert stopped > 3
+
+    def test_a_stop_token(self, router: str, vocabulary: Vocabulary) -> None:
+        stop = vocabulary.encode(" the")[0]
+        params = {"max_new_tokens": 60, "stop_token_ids": [stop], "logit_bias": {str(stop): 6.0}}
+        for number in range(4):
+            prompt = user(f"Stop token {number}")
+            reply = generate(router, prompt, sampling_params=params)
+            Truth().after(reply).check(retrieve(router, prompt + reply["text"]))
+
+    def test_inside_a_character(self, router: str) -> None:
+        """Short replies to emoji and CJK: many end, and begin, with bytes that are half a character."""
+        cut = 0
+        prompts = [f"{text}{number} " for number in range(12) for text in ("😀🚀", "你好世", "ё—“", "émigré")]
+        for length in (1, 2, 3):
+            replies = generate(router, prompts, sampling_params={"max_new_tokens": length, "temperature": 2.0})
+            for prompt, reply in zip(prompts, replies, strict=True):
+                found = retrieve(router, prompt + reply["text"], request_id=reply["meta_info"]["id"])
+                Truth().after(reply).check(found)
+                cut += reply["text"].endswith("\ufffd")
+        assert cut
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["cumulative", "incremental"])
+def test_an_update_in_mid_generation_is_seen_token_by_token(
+    router_for: RouterFor, sglang_workers: list[SGLangServer], number: int
+) -> None:
+    """`weight_version` names the last one only; each token keeps the version it was sampled under."""
+    url, worker = router_for(number), sglang_workers[number].url
+    before = call(f"{worker}/model_info").json()["weight_version"]
+    after = f"update-{number}"
+
+    def update(event: int) -> None:
+        if event == 5:
+            body = {"new_version": after, "abort_all_requests": False}
+            assert call(f"{worker}/update_weight_version", body).status == 200
+
+    prompt = user("A long answer.")
+    reply = streamed(url, prompt, on_event=update, sampling_params={"max_new_tokens": 300, "ignore_eos": True})
+    assert [span["version"] for span in reply["meta_info"]["weight_versions"]] == [before, after]
+    found = retrieve(url, prompt + reply["text"])
+    Truth().after(reply).check(found)
+    assert set(_per_token(found["weight_versions"]).values()) == {before, after}
+
+
+def test_a_text_client_sees_what_it_would_have_seen_without_the_router(router: str) -> None:
+    answer = call(f"{router}/generate", {"text": user("Plain."), "sampling_params": {"max_new_tokens": 4}})
+    assert answer.status == 200
+    assert not [key for key in answer.json()["meta_info"] if "logprob" in key]
+    assert "prompt_token_ids" not in answer.json()
+
+
+def test_what_would_kill_a_worker_does_not_reach_it(
+    router: str, vocabulary: Vocabulary, sglang_workers: list[SGLangServer]
+) -> None:
+    for body in ({"text": ""}, {"input_ids": [vocabulary.size]}, {"input_ids": [-1]}, {"input_ids": []}):
+        assert call(f"{router}/generate", body).status == 400, body
+    assert all(worker.alive() for worker in sglang_workers)
+
+
+CASES: list[Json] = [
+    {"max_new_tokens": 60},
+    {"max_new_tokens": 60, "skip_special_tokens": False},
+    {"max_new_tokens": 120, "logit_bias_eos": 5.0},
+    {"max_new_tokens": 120, "logit_bias_eos": 5.0, "skip_special_tokens": False, "no_stop_trim": True},
+    {"max_new_tokens": 60, "stop": ["e"]},
+    {"max_new_tokens": 60, "stop": [" t", "in", "(s"], "no_stop_trim": True},
+    {"max_new_tokens": 60, "stop_regex": "[a-f][g-z]"},
+    {"max_new_tokens": 3},
+    {"max_new_tokens": 0},
+]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["cumulative", "incremental"])
+@pytest.mark.parametrize("streaming", [False, True], ids=["reply", "stream"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_fake_worker_says_the_same_about_the_same_ids(
+    sglang_workers: list[SGLangServer], vocabulary: Vocabulary, case: Json, streaming: bool, number: int
+) -> None:
+    """All other tests rest on the fake: given the ids a real worker sampled, its text and its end are the real ones."""
+    params = {key: value for key, value in case.items() if key != "logit_bias_eos"}
+    if "logit_bias_eos" in case:
+        params["logit_bias"] = {str(vocabulary.eos_id): case["logit_bias_eos"]}
+    style: Any = ("cumulative", "incremental")[number]
+    ask = streamed if streaming else generate
+    with FakeWorker(sglang_server.model_path(), stream_style=style) as fake:
+        for prompt in ("Hello", "你好世界 😀", "def f(x):\n", user("Hi")):
+            real = ask(sglang_workers[number].url, prompt, sampling_params=params)
+            script = tuple(entry[0] for entry in real["meta_info"]["output_token_logprobs"])
+            fake.script(real["output_ids"], finish=None, logprobs=script)
+            copy = ask(fake.url, prompt, sampling_params=params)
+            for key in ("text", "output_ids", "prompt_token_ids"):
+                assert copy[key] == real[key], (key, real)
+            for key in ("finish_reason", "prompt_tokens", "completion_tokens", "output_token_logprobs"):
+                assert copy["meta_info"][key] == real["meta_info"][key], (key, real)
+            assert set(copy) == set(real)
+            assert set(copy["meta_info"]) == set(real["meta_info"])

@@ -1,0 +1,241 @@
+"""The command line: flags to configuration, and the process as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from router.cli import config_from_args, main, parser
+from router.config import RADIX_TREE_MIDDLEWARE, RouterConfig
+from router.errors import BadRequestError
+from tests.router.conftest import GatedWorker
+from tests.support.serving import serving
+
+ROOT = Path(__file__).parents[2]
+PLAIN = ("--middleware", "none", "--port", "0")
+
+
+def config(*argv: str) -> RouterConfig:
+    return config_from_args(parser().parse_args(argv))
+
+
+def test_defaults() -> None:
+    made = config("--tokenizer-path", "t")
+    assert made.middlewares == (RADIX_TREE_MIDDLEWARE,)
+    assert made.server == RouterConfig().server
+    assert made.workers == RouterConfig().workers
+    assert made.abort == RouterConfig().abort
+    assert made.radix.tokenizer_path == "t"
+    assert made.radix.force_logprobs is True
+
+
+def test_every_flag_arrives() -> None:
+    made = config(
+        *("--worker-urls", "http://a:1/", "http://b:2", "--host", "0.0.0.0", "--port", "31000", "--policy", "random"),
+        *("--tokenizer-path", "t", "--trust-remote-code", "--abort-policy", "return", "--abort-retries", "7"),
+        *("--abort-retry-wait", "1.5", "--radix-max-tokens", "1000", "--radix-keep-versions", "2"),
+        *("--force-logprobs", "off", "--add-special-tokens", "never", "--middleware", "a:B", "--middleware", "c:D"),
+        *("--api-key", "k1", "--api-key", "k2", "--log-level", "debug", "--max-body-bytes", "99"),
+        *("--shutdown-grace", "3"),
+    )
+    assert made.workers.urls == ("http://a:1", "http://b:2")
+    assert made.workers.policy == "random"
+    assert (made.server.host, made.server.port, made.server.api_keys) == ("0.0.0.0", 31000, ("k1", "k2"))
+    assert (made.server.log_level, made.server.max_body_bytes, made.server.shutdown_grace) == ("debug", 99, 3)
+    assert (made.abort.policy, made.abort.attempts, made.abort.wait) == ("return", 7, 1.5)
+    assert made.radix.trust_remote_code
+    assert (made.radix.max_tokens, made.radix.keep_versions) == (1000, 2)
+    assert (made.radix.force_logprobs, made.radix.add_special_tokens) == (False, "never")
+    assert made.middlewares == ("a:B", "c:D")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ((), ("--tokenizer-path", "--middleware none")),
+        ((*PLAIN, "--middleware", "a:B"), ("--middleware none",)),
+        ((*PLAIN, "--host", "0.0.0.0"), ("--api-key", "--insecure")),
+        ((*PLAIN, "--host", "example.org"), ("--api-key", "--insecure")),
+        ((*PLAIN, "--api-key", ""), ("--api-key",)),
+        ((*PLAIN, "--policy", "best"), ("best", "least_inflight", "power_of_two")),
+        ((*PLAIN, "--worker-urls", "10.0.0.1:3000"), ("10.0.0.1:3000", "http://")),
+        ((*PLAIN, "--port", "70000"), ("--port",)),
+        ((*PLAIN, "--max-body-bytes", "0"), ("--max-body-bytes",)),
+        ((*PLAIN, "--shutdown-grace", "-1"), ("--shutdown-grace",)),
+        ((*PLAIN, "--abort-retries", "0"), ("--abort-retries",)),
+        (("--middleware", "no.such:Thing"), ("no.such",)),
+        ((*PLAIN, "--port", "many"), ("--port", "--help")),
+        ((*PLAIN, "--nonsense"), ("--nonsense", "--help")),
+        ((*PLAIN, "--log-level", "loud"), ("--log-level",)),
+    ],
+)
+def test_bad_configuration_is_one_line_and_exit_2(
+    argv: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tito-router: error: ")
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert config("--middleware", "none", "--host", host).server.host == host
+
+
+@pytest.mark.parametrize("flag", [("--insecure",), ("--api-key", "k")])
+def test_other_addresses_need_a_key_or_a_word(flag: tuple[str, ...]) -> None:
+    assert config("--middleware", "none", "--host", "0.0.0.0", *flag).server.host == "0.0.0.0"
+    with pytest.raises(BadRequestError):
+        config("--middleware", "none", "--host", "0.0.0.0")
+
+
+def test_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as stop:
+            main(("--middleware", "none", "--port", str(port)))
+    assert stop.value.code == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, word in (("--help", "--incremental-streaming-output"), ("--version", "tito-router")):
+        with pytest.raises(SystemExit) as stop:
+            main((flag,))
+        assert stop.value.code == 0
+        assert word in capsys.readouterr().out
+
+
+class Process:
+    """`python -m router` as users start it."""
+
+    def __init__(self, *argv: str) -> None:
+        self._argv = argv
+        self.log: list[str] = []
+
+    async def __aenter__(self) -> Process:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "router", *PLAIN, *self._argv, cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        )
+        found = await self.line_with(r"listening on (http://\S+)")
+        self.url = found.group(1)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        await self.exit_code()
+
+    async def line_with(self, pattern: str) -> re.Match[str]:
+        assert self._process.stderr is not None
+        async with asyncio.timeout(20):
+            while line := (await self._process.stderr.readline()).decode():
+                self.log.append(line)
+                if found := re.search(pattern, line):
+                    return found
+        raise AssertionError("".join(self.log))
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def exit_code(self) -> int:
+        assert self._process.stderr is not None
+        async with asyncio.timeout(20):
+            self.log.append((await self._process.stderr.read()).decode())
+            return await self._process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle_process_stops_with_0(number: signal.Signals) -> None:
+    async def run() -> None:
+        async with Process() as process, aiohttp.ClientSession(process.url) as client:
+            async with client.get("/readiness") as reply:
+                assert reply.status == 200
+            process.signal(number)
+            assert await process.exit_code() == 0
+            assert "Traceback" not in "".join(process.log)
+
+    asyncio.run(run())
+
+
+def test_sigterm_lets_streams_finish() -> None:
+    async def run() -> None:
+        worker = GatedWorker(first=b"data: 1\n\n")
+        async with (
+            serving(worker) as url,
+            Process("--worker-urls", url) as process,
+            aiohttp.ClientSession(process.url) as client,
+            client.post("/generate", data=b"{}") as stream,
+        ):
+            assert await stream.content.readany() == b"data: 1\n\n"
+            process.signal(signal.SIGTERM)
+            await process.line_with("stopping: 1 requests in flight")
+            port = int(process.url.rsplit(":", 1)[1])
+            async with asyncio.timeout(10):
+                while await connects(port):
+                    pass
+            worker.release()
+            assert await stream.read() == b"rest"
+            assert await process.exit_code() == 0
+            assert "Traceback" not in "".join(process.log)
+
+    asyncio.run(run())
+
+
+async def connects(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:  # refused, or reset while it was waiting to be accepted
+        return False
+    writer.close()
+    return True
+
+
+def test_grace_is_over_sometime() -> None:
+    async def run() -> None:
+        worker = GatedWorker(first=b"data: 1\n\n")
+        async with (
+            serving(worker) as url,
+            Process("--worker-urls", url, "--shutdown-grace", "0") as process,
+            aiohttp.ClientSession(process.url) as client,
+            client.post("/generate", data=b"{}") as stream,
+        ):
+            assert await stream.content.readany() == b"data: 1\n\n"
+            process.signal(signal.SIGTERM)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await stream.read()
+            await worker.wait_for_disconnects(1)
+            assert await process.exit_code() == 0
+
+    asyncio.run(run())
+
+
+def test_second_signal_stops_at_once() -> None:
+    async def run() -> None:
+        worker = GatedWorker(first=b"data: 1\n\n")
+        async with (
+            serving(worker) as url,
+            Process("--worker-urls", url) as process,
+            aiohttp.ClientSession(process.url) as client,
+            client.post("/generate", data=b"{}") as stream,
+        ):
+            assert await stream.content.readany() == b"data: 1\n\n"
+            process.signal(signal.SIGTERM)
+            await process.line_with("stopping")
+            process.signal(signal.SIGTERM)
+            assert await process.exit_code() == 1
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await stream.read()
+
+    asyncio.run(run())

@@ -1,0 +1,167 @@
+"""Imports point down only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("router", "middleware_hub")
+
+# From the top down. A file is named by its module path, `*` stands for the rest of a name.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "edges": (
+        "router.cli",
+        "router.__main__",
+        "router.server",
+        "router.app",
+        "router.routes",
+        "router.guard",
+        "middleware_hub.*_middleware",
+        "middleware_hub.sessions.gateway",
+        "middleware_hub.sessions.dialects.*",
+    ),
+    "flow": (
+        "router.proxy",
+        "router.plugins",
+        "router.workers.health",
+        "middleware_hub.prompting",
+        "middleware_hub.recording",
+        "middleware_hub.retrieval",
+        "middleware_hub.sessions.session",
+    ),
+    "seams": (
+        "router.upstream",
+        "router.asgi",
+        "router.client",
+        "router.metrics",
+        "middleware_hub.hub_metrics",
+        "middleware_hub.tokenizer",
+        "middleware_hub.sessions.rendering",
+    ),
+    "core": (
+        "router.sglang",
+        "router.policies",
+        "router.policies.*",
+        "router.workers.pool",
+        "router.workers.worker",
+        "middleware_hub.alignment",
+        "middleware_hub.prefix_match",
+        "middleware_hub.radix_node",
+        "middleware_hub.radix_tree",
+        "middleware_hub.segments",
+        "middleware_hub.versions",
+        "middleware_hub.vocabulary",
+        "middleware_hub.sessions.message_trie",
+        "middleware_hub.sessions.export",
+    ),
+    "words": ("router.errors", "router.config", "middleware_hub.spans"),
+    # Packages whose __init__ only has a docstring.
+    "names": ("router", "router.workers", "middleware_hub", "middleware_hub.sessions"),
+}
+FRAMEWORKS = frozenset({"starlette", "aiohttp", "transformers", "tenacity", "asyncio", "uvicorn"})
+ONLY_IN = {"aiohttp": "router.upstream", "uvicorn": "router.server", "transformers": "middleware_hub.tokenizer"}
+# A real engine of its own, which is a worker and no part of the router.
+ELSEWHERE = ("router.embedded",)
+
+ORDER = list(LAYERS)
+
+
+def layer_of(module: str) -> str | None:
+    for layer, patterns in LAYERS.items():
+        for pattern in patterns:
+            start, star, end = pattern.partition("*")
+            if module == pattern or (star and module.startswith(start) and module.endswith(end)):
+                return layer
+    return None
+
+
+def imports_of(source: str) -> set[str]:
+    """Full names of what is imported: modules, and `module.name` where a name may be a module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            assert node.module is not None
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def faults(module: str, source: str) -> list[str]:
+    """What in this module's imports is against the table."""
+    found = []
+    layer = layer_of(module)
+    if layer is None:
+        found.append(f"{module} stands in no layer")
+    for name in sorted(imports_of(source)):
+        package = name.partition(".")[0]
+        if module.startswith("router") and package == "middleware_hub":
+            found.append(f"{module} imports {name}: router never imports middleware_hub")
+        if package in ONLY_IN and module != ONLY_IN[package]:
+            found.append(f"{module} imports {name}: only {ONLY_IN[package]} may")
+        if layer in ("core", "words") and package in FRAMEWORKS:
+            found.append(f"{module} imports {name}: the {layer} has no framework")
+        target = layer_of(name)
+        if layer is not None and target is not None and ORDER.index(target) < ORDER.index(layer):
+            found.append(f"{module} ({layer}) imports {name} ({target})")
+    return found
+
+
+def modules() -> dict[str, str]:
+    found = {}
+    for package in OURS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            if not name.startswith(ELSEWHERE):
+                found[name] = path.read_text()
+    return found
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_down(module: str) -> None:
+    assert faults(module, modules()[module]) == []
+
+
+def test_the_table_is_about_these_files() -> None:
+    assert {"router.cli", "router.proxy", "router.upstream", "router.workers.pool", "router.errors"} <= modules().keys()
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("router.proxy", "import middleware_hub.spans"),
+        ("router.proxy", "from middleware_hub import spans"),
+        ("router.proxy", "def f():\n    from router.app import create_app"),
+        ("router.asgi", "from router.proxy import Proxy"),
+        ("router.asgi", "from router import proxy"),
+        ("router.workers.pool", "import asyncio"),
+        ("router.workers.pool", "from router.upstream import Upstream"),
+        ("router.policies.least_inflight", "from starlette.types import Scope"),
+        ("router.errors", "from router.workers.worker import Worker"),
+        ("router.proxy", "import aiohttp.client"),
+        ("middleware_hub.radix_tree", "from transformers import AutoTokenizer"),
+        ("middleware_hub.radix_tree", "from middleware_hub.radix_tree_middleware import RadixTreeMiddleware"),
+        ("router.newcomer", ""),
+    ],
+)
+def test_faults_are_found(module: str, source: str) -> None:
+    assert faults(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("middleware_hub.radix_tree_middleware", "from router.asgi import read_body\nimport asyncio\nimport tenacity"),
+        ("router.upstream", "import aiohttp"),
+        ("router.workers.pool", "from router.policies.base import Policy\nimport random"),
+        ("router.config", "from router.errors import BadRequestError"),
+    ],
+)
+def test_what_is_right_passes(module: str, source: str) -> None:
+    assert faults(module, source) == []

