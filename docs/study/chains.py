@@ -2,8 +2,8 @@
 
 Only ends of tokens matter here, so a chain is a text, the end of each token in it, and which of them were sampled.
 Covered: a match that ends anywhere, whole tokens only, a hidden tail that the later text spells, a hidden special token
-that it does not spell, context reused only in front of a sampled token, and the longest complete reply before a longer
-partial match.
+that it does not spell, context reused only in front of a sampled token, and the longest complete reply, or what
+continues it, before a stranger's longer partial match.
 """
 
 import dataclasses
@@ -27,6 +27,15 @@ class Chain:
     """Of each sampled token, how many characters the client saw."""
     finished: bool
     """Ended by the model or a stop string, not by an abort or a limit."""
+    parent: "Chain | None" = None
+    """The chain that this one continues from its very end."""
+
+    def continues(self, other: "Chain") -> bool:
+        """Whether this is the other chain, or begins with the whole of it."""
+        chain: Chain | None = self
+        while chain is not None and chain is not other:
+            chain = chain.parent
+        return chain is other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +80,17 @@ def match_one(chain: Chain, text: str) -> Match:
 
 
 def match(chains: list[Chain], text: str, finished_only: bool = False) -> Match:
-    """The parent of a request. A complete reply goes before a longer partial match: any, or only a finished one."""
-    found = [match_one(chain, text) for chain in chains]
-    whole = [m for m in found if m.complete and m.chain and (m.chain.finished or not finished_only)]
+    """The parent of a request.
+
+    The longest complete reply that the text begins with decides, with all that continues it; without one, whatever
+    matches furthest. With `finished_only`, only a reply that ended by itself may decide.
+    """
+    found = [(chain, match_one(chain, text)) for chain in chains]
+    whole = [chain for chain, m in found if m.complete and (chain.finished or not finished_only)]
     if whole:
-        return max(whole, key=lambda m: m.chain.visible if m.chain else 0)
-    return max(found, key=lambda m: (m.tokens, m.complete), default=Match())
+        longest = max(whole, key=lambda chain: chain.visible)
+        found = [(chain, m) for chain, m in found if chain.continues(longest)]
+    return max((m for _, m in found), key=lambda m: (m.tokens, m.complete), default=Match())
 
 
 def extend(parent: Match, turn: Turn, vocabulary: Vocabulary) -> Chain:
@@ -100,4 +114,6 @@ def extend(parent: Match, turn: Turn, vocabulary: Vocabulary) -> Chain:
         before = max(before, min(end, len(turn.reply)))
     visible = len(turn.text) + len(turn.reply)
     finished = turn.finish["type"] == "stop"
-    return Chain(turn.text + reply.text, visible, ends, sampled, chars, finished)
+    return Chain(
+        turn.text + reply.text, visible, ends, sampled, chars, finished, parent.chain if parent.complete else None
+    )

@@ -21,7 +21,7 @@ import shapes
 import text_loops
 from chains import Chain, extend, match, match_one
 from chat import Template
-from measure import summarize
+from measure import replay, summarize
 from proxy import Conversation, Proxy, post
 from vocabulary import Tekken, Vocabulary, Worker
 
@@ -107,43 +107,52 @@ def converse(proxy: Proxy, variant: Variant, number: int, ragged: bool, index: i
 def search_facts(results: list[tuple[Conversation, object]], vocabulary: Vocabulary) -> dict[str, int]:
     """What the search loop shows beside the table.
 
-    Sampled tokens that a later request reuses for text behind the workflow's cut, which the *workflow* wrote there; and
-    how the last text, the one a trajectory is asked for, ends.
+    A reply is kept up to its tag. Of those tokens, how many are in the last chain? How many sampled tokens are in it for
+    text behind the tag, which the workflow wrote there and which happens to begin as the reply went on? And where does
+    the last text end, the one a trajectory is asked for?
     """
-    facts = {"reused_behind_the_cut": 0, "requests_with_such": 0}
-    facts |= {"last_text_ends_with_chain": 0, "last_text_ends_inside_reply": 0, "last_text_ends_inside_token": 0}
+    facts = Counter(kept_tokens=0, kept_in_last_chain=0, behind_a_cut_in_last_chain=0, conversations_with_such=0)
+    facts.update(last_text_ends_with_chain=0, last_text_ends_inside_reply=0, last_text_ends_inside_token=0)
     for conversation, text in results:
         turns = conversation.turns
-        chains: list[Chain] = []
-        for turn in turns:
-            found = match(chains, turn.text)
-            if chains:
-                last = turns[len(chains) - 1]
-                tag = last.reply.find("</search>")
-                cut = len(last.text) + tag + len("</search>")
-                behind = 0
-                if tag >= 0 and found.chain:
-                    pairs = zip(found.chain.ends[: found.count], found.chain.sampled, strict=False)
-                    behind = sum(sampled and end > cut for end, sampled in pairs)
-                    behind = 0 if found.complete else behind
-                facts["reused_behind_the_cut"] += behind
-                facts["requests_with_such"] += behind > 0
-            chains.append(extend(found, turn, vocabulary))
-        found = match_one(chains[-1], str(text))
+        last = replay(turns, vocabulary)[0][-1]
+        behind = made_up = kept = 0
+        for number, turn in enumerate(turns):
+            cut = max(turn.reply.find(tag) + len(tag) if tag in turn.reply else 0 for tag in STOP) or len(turn.reply)
+            kept += sum(end <= cut for end in vocabulary.sampled(turn.output_ids).ends)
+            start = len(turn.text) + cut
+            end = len(turns[number + 1].text) if number + 1 < len(turns) else len(last.text)
+            here = sum(s and start < e <= end for s, e in zip(last.sampled, last.ends, strict=True))
+            behind += here
+            made_up += here if number + 1 < len(turns) else 0
+        facts["behind_a_cut_in_last_chain"] += made_up
+        facts["conversations_with_such"] += made_up > 0
+        facts["kept_tokens"] += kept
+        facts["kept_in_last_chain"] += sum(last.sampled) - behind
+        found = match_one(last, str(text))
         if found.consumed != len(str(text)):
             facts["last_text_ends_inside_token"] += 1
-        elif found.count < len(chains[-1].ends):
+        elif found.count < len(last.ends):
             facts["last_text_ends_inside_reply"] += 1
         else:
             facts["last_text_ends_with_chain"] += 1
-    return facts
+    return dict(facts)
 
 
-def group(proxy: Proxy, cut: bool, size: int, aborted: int, vocabulary: Vocabulary) -> dict[str, Any]:
+def groups(proxy: Proxy, cut: bool, number: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Several groups, added up."""
+    found = [group(proxy, cut, f"group-{cut}-{n}", 8, 2, vocabulary) for n in range(number)]
+    total: dict[str, Any] = {"aborted_replies": [reply for outcome in found for reply in outcome["aborted_replies"]]}
+    for rule in ("as written", "a complete reply decides only if it finished"):
+        total[rule] = dict(sum((Counter(outcome[rule]) for outcome in found), Counter()))
+    return total
+
+
+def group(proxy: Proxy, cut: bool, label: str, size: int, aborted: int, vocabulary: Vocabulary) -> dict[str, Any]:
     """Samples of one prompt, some aborted early as a trainer does once it has enough: who becomes whose parent?"""
     run = functools.partial(text_loops.slime_search, question=QUESTION, turns=TURNS, cut=cut, stop=None)
     picks = [shapes.search(False, i, TURNS - 1) for i in range(size)]
-    conversations = [Conversation(f"group-{cut}-{i}", pick) for i, pick in enumerate(picks)]
+    conversations = [Conversation(f"{label}-{i}", pick) for i, pick in enumerate(picks)]
     stopped = conversations[:aborted]
 
     def abort_early(conversation: Conversation) -> None:
@@ -162,8 +171,7 @@ def group(proxy: Proxy, cut: bool, size: int, aborted: int, vocabulary: Vocabula
         run(proxy.url(conversation))
     turns = [turn for c in conversations for turn in c.turns]
     outcome: dict[str, Any] = {"aborted_replies": [c.turns[0].reply for c in stopped]}
-    outcome["finish_of_aborted"] = [c.turns[0].finish["type"] for c in stopped]
-    for name, finished_only in (("as written", False), ("a complete reply wins only if it finished", True)):
+    for name, finished_only in (("as written", False), ("a complete reply decides only if it finished", True)):
         chains: list[Chain] = []
         taken = kept = 0
         for turn in turns:
@@ -240,9 +248,9 @@ def main() -> None:
                         v.name: search_facts(results, v) for v in vocabularies
                     }
             print(table(rows[-2:]).splitlines()[-1], flush=True)
-        facts["one prompt, 8 samples, 2 of them aborted"] = {
-            "cut at </search>": group(proxy, True, 8, 2, worker),
-            "reply kept whole": group(proxy, False, 8, 2, worker),
+        facts["5 prompts, 8 samples each, 2 of them aborted early"] = {
+            "cut at </search>": groups(proxy, True, 5, worker),
+            "reply kept whole": groups(proxy, False, 5, worker),
         }
     versions = {
         name: version(name) for name in ("trl", "langchain-openai", "langchain-classic", "openai", "mistral-common")

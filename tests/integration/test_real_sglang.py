@@ -78,6 +78,13 @@ def generate(url: str, text: Any, **body: Any) -> Any:
     return answer.json()
 
 
+def at_once(url: str, texts: Sequence[str], **body: Any) -> list[Any]:
+    """A request each, sixteen at a time; the replies in order."""
+    with ThreadPoolExecutor(16) as pool:
+        waiting = [pool.submit(generate, url, text, **body) for text in texts]
+        return [one.result() for one in waiting]
+
+
 def retrieve(url: str, text: Any, **body: Any) -> Any:
     answer = call(f"{url}/retrieve_from_text", {"text": text, "return_logp": True, **body})
     assert answer.status == 200, answer.content
@@ -131,13 +138,14 @@ def test_streams_are_recorded_like_replies(router_for: RouterFor, number: int) -
         text += "<|im_end|>\n"
 
 
-def test_sixteen_samples_of_one_prompt_stay_apart(router: str) -> None:
-    """One prompt, sixteen chains: by n, and by sixteen requests at once, each retrieved for its own text."""
-    prompt = user("A group of sixteen.")
-    replies = generate(router, prompt, sampling_params={"max_new_tokens": 16, "n": 16})
-    with ThreadPoolExecutor(16) as pool:
-        waiting = [pool.submit(generate, router, prompt, sampling_params={"max_new_tokens": 16}) for _ in range(16)]
-        replies += [one.result() for one in waiting]
+@pytest.mark.parametrize("how", ["n", "requests"])
+def test_sixteen_samples_of_one_prompt_stay_apart(router: str, how: str) -> None:
+    """One prompt, sixteen chains: by n, or by sixteen requests at once, each retrieved for its own text."""
+    prompt = user(f"A group of sixteen by {how}.")
+    if how == "n":
+        replies = generate(router, prompt, sampling_params={"max_new_tokens": 16, "n": 16})
+    else:
+        replies = at_once(router, [prompt] * 16, sampling_params={"max_new_tokens": 16})
     assert len({tuple(reply["prompt_token_ids"]) for reply in replies}) == 1
     found = retrieve(router, [prompt + reply["text"] for reply in replies])
     for reply, one in zip(replies, found, strict=True):
@@ -203,7 +211,7 @@ class TestEnds:
         cut = 0
         prompts = [f"{text}{number} " for number in range(12) for text in ("😀🚀", "你好世", "ё—“", "émigré")]
         for length in (1, 2, 3):
-            replies = generate(router, prompts, sampling_params={"max_new_tokens": length, "temperature": 2.0})
+            replies = at_once(router, prompts, sampling_params={"max_new_tokens": length, "temperature": 2.0})
             for prompt, reply in zip(prompts, replies, strict=True):
                 found = retrieve(router, prompt + reply["text"], request_id=reply["meta_info"]["id"])
                 Truth().after(reply).check(found)
@@ -284,4 +292,6 @@ def test_the_fake_worker_says_the_same_about_the_same_ids(
             for key in ("finish_reason", "prompt_tokens", "completion_tokens", "output_token_logprobs"):
                 assert copy["meta_info"][key] == real["meta_info"][key], (key, real)
             assert set(copy) == set(real)
-            assert set(copy["meta_info"]) == set(real["meta_info"])
+            # In the first event of a stream only, and which event is the last one depends on how the engine joined them.
+            sometimes = {"response_sent_to_client_ts"}
+            assert set(copy["meta_info"]) - sometimes == set(real["meta_info"]) - sometimes

@@ -152,6 +152,8 @@ def sglang_servers(
         yield servers
     finally:
         for server in servers:
+            _signal_group(server, signal.SIGTERM)  # so that they end side by side
+        for server in servers:
             stop(server)
 
 
