@@ -9,6 +9,7 @@ byte for byte what came, with fields taken out or put in. No float is ever parse
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,7 @@ _OURS = ("return_trajectory",)
 _object = msgspec.json.Decoder(dict[str, Raw])
 _any = msgspec.json.Decoder()
 _TRUE, _NULL = b"true", b"null"
+_NESTED = re.compile(rb"\s*\[\s*\[")
 
 
 def parse_object(body: bytes, what: str = "the request body") -> dict[str, Raw]:
@@ -90,17 +92,17 @@ class GenerateRequest:
     def parse(cls, body: bytes) -> GenerateRequest:
         """Raises BadRequestError for what no worker could serve, and for the two prompts that kill one."""
         fields = parse_object(body)
-        ids_raw = _typed(
-            fields, "input_ids", list[int] | list[list[int]], "a list of token ids, or a list of such lists"
-        )
+        nested = _NESTED.match(fields.get("input_ids", b"")) is not None
+        ids_kind = list[list[int]] if nested else list[int]
+        ids_raw = _typed(fields, "input_ids", ids_kind, "a list of token ids, or a list of such lists")
         text_raw = _typed(fields, "text", str | list[str], "a string, or a list of strings")
         texts: list[str] | None = None
         ids: list[list[int]] | None = None
         batch = False
         if ids_raw is not None:
-            batch = bool(ids_raw) and isinstance(ids_raw[0], list)
+            batch = nested
             ids = ids_raw if batch else [ids_raw]
-            if not all(ids):
+            if not ids or not all(ids):
                 raise BadRequestError("`input_ids` is empty, or has an empty prompt in it: give at least one token id")
         elif text_raw is not None:
             batch = isinstance(text_raw, list)

@@ -28,7 +28,7 @@ class Chain:
     finished: bool
     """Ended by the model or a stop string, not by an abort or a limit."""
     parent: "Chain | None" = None
-    """The chain that this one continues from its very end."""
+    """The last chain whose whole reply this one contains: not always the one it was cut from."""
 
     def continues(self, other: "Chain") -> bool:
         """Whether this is the other chain, or begins with the whole of it."""
@@ -114,6 +114,7 @@ def extend(parent: Match, turn: Turn, vocabulary: Vocabulary) -> Chain:
         before = max(before, min(end, len(turn.reply)))
     visible = len(turn.text) + len(turn.reply)
     finished = turn.finish["type"] == "stop"
-    return Chain(
-        turn.text + reply.text, visible, ends, sampled, chars, finished, parent.chain if parent.complete else None
-    )
+    whole = parent.chain
+    while whole is not None and parent.count < bisect_right(whole.ends, whole.visible):
+        whole = whole.parent
+    return Chain(turn.text + reply.text, visible, ends, sampled, chars, finished, whole)

@@ -104,7 +104,7 @@ def converse(proxy: Proxy, variant: Variant, number: int, ragged: bool, index: i
     return conversation, returned
 
 
-def search_facts(results: list[tuple[Conversation, object]], vocabulary: Vocabulary) -> dict[str, int]:
+def search_facts(results: list[tuple[Conversation, object]], vocabulary: Vocabulary, whole: bool) -> dict[str, int]:
     """What the search loop shows beside the table.
 
     A reply is kept up to its tag. Of those tokens, how many are in the last chain? How many sampled tokens are in it for
@@ -118,7 +118,8 @@ def search_facts(results: list[tuple[Conversation, object]], vocabulary: Vocabul
         last = replay(turns, vocabulary)[0][-1]
         behind = made_up = kept = 0
         for number, turn in enumerate(turns):
-            cut = max(turn.reply.find(tag) + len(tag) if tag in turn.reply else 0 for tag in STOP) or len(turn.reply)
+            tags = [] if whole else [tag for tag in STOP if tag in turn.reply]
+            cut = turn.reply.find(tags[0]) + len(tags[0]) if tags else len(turn.reply)
             kept += sum(end <= cut for end in vocabulary.sampled(turn.output_ids).ends)
             start = len(turn.text) + cut
             end = len(turns[number + 1].text) if number + 1 < len(turns) else len(last.text)
@@ -245,7 +246,7 @@ def main() -> None:
                 rows.append(row)
                 if variant.loop == "1 search":
                     facts[f"{variant.name}, {row['replies']}"] = {
-                        v.name: search_facts(results, v) for v in vocabularies
+                        v.name: search_facts(results, v, "whole" in variant.name) for v in vocabularies
                     }
             print(table(rows[-2:]).splitlines()[-1], flush=True)
         facts["5 prompts, 8 samples each, 2 of them aborted early"] = {

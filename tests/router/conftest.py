@@ -45,7 +45,11 @@ async def running(
         middlewares=middlewares,
     )
     app = create_app(config)
-    async with serving(app) as url, aiohttp.ClientSession(url, auto_decompress=False) as client:
+    async with (
+        asyncio.timeout(30),  # a test that hangs is to fail by itself
+        serving(app) as url,
+        aiohttp.ClientSession(url, auto_decompress=False) as client,
+    ):
         yield Running(app, url, client)
 
 

@@ -1,0 +1,102 @@
+"""The client's side of an exchange: leaving, being cancelled, and both at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from router.client import ClientConnection
+from router.errors import ClientDisconnectedError
+
+
+class Client:
+    """Sends what it is told to."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+
+    def leave(self) -> None:
+        self.messages.put_nowait({"type": "http.disconnect"})
+
+
+def test_leaving_ends_the_work() -> None:
+    async def main() -> None:
+        client = Client()
+        with pytest.raises(ClientDisconnectedError):
+            async with ClientConnection(client.messages.get, reads_body=False):
+                client.leave()
+                await asyncio.Event().wait()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("also_leaves", [False, True])
+def test_cancellation_from_outside_stays_one(also_leaves: bool) -> None:
+    async def main() -> None:
+        client = Client()
+        inside = asyncio.Event()
+        held = asyncio.Event()
+
+        async def work() -> None:
+            async with ClientConnection(client.messages.get, reads_body=False):
+                inside.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await held.wait()
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        if also_leaves:
+            client.leave()
+            while not task.cancelling():  # noqa: ASYNC110 - a task does not tell that it was asked to end
+                await asyncio.sleep(0)
+        task.cancel()
+        held.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_leaving_after_the_end_is_no_matter() -> None:
+    async def main() -> None:
+        client = Client()
+        async with ClientConnection(client.messages.get, reads_body=False) as connection:
+            connection.stop_watching()
+            client.leave()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_body_may_be_asked_for_again_until_it_is_taken() -> None:
+    async def main() -> None:
+        client = Client()
+        client.messages.put_nowait({"type": "http.request", "body": b"a", "more_body": True})
+        client.messages.put_nowait({"type": "http.request", "body": b"", "more_body": True})
+        client.messages.put_nowait({"type": "http.request", "body": b"b", "more_body": False})
+        async with ClientConnection(client.messages.get, reads_body=True) as connection:
+            connection.body()
+            assert [chunk async for chunk in connection.body()] == [b"a", b"b"]
+
+    asyncio.run(main())
+
+
+def test_an_error_of_receive_ends_the_work_too() -> None:
+    async def broken() -> Message:
+        raise ValueError("a middleware's own")
+
+    async def main() -> None:
+        with pytest.raises(ValueError, match="own"):
+            async with ClientConnection(broken, reads_body=False):
+                await asyncio.Event().wait()
+
+    asyncio.run(main())

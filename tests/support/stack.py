@@ -1,0 +1,135 @@
+"""The whole product in front of fake workers, seen only from outside: over HTTP, and in the workers' own logs."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from router.app import create_app
+from router.config import AbortConfig, RadixConfig, RouterConfig, ServerConfig, WorkersConfig
+from tests.support.client import Answer
+from tests.support.fake_worker import FakeWorker, Record, StreamStyle
+from tests.support.oracle import Speller, speller
+from tests.support.serving import serve
+from tests.support.vocabularies import Name, vocabulary
+
+STYLES: tuple[StreamStyle, ...] = ("cumulative", "incremental", "mixed")
+
+
+@dataclass
+class Reply:
+    """What the client saw, and what the worker did."""
+
+    answer: Answer
+    body: Any  # of a stream: its events
+    records: list[Record]
+
+    @property
+    def record(self) -> Record:
+        """The only one."""
+        (record,) = self.records
+        return record
+
+
+@dataclass
+class Stack:
+    """A router with its middleware, and its workers."""
+
+    name: Name
+    url: str
+    workers: list[FakeWorker]
+    spelling: Speller
+
+    def post(self, path: str, body: Any, *, headers: Mapping[str, str] | None = None, raw: bytes | None = None) -> Answer:
+        """POST JSON, or whatever `raw` is."""
+        content = json.dumps(body).encode() if raw is None else raw
+        return self._exchange("POST", path, content, {"content-type": "application/json", **(headers or {})})
+
+    def get(self, path: str) -> Answer:
+        return self._exchange("GET", path, None, {})
+
+    def generate(self, body: dict[str, Any], *, headers: Mapping[str, str] | None = None) -> Reply:
+        """One generation, streamed or not, which must succeed."""
+        before = [len(worker.log) for worker in self.workers]
+        answer = self.post("/generate", body, headers=headers)
+        assert answer.status == 200, answer.content
+        records = [
+            record
+            for worker, start in zip(self.workers, before, strict=True)
+            for record in worker.log[start:]
+        ]
+        return Reply(answer, events(answer) if body.get("stream") else answer.json(), records)
+
+    def retrieve(self, text: str | list[str], *, namespace: str | None = None, **options: Any) -> Any:
+        headers = {"x-radix-namespace": namespace} if namespace else {}
+        answer = self.post("/retrieve_from_text", {"text": text, **options}, headers=headers)
+        assert answer.status == 200, answer.content
+        return answer.json()
+
+    def set_weight_version(self, version: str) -> None:
+        for worker in self.workers:
+            worker.set_weight_version(version)
+
+    def inflight(self) -> dict[str, Any]:
+        """Whatever the router counts as in flight: all of it must be zero at the end."""
+        states = self.get("/workers").json()["workers"]
+        found: dict[str, Any] = {state["url"]: state["load"] for state in states}
+        for line in self.get("/metrics").content.decode().splitlines():
+            if not line.startswith("#") and ("inflight" in line or "in_flight" in line or "pinned" in line):
+                label, value = line.rsplit(" ", 1)
+                found[label] = float(value)
+        return found
+
+    def idle(self) -> bool:
+        return not any(self.inflight().values()) and not any(worker.in_flight for worker in self.workers)
+
+    def _exchange(self, method: str, path: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        try:
+            connection.request(method, path, content, dict(headers))
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, found, response.read())
+        finally:
+            connection.close()
+
+
+def events(answer: Answer) -> list[dict[str, Any]]:
+    """The events of a whole stream, which must end with [DONE]."""
+    lines = [line for line in answer.content.split(b"\n") if line.startswith(b"data: ")]
+    assert lines, answer.content
+    assert lines[-1] == b"data: [DONE]", lines[-1]
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+@contextlib.contextmanager
+def stack(
+    name: Name,
+    *,
+    styles: tuple[StreamStyle, ...] = STYLES,
+    radix: Mapping[str, Any] | None = None,
+    server: Mapping[str, Any] | None = None,
+    abort: AbortConfig | None = None,
+    **worker: Any,
+) -> Iterator[Stack]:
+    """Start it all: one worker per style of streaming."""
+    folder = vocabulary(name)
+    with contextlib.ExitStack() as entered:
+        workers = [
+            entered.enter_context(FakeWorker(folder, stream_style=style, seed=number, **worker))
+            for number, style in enumerate(styles)
+        ]
+        config = RouterConfig(
+            server=ServerConfig(**(server or {})),
+            workers=WorkersConfig(urls=tuple(one.url for one in workers), policy="round_robin"),
+            abort=abort or AbortConfig(attempts=1, wait=0),
+            radix=RadixConfig(tokenizer_path=str(folder), **(radix or {})),
+        )
+        url = entered.enter_context(serve(create_app(config)))
+        yield Stack(name, url, workers, speller(name))
