@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from middleware_hub.spans import TokenSpan
 from middleware_hub.versions import Stamp
 
@@ -34,30 +36,30 @@ class HiddenToken(NamedTuple):
     """Characters of it that the reader did see: a stop string that began inside a token."""
 
 
-class Generation:
-    """One recorded reply: the end of a chain, indexed by the text that the chain spells."""
+class Generation(msgspec.Struct, gc=False, eq=False):
+    """One recorded reply: the end of a chain, indexed by the text that the chain spells.
 
-    __slots__ = ("continues", "node", "request_ids", "retrieved", "serial", "span", "stamp", "tail", "tick")
+    Attributes:
+        span: what was sampled; its parents are the prompt.
+        node: where its text ends in the tree.
+        continues: the complete reply that its prompt went on from.
+        tail: the hidden tail, for the texts that may spell it.
+        request_ids: the client's `rid`, SGLang's `meta_info.id`.
+        serial: the order of recording.
+        tick: when it, or what was below it, was hit last.
+        stamp: the weight version then.
+        retrieved: whether anybody asked for its tokens yet.
+    """
 
-    def __init__(
-        self,
-        span: TokenSpan,
-        node: RadixNode,
-        continues: Generation | None,
-        tail: tuple[HiddenToken, ...],
-        request_ids: tuple[str, ...],
-        serial: int,
-        stamp: Stamp,
-    ) -> None:
-        self.span = span
-        self.node = node
-        self.continues = continues
-        self.tail = tail
-        self.request_ids = request_ids
-        self.serial = serial
-        self.tick = serial
-        self.stamp = stamp
-        self.retrieved = False
+    span: TokenSpan
+    node: RadixNode
+    continues: Generation | None
+    tail: tuple[HiddenToken, ...]
+    request_ids: tuple[str, ...]
+    serial: int
+    stamp: Stamp
+    tick: int
+    retrieved: bool = False
 
     def __repr__(self) -> str:
         return f"<Generation {self.request_ids[0] if self.request_ids else self.serial}: {self.span!r}>"
@@ -68,18 +70,15 @@ class Generation:
         return self.span.users == 1
 
 
-class RadixNode:
-    """See the top of this file."""
+class RadixNode(msgspec.Struct, gc=False, eq=False):
+    """See the top of this file. Like spans, nodes are not tracked by the garbage collector; `detach` cuts the cycles."""
 
-    __slots__ = ("_through", "children", "contexts", "edge", "ends", "parent")
-
-    def __init__(self, edge: str, parent: RadixNode | None) -> None:
-        self.edge = edge
-        self.parent = parent
-        self.children: RadixNode | dict[str, RadixNode] | None = None
-        self.ends: Generation | list[Generation] | None = None
-        self.contexts: TokenSpan | list[TokenSpan] | None = None
-        self._through: Generation | dict[Generation | None, Generation] | None = None
+    edge: str
+    parent: RadixNode | None
+    children: RadixNode | dict[str, RadixNode] | None = None
+    ends: Generation | list[Generation] | None = None
+    contexts: TokenSpan | list[TokenSpan] | None = None
+    _through: Generation | dict[Generation | None, Generation] | None = None
 
     def __repr__(self) -> str:
         edge = self.edge if len(self.edge) <= 20 else self.edge[:17] + "..."

@@ -310,11 +310,13 @@ class RadixTree:
             logprobs=reply.logprobs,
             versions=reply.versions,
             flags=reply.flags,
-            visible=reply.visible,
+            visible=-1 if reply.visible is None else reply.visible,
             ends=reply.ends,
         )
         self._ticks += 1
-        generation = Generation(span, node, match.continues, reply.tail, reply.request_ids, self._ticks, self.clock.now)
+        generation = Generation(
+            span, node, match.continues, reply.tail, reply.request_ids, self._ticks, self.clock.now, self._ticks
+        )
         span.owner = generation
         span.users = 1
         self._add_span(span)

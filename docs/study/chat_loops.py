@@ -1,6 +1,5 @@
 """Loops that keep messages and leave the text to a chat template: LangChain's and the OpenAI SDK's."""
 
-import json
 from typing import Any
 
 import openai
@@ -19,7 +18,7 @@ QUESTIONS = [
     "Who says so?",
     "Thanks. Why?",
 ]
-SEARCH: dict[str, Any] = {
+SEARCH: Any = {
     "type": "function",
     "function": {
         "name": "search",
@@ -34,8 +33,12 @@ SEARCH: dict[str, Any] = {
 RESULT = "Lyon lies on the Rhône."
 
 
+def _settings(url: str) -> dict[str, Any]:
+    return {"base_url": url + "/v1", "api_key": "none", "model": "study", "max_retries": 0}
+
+
 def _model(url: str) -> ChatOpenAI:
-    return ChatOpenAI(base_url=url + "/v1", api_key="none", model="study", max_retries=0)
+    return ChatOpenAI(**_settings(url))
 
 
 def langchain_messages(url: str, turns: int) -> None:
@@ -74,7 +77,7 @@ def langchain_stripped(url: str, turns: int) -> None:
 
 def langchain_conversation_chain(url: str, turns: int) -> None:
     """The classic ConversationChain on a completion model: `Human:` and `AI:` in one text."""
-    chain = ConversationChain(llm=OpenAI(base_url=url + "/v1", api_key="none", model="study", max_retries=0))
+    chain = ConversationChain(llm=OpenAI(**_settings(url)))
     for question in QUESTIONS[:turns]:
         chain.invoke({"input": question})
 
@@ -99,9 +102,7 @@ def openai_tools(url: str, turns: int) -> None:
         messages.append(message)
         if not message.tool_calls:
             return
-        for call in message.tool_calls:
-            json.loads(call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": RESULT})
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": RESULT} for call in message.tool_calls]
 
 
 def langchain_tools(url: str, turns: int) -> None:

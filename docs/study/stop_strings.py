@@ -32,7 +32,8 @@ def stream(url: str, body: dict[str, Any]) -> dict[str, Any]:
     )
     with urllib.request.urlopen(request, timeout=120) as reply:
         events = [line[6:] for line in reply.read().decode().splitlines() if line.startswith("data: {")]
-    return json.loads(events[-1])
+    last: dict[str, Any] = json.loads(events[-1])
+    return last
 
 
 def look(worker: Worker, reply: dict[str, Any], canonical: int) -> dict[str, bool]:

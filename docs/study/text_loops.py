@@ -105,8 +105,10 @@ def react_langchain(url: str, question: str, turns: int, chat: bool) -> None:
     settings: dict[str, Any] = {"base_url": url + "/v1", "api_key": "none", "model": "study", "max_retries": 0}
     model = ChatOpenAI(**settings) if chat else OpenAI(**settings)
     agent = create_react_agent(model, [search], PromptTemplate.from_template(REACT))
-    AgentExecutor(agent=agent, tools=[search], max_iterations=turns, stream_runnable=False).invoke({"input": question})
+    options: dict[str, Any] = {"max_iterations": turns, "stream_runnable": False}
+    AgentExecutor(agent=agent, tools=[search], **options).invoke({"input": question})
 
 
 def _complete(url: str, text: str, stop: list[str]) -> str:
-    return post(url + "/generate", {"text": text, "sampling_params": {"max_new_tokens": 256, "stop": stop}})["text"]
+    answer = post(url + "/generate", {"text": text, "sampling_params": {"max_new_tokens": 256, "stop": stop}})
+    return str(answer["text"])

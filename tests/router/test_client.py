@@ -24,9 +24,9 @@ class Client:
 def test_leaving_ends_the_work() -> None:
     async def main() -> None:
         client = Client()
+        client.leave()
         with pytest.raises(ClientDisconnectedError):
             async with ClientConnection(client.messages.get, reads_body=False):
-                client.leave()
                 await asyncio.Event().wait()
         task = asyncio.current_task()
         assert task is not None

@@ -1,0 +1,137 @@
+"""Match + flatten and record: flat in siblings, linear in text. Aim for a match: 10 us + 1 ns a character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.conftest import NAMESPACE, Talk
+from middleware_hub.radix_tree import Context, RadixTree, SampledReply
+from middleware_hub.spans import chain_ids, flatten, pack_ids, pack_logprobs
+from middleware_hub.tokenizer import Tokenizer
+
+
+def conversation(talk: Talk, characters: int, turn: int = 1_000) -> str:
+    """A conversation of so many characters, a turn of 1,000 characters each (half context, half reply)."""
+    text = ""
+    half = min(turn, characters) // 2
+    while len(text) < characters:
+        text = talk.turn(text + talk.text(half), talk.text(half))
+    return text
+
+
+def add_siblings(talk: Talk, prompt: str, count: int) -> None:
+    """Other replies to one prompt, all different."""
+    tree = talk.tree
+    ids = pack_ids(talk.tokenizer.encode_start(prompt))
+    for number in range(count):
+        match = tree.match(NAMESPACE, prompt)
+        tree.pin(match)
+        context = Context(ids) if match.cut.start < len(prompt) else None
+        reply = f"{number:x} is my answer"
+        sampled = talk.tokenizer.encode_tail(reply) if number < 1_000 else list(range(len(reply)))
+        tree.record(match, context, SampledReply(pack_ids(sampled), reply, "1", pack_logprobs([-1.0] * len(sampled))))
+        tree.unpin(match)
+
+
+@pytest.mark.parametrize("characters", [1_000, 10_000, 100_000])
+def test_match_and_ids(benchmark: BenchmarkFixture, talk: Talk, characters: int) -> None:
+    """What a request pays: find the chain, lay its ids flat."""
+    text = conversation(talk, characters) + " And then?"
+
+    def match() -> bytes:
+        cut = talk.tree.match(NAMESPACE, text).cut
+        return chain_ids(cut.span, cut.take)
+
+    assert len(benchmark(match)) > characters // 8
+
+
+@pytest.mark.parametrize("characters", [1_000, 10_000, 100_000])
+def test_recall_and_flatten(benchmark: BenchmarkFixture, talk: Talk, characters: int) -> None:
+    """What a retrieval pays: ids, logprobs, mask and versions."""
+    text = conversation(talk, characters)
+
+    def recall() -> int:
+        found = talk.tree.recall(NAMESPACE, text)
+        assert found is not None
+        return len(flatten(found.cut.span, found.cut.take).token_ids)
+
+    assert benchmark(recall) > characters // 10
+
+
+@pytest.mark.parametrize("siblings", [10, 1_000, 100_000])
+def test_match_among_siblings(benchmark: BenchmarkFixture, talk: Talk, siblings: int) -> None:
+    prompt = talk.text(1_000)
+    add_siblings(talk, prompt, siblings)
+    text = prompt + "5 is my answer" + talk.text(50)
+
+    def match() -> bytes:
+        cut = talk.tree.match(NAMESPACE, text).cut
+        return chain_ids(cut.span, cut.take)
+
+    benchmark(match)
+
+
+def _recorder(talk: Talk, text: str) -> tuple[Callable[[], tuple[tuple, dict]], Callable[..., None]]:
+    tree = talk.tree
+    reply = talk.text(500)
+    sampled = talk.tokenizer.encode_tail(reply)
+    packed, logprobs = pack_ids(sampled), pack_logprobs([-1.5] * len(sampled))
+    numbers = iter(range(10**9))
+
+    def setup() -> tuple[tuple, dict]:
+        asked = f"{text} question {next(numbers)}"
+        match = tree.match(NAMESPACE, asked)
+        tree.pin(match)
+        rest = asked[match.cut.start :]
+        return (match, Context(pack_ids(talk.tokenizer.encode_tail(rest)))), {}
+
+    def record(match, context) -> None:  # noqa: ANN001
+        tree.record(match, context, SampledReply(packed, reply, "1", logprobs))
+        tree.unpin(match)
+
+    return setup, record
+
+
+@pytest.mark.parametrize("characters", [1_000, 10_000, 100_000])
+def test_record(benchmark: BenchmarkFixture, talk: Talk, characters: int) -> None:
+    setup, record = _recorder(talk, conversation(talk, characters))
+    benchmark.pedantic(record, setup=setup, rounds=300)
+
+
+@pytest.mark.parametrize("siblings", [10, 1_000, 100_000])
+def test_record_among_siblings(benchmark: BenchmarkFixture, talk: Talk, siblings: int) -> None:
+    prompt = talk.text(1_000)
+    add_siblings(talk, prompt, siblings)
+    setup, record = _recorder(talk, prompt)
+    benchmark.pedantic(record, setup=setup, rounds=300)
+
+
+@pytest.mark.parametrize("turns", [50, 500, 5_000])
+def test_match_deep(benchmark: BenchmarkFixture, talk: Talk, turns: int) -> None:
+    """Conversations of many short turns (100 characters each)."""
+    text = conversation(talk, turns * 100, turn=100) + " go on"
+
+    def match() -> bytes:
+        cut = talk.tree.match(NAMESPACE, text).cut
+        return chain_ids(cut.span, cut.take)
+
+    benchmark.pedantic(match, rounds=30)
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_tokens_encoded_over_ten_turns(benchmark: BenchmarkFixture, tokenizer: Tokenizer, remembered: bool) -> None:
+    """Ten turns of 100 + 50 tokens (2,750 and 550 in the original design, which encodes prompts of 50 a turn)."""
+
+    def ten_turns() -> int:
+        talk = Talk(tokenizer, RadixTree(tokenizer.vocabulary))
+        text = ""
+        for _ in range(10):
+            if not remembered:
+                talk.tree = RadixTree(tokenizer.vocabulary)
+            text = talk.turn(text + talk.text(500), talk.text(250))
+        return talk.encoded
+
+    benchmark.extra_info["tokens encoded"] = benchmark.pedantic(ten_turns, rounds=5)
