@@ -95,7 +95,7 @@ def align_reply(
             return Alignment(layout, None, visible, _all_special(vocabulary, ids[visible:]))
         ends = _hidden_ends(vocabulary, ids, visible, vocabulary.counted(ids, skip_special=skips_special))
         return Alignment(layout, ends, visible, _all_special(vocabulary, ids[visible:]))
-    if spelled.startswith(text) and _explained(vocabulary, ids, spelled[len(text) :], text, matched):
+    if spelled.startswith(text) and _explained(vocabulary, ids, spelled, text, matched):
         count = vocabulary.begun if REPLACEMENT not in spelled else vocabulary.counted
         counted = count(ids, skip_special=skips_special)
         visible = int(np.searchsorted(counted, len(text), side="right"))
@@ -109,12 +109,14 @@ def align_reply(
     return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(ids))
 
 
-def _explained(
-    vocabulary: Vocabulary, ids: Sequence[int], remainder: str, text: str, matched: int | str | None
-) -> bool:
+def _explained(vocabulary: Vocabulary, ids: Sequence[int], spelled: str, text: str, matched: int | str | None) -> bool:
     """Whether a stop, or a character that was cut in half, explains that the ids spell more than the text."""
     if isinstance(matched, str):
-        return remainder.startswith(matched) or text.endswith(matched)
+        # Usually the text ends where the stop string begins (or, untrimmed, where it ends). SGLang may let its beginning
+        # through, though, when an interim text was made in the middle of it (sglang PR #35157).
+        begin = spelled.find(matched, max(0, len(text) - len(matched)))
+        return 0 <= begin <= len(text)
+    remainder = spelled[len(text) :]
     if isinstance(matched, int) and ids and ids[-1] == matched:
         return remainder.strip(REPLACEMENT) == vocabulary.literal(matched).strip(REPLACEMENT)
     return not remainder.strip(REPLACEMENT)

@@ -49,6 +49,7 @@ class Generation(msgspec.Struct, gc=False, eq=False):
         tick: when it, or what was below it, was hit last.
         stamp: the weight version then.
         retrieved: whether anybody asked for its tokens yet.
+        aborted: the engine was told to stop: the reply ends where nobody chose it to.
     """
 
     span: TokenSpan
@@ -60,6 +61,7 @@ class Generation(msgspec.Struct, gc=False, eq=False):
     stamp: Stamp
     tick: int
     retrieved: bool = False
+    aborted: bool = False
 
     def __repr__(self) -> str:
         return f"<Generation {self.request_ids[0] if self.request_ids else self.serial}: {self.span!r}>"

@@ -493,6 +493,20 @@ class RadixTree:
             node.merge_down()
             self.stats.nodes -= 1
 
+    def clear(self) -> None:
+        """Forget everything, link by link: a chain of 100,000 spans freed by its end alone would overflow the C stack."""
+        for node, _ in list(self._every_node()):
+            for generation in node.generations():
+                span: TokenSpan | None = generation.span
+                while span is not None:
+                    above = span.parent
+                    span.parent = span.owner = None
+                    span = above
+            node.parent = node.children = node.ends = node.contexts = node._through = None
+        self._roots.clear()
+        self._leaves = {True: [], False: []}
+        self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
+
     # Proving -----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:

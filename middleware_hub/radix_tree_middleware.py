@@ -78,6 +78,8 @@ class RadixTreeMiddleware:
         """Serve one connection."""
         route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
         await (self.app if route is None else route)(scope, receive, send)
+        if scope["type"] == "lifespan":
+            self.tree.clear()
 
     # /generate -----------------------------------------------------------------------------------------------------------
 

@@ -239,7 +239,11 @@ def main() -> None:
             for ragged in (False, True):
                 one = functools.partial(converse, proxy, variant, number, ragged)
                 results = list(pool.map(one, range(options.conversations)))
-                row = {"loop": variant.loop, "variant": variant.name, "replies": "ragged" if ragged else "clean"}
+                row: dict[str, Any] = {
+                    "loop": variant.loop,
+                    "variant": variant.name,
+                    "replies": "ragged" if ragged else "clean",
+                }
                 row |= summarize([conversation.turns for conversation, _ in results], vocabularies)
                 if variant.template:
                     row["messages_echoed"] = sum(sum(conversation.echoes) for conversation, _ in results)

@@ -224,6 +224,11 @@ class Plan:
     def ids(self) -> list[int]:
         return [token.id for token in self.tokens] + self.tail
 
+    @property
+    def all_tokens(self) -> list[Token]:
+        """With what is encoded, as context."""
+        return [*self.tokens, *map(Token, self.tail)]
+
 
 @dataclass
 class Oracle:
@@ -249,22 +254,31 @@ class Oracle:
             carried = self._carry(base, text)
             size = len(carried.tokens)
             pool = [one for one in pool if one is not base and one.descends_from(base)]
+            # Or should what was asked at the very end of the chain, and went on without its hidden tail, be continued?
+            ended = [base.tokens[: base.first_hidden], carried.tokens]
+            pool = [one for one in pool if any(_same(one.tokens[: len(head)], head) for head in ended)]
+            loose = [self._partly(one, text) for one in pool if not _same(one.tokens[:size], carried.tokens)]
             pool = [one for one in pool if _same(one.tokens[:size], carried.tokens)]
         else:
-            carried = self._fresh(text)
+            carried, loose = self._fresh(text), []
         found = self._furthest([carried, *(self._partly(chain, text) for chain in pool)])
         if any(chain.maybe_opaque for chain in pool) or (complete and not carried.tokens):
             found += [carried, *(self._partly(chain, text) for chain in self.chains)]
-        return found
+        return found + [plan for plan in loose if plan.position > carried.position]
 
-    def plan_of_ids(self, ids: list[int]) -> list[tuple[str, Plan]]:
+    def plan_of_ids(self, ids: list[int], *, forgetful: bool = False) -> list[tuple[str, Plan]]:
         """What a request with these ids is, and its text: all of it is context but the chain that it begins with."""
         text = self.spelling.text_of_request(ids)
         whole = self.spelling.spell(ids, skip_special=False)
         less = len(whole.text) - len(text)
         ends = [max(0, end - less) for end in whole.ends]
         found = []
-        for chain in self.continued_by_ids(ids) or [None]:
+        longest: list[Chain | None] = [*self.continued_by_ids(ids)]
+        if forgetful:
+            longest = [chain for chain in self.chains if chain.ids == ids[: len(chain.ids)]]
+        if forgetful or not longest:
+            longest.append(None)
+        for chain in longest:
             size = len(chain.tokens) if chain else 0
             tokens = chain.tokens if chain else []
             found.append((text, Plan(tokens, ends[:size], whole.wide[:size], 0, chain, ids[size:])))
@@ -397,9 +411,10 @@ def _consume(hidden: Sequence[tuple[str, bool]], rest: str) -> tuple[int, int]:
     if not rest or not hidden:
         return 0, 0
     if all(special for _, special in hidden):
-        for spelled in ("".join(text for text, _ in hidden), hidden[-1][0]):
-            if rest.startswith(spelled):
-                return len(hidden), len(spelled)
+        texts = [text for text, _ in hidden]
+        for spelled in [texts, texts[-1:], *(texts[:size] for size in range(len(texts) - 1, 0, -1))]:
+            if rest.startswith("".join(spelled)):
+                return len(hidden), len("".join(spelled))
         return len(hidden), 0
     kept = position = 0
     for text, special in hidden:

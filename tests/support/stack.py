@@ -45,7 +45,9 @@ class Stack:
     workers: list[FakeWorker]
     spelling: Speller
 
-    def post(self, path: str, body: Any, *, headers: Mapping[str, str] | None = None, raw: bytes | None = None) -> Answer:
+    def post(
+        self, path: str, body: Any, *, headers: Mapping[str, str] | None = None, raw: bytes | None = None
+    ) -> Answer:
         """POST JSON, or whatever `raw` is."""
         content = json.dumps(body).encode() if raw is None else raw
         return self._exchange("POST", path, content, {"content-type": "application/json", **(headers or {})})
@@ -58,11 +60,7 @@ class Stack:
         before = [len(worker.log) for worker in self.workers]
         answer = self.post("/generate", body, headers=headers)
         assert answer.status == 200, answer.content
-        records = [
-            record
-            for worker, start in zip(self.workers, before, strict=True)
-            for record in worker.log[start:]
-        ]
+        records = [record for worker, start in zip(self.workers, before, strict=True) for record in worker.log[start:]]
         return Reply(answer, events(answer) if body.get("stream") else answer.json(), records)
 
     def retrieve(self, text: str | list[str], *, namespace: str | None = None, **options: Any) -> Any:

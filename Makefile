@@ -1,0 +1,51 @@
+# Every target does its own set-up, and can be run any number of times. What is made outside: ~/.cache/tito-router.
+# PYTHON=python3.12 chooses the interpreter of a new .venv; ARGS="-k radix -x" goes to pytest.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+# The first Python 3.11 or later that can make a virtual environment. Looked for only when one is made.
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-sglang lint bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(INSTALLED) ## make .venv with everything but SGLang
+	@:
+
+# Two --quiet: errors are told, warnings about package indexes are not.
+$(INSTALLED): pyproject.toml
+	@$(PY) -m pip --version >/dev/null 2>&1 || { \
+		test -n "$(PYTHON)" || { echo "no Python 3.11 or later with venv: set PYTHON=/path/to/python3" >&2; exit 1; }; \
+		$(PYTHON) -m venv --clear $(VENV); }
+	@echo "installing into $(VENV): $$($(PY) --version)"
+	@$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable '.[test,lint]'
+	@touch $@
+
+test: $(INSTALLED) ## run all tests but those on a real SGLang
+	@$(PY) -m pytest -m "not sglang" $(ARGS)
+
+test-sglang: $(INSTALLED) ## run the tests on a real SGLang, without a GPU; the first time makes one: Linux, 3.5 GB, minutes
+	@tests/sglang_cpu/setup.sh
+	@$(PY) -m pytest -m sglang -p tests.support.sglang_report $(ARGS)
+
+lint: $(INSTALLED) ## ruff and mypy
+	@status=0; \
+	$(PY) -m ruff check . || status=1; \
+	$(PY) -m ruff format --check . || status=1; \
+	$(PY) -m mypy || status=1; \
+	exit $$status
+
+bench: $(INSTALLED) ## measure; results go to benchmarks/results
+	@mkdir -p benchmarks/results
+	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
+		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
+
+clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay
+	@rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
