@@ -46,6 +46,7 @@ class SampledReply:
     ends: bytes | None = None
     tail: tuple[HiddenToken, ...] = ()
     request_ids: tuple[str, ...] = ()
+    aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class RadixTree:
             cut, continues = _longest_complete(walk.stops, text, parent)
             unknown = continues is None
         if continues is None:
-            cut, continues = _longest_complete(walk.stops, text, None)
+            cut, continues = self._chosen(walk, text)
         at_prompt = walk.at.contexts is not None and walk.ends_on_node(text)
         further = self._partial(walk, continues, cut, boundaries=not at_prompt)
         known = None
@@ -220,6 +221,22 @@ class RadixTree:
         cut = further or cut if known is None else Cut(known, len(known), len(text))
         ambiguous = continues is not None and self._matches_further(walk, continues, cut.start)
         return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown)
+
+    def _chosen(self, walk: _Walk, text: str) -> tuple[Cut, Generation | None]:
+        """The longest complete reply; but an aborted one yields to a chain that goes further by whole sampled tokens.
+
+        An aborted sample of a group is the beginning of many a sibling, and nobody continues it at that place but a
+        request with exactly its text. With precedence it would take over the sibling's conversation, and 10% of its sampled
+        tokens would be encoded anew (docs/is-text-a-key.md).
+        """
+        cut, continues = _longest_complete(walk.stops, text, None)
+        if continues is not None and continues.aborted:
+            own = self._partial(walk, continues, cut, boundaries=False) or cut
+            above, finished = _longest_complete(walk.stops, text, None, aborted=False)
+            further = self._partial(walk, finished, above, boundaries=False)
+            if further is not None and further.start > own.start:
+                return above, finished
+        return cut, continues
 
     def _partial(self, walk: _Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
         """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way."""
@@ -315,7 +332,15 @@ class RadixTree:
         )
         self._ticks += 1
         generation = Generation(
-            span, node, match.continues, reply.tail, reply.request_ids, self._ticks, self.clock.now, self._ticks
+            span,
+            node,
+            match.continues,
+            reply.tail,
+            reply.request_ids,
+            self._ticks,
+            self.clock.now,
+            self._ticks,
+            aborted=reply.aborted,
         )
         span.owner = generation
         span.users = 1
@@ -637,10 +662,10 @@ def _newest_first(stops: list[tuple[RadixNode, int]]) -> Iterator[tuple[Generati
 
 
 def _longest_complete(
-    stops: list[tuple[RadixNode, int]], text: str, request_id: str | None
+    stops: list[tuple[RadixNode, int]], text: str, request_id: str | None, *, aborted: bool = True
 ) -> tuple[Cut, Generation | None]:
     for generation, position in _newest_first(stops):
-        if request_id is None or request_id in generation.request_ids:
+        if (request_id is None or request_id in generation.request_ids) and (aborted or not generation.aborted):
             cut = resolve_complete(generation, text, position)
             if cut is not None:
                 return cut, generation

@@ -95,6 +95,7 @@ def record(
             ends=alignment.ends,
             tail=alignment.tail,
             request_ids=tuple(dict.fromkeys(i for i in (request.rid, reply.request_id) if i)),
+            aborted=reply.finish_type == "abort",
         ),
     )
     if alignment.flags & SpanFlag.MISMATCH:
