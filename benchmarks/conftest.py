@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from middleware_hub.radix_tree import Context, RadixTree, SampledReply
+from middleware_hub.radix_tree import RadixTree
+from middleware_hub.records import Context, SampledReply
 from middleware_hub.spans import pack_ids, pack_logprobs
 from middleware_hub.tokenizer import Tokenizer
 from tests.support.vocabularies import vocabulary
@@ -20,7 +21,7 @@ WORDS = (
 ).split()
 
 
-def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict) -> None:  # noqa: ARG001
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict) -> None:
     machine_info.clear()
     machine_info["line"] = f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}"
 

@@ -15,7 +15,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 _PROGRAM = r"""
 import gc, json, resource, sys, time
-from middleware_hub.radix_tree import Context, RadixTree, SampledReply
+from middleware_hub.radix_tree import RadixTree
+from middleware_hub.records import Context, SampledReply
 from middleware_hub.spans import pack_ids, pack_logprobs
 from middleware_hub.vocabulary import Vocabulary
 import random

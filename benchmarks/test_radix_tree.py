@@ -8,7 +8,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.conftest import NAMESPACE, Talk
-from middleware_hub.radix_tree import Context, RadixTree, SampledReply
+from middleware_hub.radix_tree import RadixTree
+from middleware_hub.records import Context, SampledReply
 from middleware_hub.spans import chain_ids, flatten, pack_ids, pack_logprobs
 from middleware_hub.tokenizer import Tokenizer
 
@@ -88,7 +89,7 @@ def _recorder(talk: Talk, text: str) -> tuple[Callable[[], tuple[tuple, dict]], 
         rest = asked[match.cut.start :]
         return (match, Context(pack_ids(talk.tokenizer.encode_tail(rest)))), {}
 
-    def record(match, context) -> None:  # noqa: ANN001
+    def record(match, context) -> None:
         tree.record(match, context, SampledReply(packed, reply, "1", logprobs))
         tree.unpin(match)
 

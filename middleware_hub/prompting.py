@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from middleware_hub.prefix_match import PrefixMatch
-from middleware_hub.radix_tree import Context, Namespace, RadixTree
+from middleware_hub.radix_tree import Namespace, RadixTree
+from middleware_hub.records import Context
 from middleware_hub.spans import SpanFlag, chain_ids, pack_ids, unpack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.errors import BadRequestError

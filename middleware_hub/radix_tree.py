@@ -14,16 +14,24 @@ Three rules carry it:
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
+from middleware_hub import tree_check
+from middleware_hub.leaves import Leaves
 from middleware_hub.prefix_match import FRESH, Cut, PrefixMatch, resolve_complete, resolve_partial, sampled_base
-from middleware_hub.radix_node import Generation, HiddenToken, RadixNode, common_length
+from middleware_hub.radix_node import Generation, RadixNode, common_length
+from middleware_hub.records import Context, Departure, Recall, SampledReply, TreeStats
 from middleware_hub.spans import Measure, SpanFlag, TokenSpan, Versions, links
+from middleware_hub.tree_walk import (
+    Walk,
+    begins_with,
+    first_characters,
+    longest_complete,
+    newest_first,
+    same_encoding,
+    walk_down,
+)
 from middleware_hub.versions import VersionClock
 
 Namespace = tuple[str, ...]
@@ -31,74 +39,6 @@ Namespace = tuple[str, ...]
 
 NO_PARENT = "none"
 """As the name of a parent: continue nothing, all of the text is context."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledReply:
-    """What a worker sampled, aligned with the text it sent."""
-
-    ids: bytes
-    text: str
-    versions: Versions
-    logprobs: bytes | None = None
-    visible: int | None = None
-    flags: SpanFlag = SpanFlag.NONE
-    ends: bytes | None = None
-    tail: tuple[HiddenToken, ...] = ()
-    request_ids: tuple[str, ...] = ()
-    aborted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What was put behind a reused chain to make the prompt: the ids, and how they lie over the text."""
-
-    ids: bytes
-    flags: SpanFlag = SpanFlag.NONE
-    ends: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """What is remembered of a whole text.
-
-    Attributes:
-        cut: the chain that covers the text up to `cut.start`; a whole reply goes with its hidden tail.
-        exact: one recorded chain covers the whole text.
-        request_ids: one for each recorded reply that ends where the longest one ends, newest first.
-    """
-
-    cut: Cut
-    exact: bool
-    request_ids: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """Where a text leaves the tree: `matched` characters are recorded, and then `text` differs from `recorded`."""
-
-    matched: int
-    recorded_before: str
-    recorded_after: tuple[str, ...]
-    replies: int
-
-
-@dataclass(slots=True)
-class TreeStats:
-    """Counts, kept as things happen; `check` recounts them."""
-
-    nodes: int = 0
-    generations: int = 0
-    spans: int = 0
-    tokens: int = 0
-    characters: int = 0
-    payload: int = 0
-    """Bytes of ids and logprobs."""
-    hits: int = 0
-    """Recorded requests that continued a chain."""
-    misses: int = 0
-    evicted: Counter[str] = field(default_factory=Counter)
-    evicted_tokens: int = 0
 
 
 class RadixTree:
@@ -118,9 +58,7 @@ class RadixTree:
         self.stats = TreeStats()
         self._roots: dict[Namespace, RadixNode] = {}
         self._ticks = 0
-        self._pushes = 0
-        # Leaves by their last hit, retrieved ones and the others. Entries are not removed but recognised as out of date.
-        self._leaves: dict[bool, list[tuple[int, int, Generation]]] = {True: [], False: []}
+        self._leaves = Leaves()
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
@@ -138,21 +76,21 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text)
-        return self._match(namespace, text, _walk(root, text), parent)
+        return self._match(namespace, text, walk_down(root, text), parent)
 
     def match_ids(self, namespace: Namespace, text: str, ids: bytes, *, parent: str | None = None) -> PrefixMatch:
         """The same for a request that came as ids, of which `text` is the spelling: a chain counts if the ids begin with it."""
         root = self._roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text)
-        walk = _walk(root, text)
+        path = walk_down(root, text)
         agreed: dict[tuple[TokenSpan, int], bool] = {}
-        for generation, position in _newest_first(walk.stops):
+        for generation, position in newest_first(path.stops):
             if parent is not None and parent not in generation.request_ids:
                 continue
             whole = resolve_complete(generation, text, position)
             for cut in (whole, whole and Cut(generation.span, generation.span.visible, position)):
-                if cut and generation.span.width and _begins_with(ids, cut.span, cut.take, agreed):
+                if cut and generation.span.width and begins_with(ids, cut.span, cut.take, agreed):
                     found = PrefixMatch(namespace, text, cut, generation)
                     break
             else:
@@ -160,8 +98,8 @@ class RadixTree:
             break
         else:
             found = PrefixMatch(namespace, text, unknown_parent=parent is not None)
-        further = self._partial(walk, found.continues, found.cut)
-        if further is not None and _begins_with(ids, further.span, further.take, agreed):
+        further = self._partial(path, found.continues, found.cut)
+        if further is not None and begins_with(ids, further.span, further.take, agreed):
             return replace(found, cut=further)
         return found
 
@@ -170,17 +108,17 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             return None if request_id is not None else Recall(FRESH, exact=False)
-        walk = _walk(root, text)
-        if walk.stops and walk.stops[-1][1] == len(text):
-            for generation in reversed(walk.stops[-1][0].generations()):
+        path = walk_down(root, text)
+        if path.stops and path.stops[-1][1] == len(text):
+            for generation in reversed(path.stops[-1][0].generations()):
                 if request_id is None or request_id in generation.request_ids:
                     return self.recall_generation(generation)
-        found = self._match(namespace, text, walk, request_id)
+        found = self._match(namespace, text, path, request_id)
         if found.unknown_parent:
             return None
         cut = found.cut
-        if cut.start < len(text) and walk.ends_on_node(text):
-            cut = self._recorded_context(walk.at, found, any_chain=request_id is None) or cut
+        if cut.start < len(text) and path.ends_on_node(text):
+            cut = self._recorded_context(path.at, found, any_chain=request_id is None) or cut
         return self._recalled(cut, found.continues, exact=cut.start == len(text))
 
     def recall_generation(self, generation: Generation) -> Recall:
@@ -193,66 +131,66 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             return Departure(0, "", (), 0)
-        walk = _walk(root, text)
-        ways = [(walk.at, walk.inside)] if walk.inside < len(walk.at.edge) else [(c, 0) for c in walk.at.each_child()]
-        after = tuple(_first_characters(node, skip, context) for node, skip in ways[-8:])
-        return Departure(walk.limit, text[max(0, walk.limit - context) : walk.limit], after, len(walk.stops))
+        path = walk_down(root, text)
+        ways = [(path.at, path.inside)] if path.inside < len(path.at.edge) else [(c, 0) for c in path.at.each_child()]
+        after = tuple(first_characters(node, skip, context) for node, skip in ways[-8:])
+        return Departure(path.limit, text[max(0, path.limit - context) : path.limit], after, len(path.stops))
 
     def _match(
         self,
         namespace: Namespace,
         text: str,
-        walk: _Walk,
+        path: Walk,
         parent: str | None,
     ) -> PrefixMatch:
         cut, continues, unknown = FRESH, None, False
         if parent is not None:
-            cut, continues = _longest_complete(walk.stops, text, parent)
+            cut, continues = longest_complete(path.stops, text, parent)
             unknown = continues is None
         if continues is None:
-            cut, continues = self._chosen(walk, text)
-        at_prompt = walk.at.contexts is not None and walk.ends_on_node(text)
-        further = self._partial(walk, continues, cut, boundaries=not at_prompt)
+            cut, continues = self._chosen(path, text)
+        at_prompt = path.at.contexts is not None and path.ends_on_node(text)
+        further = self._partial(path, continues, cut, boundaries=not at_prompt)
         known = None
         if at_prompt:
-            known = _same_encoding(walk.at, further or cut)
+            known = same_encoding(path.at, further or cut)
             if known is None:
-                further = self._partial(walk, continues, cut)
+                further = self._partial(path, continues, cut)
         cut = further or cut if known is None else Cut(known, len(known), len(text))
-        ambiguous = continues is not None and self._matches_further(walk, continues, cut.start)
+        ambiguous = continues is not None and self._matches_further(path, continues, cut.start)
         return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown)
 
-    def _chosen(self, walk: _Walk, text: str) -> tuple[Cut, Generation | None]:
+    def _chosen(self, path: Walk, text: str) -> tuple[Cut, Generation | None]:
         """The longest complete reply; but an aborted one yields to a chain that goes further by whole sampled tokens.
 
         An aborted sample of a group is the beginning of many a sibling, and nobody continues it at that place but a
         request with exactly its text. With precedence it would take over the sibling's conversation, and 10% of its sampled
         tokens would be encoded anew (docs/is-text-a-key.md).
         """
-        cut, continues = _longest_complete(walk.stops, text, None)
+        cut, continues = longest_complete(path.stops, text, None)
         if continues is not None and continues.aborted:
-            own = self._partial(walk, continues, cut, boundaries=False) or cut
-            above, finished = _longest_complete(walk.stops, text, None, aborted=False)
-            further = self._partial(walk, finished, above, boundaries=False)
+            own = self._partial(path, continues, cut, boundaries=False) or cut
+            above, finished = longest_complete(path.stops, text, None, aborted=False)
+            further = self._partial(path, finished, above, boundaries=False)
             if further is not None and further.start > own.start:
                 return above, finished
         return cut, continues
 
-    def _partial(self, walk: _Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
+    def _partial(self, path: Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
         """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way."""
-        newest = walk.at.through(line) if walk.limit > cut.start else None
+        newest = path.at.through(line) if path.limit > cut.start else None
         if newest is None:
             return None
-        further = resolve_partial(newest, walk.limit, line, self.measure, boundaries=boundaries)
+        further = resolve_partial(newest, path.limit, line, self.measure, boundaries=boundaries)
         return further if further is not None and further.start > cut.start else None
 
-    def _matches_further(self, walk: _Walk, continues: Generation, start: int) -> bool:
+    def _matches_further(self, path: Walk, continues: Generation, start: int) -> bool:
         """Whether a chain that does not continue the chosen reply has whole sampled tokens of this text behind it."""
-        if walk.limit <= start:
+        if path.limit <= start:
             return False
-        for other in walk.at.lines():
+        for other in path.at.lines():
             if other.continues is not continues:
-                cut = resolve_partial(other, walk.limit, other.continues, self.measure, boundaries=False)
+                cut = resolve_partial(other, path.limit, other.continues, self.measure, boundaries=False)
                 if cut is not None and cut.start > start:
                     return True
         return False
@@ -282,7 +220,7 @@ class RadixTree:
                 if generation.retrieved:
                     return
                 generation.retrieved = True
-                self._offer(generation)
+                self._leaves.offer(generation, self.stats.generations)
 
     # Writing -----------------------------------------------------------------------------------------------------------
 
@@ -349,7 +287,7 @@ class RadixTree:
         for passed in path:
             passed.note_pass(generation)
         self.stats.generations += 1
-        self._offer(generation)
+        self._leaves.offer(generation, self.stats.generations)
         return generation
 
     def _resume(self, match: PrefixMatch) -> tuple[RadixNode, int]:
@@ -426,7 +364,7 @@ class RadixTree:
         """
         deadline = time.perf_counter() + seconds
         while self.over_budget:
-            generation = self._pop_leaf(True) or self._pop_leaf(False)
+            generation = self._leaves.pop()
             if generation is None:
                 return False
             stale = self.clock.age(generation.stamp) >= self.keep_versions
@@ -439,25 +377,6 @@ class RadixTree:
             if time.perf_counter() > deadline:
                 return self.over_budget
         return False
-
-    def _offer(self, generation: Generation) -> None:
-        """A generation became a leaf, or came to be one of the other kind."""
-        if not generation.leaf:
-            return
-        heap = self._leaves[generation.retrieved]
-        self._pushes += 1
-        heapq.heappush(heap, (generation.tick, self._pushes, generation))
-        if len(heap) > 64 and len(heap) > 4 * self.stats.generations:
-            heap[:] = [entry for entry in heap if _current(entry, generation.retrieved)]
-            heapq.heapify(heap)
-
-    def _pop_leaf(self, retrieved: bool) -> Generation | None:
-        heap = self._leaves[retrieved]
-        while heap:
-            entry = heapq.heappop(heap)
-            if _current(entry, retrieved):
-                return entry[2]
-        return None
 
     def _remove(self, generation: Generation) -> None:
         node, line = generation.node, generation.continues
@@ -491,7 +410,7 @@ class RadixTree:
             owner = span.owner
             if span.users:
                 if isinstance(owner, Generation):
-                    self._offer(owner)
+                    self._leaves.offer(owner, self.stats.generations)
                 return
             self.stats.spans -= 1
             self.stats.tokens -= len(span)
@@ -520,7 +439,7 @@ class RadixTree:
 
     def clear(self) -> None:
         """Forget everything, link by link: a chain of 100,000 spans freed by its end alone would overflow the C stack."""
-        for node, _ in list(self._every_node()):
+        for node, _ in list(tree_check.every_node(self._roots.values())):
             for generation in node.generations():
                 span: TokenSpan | None = generation.span
                 while span is not None:
@@ -529,185 +448,12 @@ class RadixTree:
                     span = above
             node.parent = node.children = node.ends = node.contexts = node._through = None
         self._roots.clear()
-        self._leaves = {True: [], False: []}
+        self._leaves = Leaves()
         self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
-
-    # Proving -----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Recount everything and compare; AssertionError if an invariant does not hold. Slow, for tests."""
-        users: Counter[TokenSpan] = Counter()
-        spans: set[TokenSpan] = set()
-        found = TreeStats()
-        generations: list[tuple[Generation, RadixNode, int]] = []
-        for node, depth in self._every_node():
-            if node.parent is not None:
-                found.nodes += 1
-                found.characters += len(node.edge)
-                assert node.edge, "an empty edge"
-                lone = isinstance(node.children, RadixNode) and node.ends is None and node.contexts is None
-                assert not lone, f"a lone child was not merged: {node!r}"
-                assert not node.removable, f"a node that stands for nothing: {node!r}"
-            for child in node.each_child():
-                assert child.parent is node
-                assert node.child(child.edge[0]) is child
-            for span in node.known_contexts():
-                assert span.owner is node
-                assert not span.sampled
-                assert span.text_end == depth, (span, depth)
-                assert span.users > 0, f"a context that nothing uses: {span!r}"
-            for generation in node.generations():
-                assert generation.node is node
-                assert generation.span.owner is generation
-                assert generation.span.text_end == depth, (generation, depth)
-                generations.append((generation, node, depth))
-        newest: dict[tuple[int, Generation | None], Generation] = {}
-        for generation, node, _ in generations:
-            found.generations += 1
-            users[generation.span] += 1
-            for span, take in links(generation.span, len(generation.span)):
-                assert 0 <= take <= len(span)
-                if span in spans:
-                    break
-                spans.add(span)
-                found.tokens += len(span)
-                if span.parent is not None:
-                    users[span.parent] += 1
-                    assert span.offset == span.parent.offset + span.take
-                    assert span.start >= span.parent.start
-                else:
-                    assert span.offset == span.start == 0
-            line = generation.continues
-            if line is not None:
-                assert any(span is line.span for span, _ in links(generation.span.parent, generation.span.take))
-            passed: RadixNode | None = node
-            while passed is not None and passed.parent is not None and passed is not (line and line.node):
-                key = (id(passed), line)
-                if key not in newest or newest[key].serial < generation.serial:
-                    newest[key] = generation
-                passed = passed.parent
-            assert line is None or passed is line.node or node is line.node
-        for node, _ in self._every_node():
-            for generation in node.lines():
-                expected = newest.pop((id(node), generation.continues), None)
-                assert expected is generation, (node, generation, expected)
-        assert not newest, f"passes that no node notes: {newest}"
-        for span in spans:
-            assert span.users >= users[span], (span, span.users, users[span])
-        assert len(spans) <= self.stats.spans  # pinned contexts may outlive their generations
-        assert found.tokens <= self.stats.tokens
-        for name in ("nodes", "generations", "characters"):
-            assert getattr(found, name) == getattr(self.stats, name), name
-
-    def _every_node(self) -> Iterator[tuple[RadixNode, int]]:
-        stack = [(root, 0) for root in self._roots.values()]
-        while stack:
-            node, depth = stack.pop()
-            yield node, depth
-            stack.extend((child, depth + len(child.edge)) for child in node.each_child())
-
-
-class _Walk(NamedTuple):
-    """How far a text goes down the tree."""
-
-    stops: list[tuple[RadixNode, int]]
-    """The nodes on the way at which generations end, with the characters matched up to there."""
-    at: RadixNode
-    """The node in whose edge, or at whose end, the text leaves the tree."""
-    inside: int
-    """Characters of that edge that agree."""
-    limit: int
-    """Characters of the text that agree."""
-
-    def ends_on_node(self, text: str) -> bool:
-        """Whether the whole text is in the tree and ends where a node does."""
-        return self.limit == len(text) and self.inside == len(self.at.edge)
-
-
-def _walk(root: RadixNode, text: str) -> _Walk:
-    """Follow a text as far as the tree goes."""
-    stops: list[tuple[RadixNode, int]] = []
-    node, position, size = root, 0, len(text)
-    while position < size:
-        child = node.child(text[position])
-        if child is None:
-            break
-        edge = child.edge
-        if not text.startswith(edge, position):
-            inside = common_length(edge, text, position)
-            return _Walk(stops, child, inside, position + inside)
-        position += len(edge)
-        node = child
-        if node.ends is not None:
-            stops.append((node, position))
-    return _Walk(stops, node, len(node.edge), position)
-
-
-def _first_characters(node: RadixNode, skip: int, count: int) -> str:
-    """What the newest generation through a node goes on with, behind the first `skip` characters of its edge."""
-    characters = node.edge[skip : skip + count]
-    while len(characters) < count:
-        children = list(node.each_child())
-        if not children:
-            break
-        node = children[-1]
-        characters += node.edge[: count - len(characters)]
-    return characters
-
-
-def _newest_first(stops: list[tuple[RadixNode, int]]) -> Iterator[tuple[Generation, int]]:
-    for node, position in reversed(stops):
-        for generation in reversed(node.generations()):
-            yield generation, position
-
-
-def _longest_complete(
-    stops: list[tuple[RadixNode, int]], text: str, request_id: str | None, *, aborted: bool = True
-) -> tuple[Cut, Generation | None]:
-    for generation, position in _newest_first(stops):
-        if (request_id is None or request_id in generation.request_ids) and (aborted or not generation.aborted):
-            cut = resolve_complete(generation, text, position)
-            if cut is not None:
-                return cut, generation
-    return FRESH, None
-
-
-def _same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
-    """A remembered context that ends at `node` and was encoded behind the same sampled tokens."""
-    base = sampled_base(cut.span, cut.take, cut.start)
-    for span in reversed(node.known_contexts()):
-        if not span.flags & SpanFlag.GIVEN and sampled_base(span, len(span), span.text_end) == base:
-            return span
-    return None
-
-
-def _begins_with(ids: bytes, span: TokenSpan | None, take: int, agreed: dict[tuple[TokenSpan, int], bool]) -> bool:
-    """Whether packed ids begin with a chain; `agreed` remembers what was compared before."""
-    seen: list[tuple[TokenSpan, int]] = []
-    result = True
-    for link in links(span, take):
-        known = agreed.get(link)
-        if known is not None:
-            result = known
-            break
-        seen.append(link)
-        part, count = link
-        low, size = 4 * part.offset, 4 * count
-        if ids[low : low + size] != (part.ids if size == len(part.ids) else part.ids[:size]):
-            result = False
-            break
-    agreed.update(dict.fromkeys(seen, result))
-    return result
-
-
-def _current(entry: tuple[int, int, Generation], retrieved: bool) -> bool:
-    tick, _, generation = entry
-    return (
-        generation.tick == tick
-        and generation.retrieved is retrieved
-        and generation.span.owner is generation
-        and generation.leaf
-    )
+        tree_check.check(self._roots.values(), self.stats)
 
 
 def _payload(span: TokenSpan) -> int:

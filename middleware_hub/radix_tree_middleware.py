@@ -14,27 +14,18 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub import prompting, recording, retrieval
+from middleware_hub import prompting, retrieval
 from middleware_hub.hub_metrics import RadixMetrics
 from middleware_hub.prompting import Prompt
 from middleware_hub.radix_tree import Namespace, RadixTree
-from middleware_hub.recording import Verdict
+from middleware_hub.recording import Recorder, Verdict
+from middleware_hub.responder import Responder
 from middleware_hub.retrieval import RetrievalRequest
 from middleware_hub.tokenizer import Tokenizer
 from router.asgi import ROUTE_HINT, RouteHint, header, read_body, replay, send_json, with_body
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
-from router.sglang import (
-    LOGPROB_FIELDS,
-    EventSplitter,
-    GenerateRequest,
-    Reply,
-    StreamedReply,
-    UnreadableReplyError,
-    edit_meta,
-    event_data,
-    parse_reply,
-)
+from router.sglang import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +54,7 @@ class RadixTreeMiddleware:
         self.tree = RadixTree(
             self.tokenizer.vocabulary, max_tokens=config.token_budget, keep_versions=config.keep_versions
         )
+        self.recorder = Recorder(self.tree, self.tokenizer)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
         self._max_body_bytes = context.config.server.max_body_bytes
@@ -92,28 +84,30 @@ class RadixTreeMiddleware:
         if reason is not None:
             await self._pass(scope, receive, send, body, reason)
             return
-        namespace, parent = self._namespace(scope, request.lora_path), header(scope, b"x-radix-parent")
-        if request.texts is not None:
-            prompt = await prompting.from_text(self.tree, self.tokenizer, namespace, request.texts[0], parent)
-        else:
-            assert request.ids is not None
-            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, request.ids[0], parent)
+        prompts: list[Prompt] = []
         try:
-            self._count_prompt(prompt)
-            out = request.with_ids(prompt.ids, force_logprobs=self.force_logprobs)
-            inner = with_body(scope, out)
-            inner["headers"] = [h for h in inner["headers"] if h[0] != b"content-type"]
-            inner["headers"].append((b"content-type", b"application/json"))
-            hint = RouteHint(prompt.match.text, prompt.ids, header(scope, b"x-smg-routing-key"))
-            inner["state"] = {**(scope.get("state") or {}), ROUTE_HINT: hint}
-            responder = _Responder(self, prompt, request, send)
+            for number in range(len(request.texts or request.ids or ())):
+                prompts.append(await self._prompt(scope, request, number))  # noqa: PERF401 - each is pinned from here on
+            out = request.with_ids([prompt.ids for prompt in prompts], force_logprobs=self.force_logprobs)
+            responder = Responder(self.recorder, self, request, prompts, send, force_logprobs=self.force_logprobs)
             try:
-                await self.app(inner, replay(out, receive), responder.send)
+                await self.app(_inner(scope, out, prompts[0]), replay(out, receive), responder.send)
             finally:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()
         finally:
-            self.tree.unpin(prompt.match)
+            for prompt in prompts:
+                self.tree.unpin(prompt.match)
+
+    async def _prompt(self, scope: Scope, request: GenerateRequest, number: int) -> Prompt:
+        namespace, parent = self._namespace(scope, request.lora_path(number)), header(scope, b"x-radix-parent")
+        if request.texts is not None:
+            prompt = await prompting.from_text(self.tree, self.tokenizer, namespace, request.texts[number], parent)
+        else:
+            assert request.ids is not None
+            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, request.ids[number], parent)
+        self._count_prompt(prompt)
+        return prompt
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
         """Send a request on as it came; the reply only gains the header that says why it is not recorded."""
@@ -206,130 +200,12 @@ class RadixTreeMiddleware:
         await send_json(send, 200, msgspec.json.encode(answer))
 
 
-class _Responder:
-    """The way back of one recorded request: passes a worker's reply on, and records from the same bytes."""
-
-    def __init__(self, hub: RadixTreeMiddleware, prompt: Prompt, request: GenerateRequest, send: Send) -> None:
-        self._hub = hub
-        self._prompt = prompt
-        self._request = request
-        self._send = send
-        self._sent_under = hub.tree.clock.current
-        self._start: Message | None = None
-        self._body: list[bytes] = []
-        self._events: EventSplitter | None = None
-        self._streamed = StreamedReply()
-        self._finished = False
-        forced = hub.force_logprobs and not request.wants_logprobs
-        self._drop = LOGPROB_FIELDS if forced else frozenset[str]()
-
-    async def send(self, message: Message) -> None:
-        """What the proxy calls with the worker's reply."""
-        if message["type"] == "http.response.start":
-            self._start = message
-            if message["status"] == 200 and _is_stream(message):
-                self._events = EventSplitter()
-                await self._send(self._head("pending"))
-        elif self._start is None or message["type"] != "http.response.body":
-            await self._send(message)
-        elif self._events is not None:
-            await self._stream(self._events, message)
-        else:
-            self._body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                await self._whole(b"".join(self._body))
-
-    def close(self) -> None:
-        """The reply is over, whether it came to its end or not."""
-        if self._events is not None and not self._finished:
-            self._record_streamed()
-
-    async def _whole(self, body: bytes) -> None:
-        assert self._start is not None
-        if self._start["status"] != 200:
-            verdict = Verdict("no", "worker error", f"status {self._start['status']}")
-        else:
-            try:
-                reply = parse_reply(body)
-                verdict = self._record(reply)
-                body = self._edited(body, verdict)
-            except UnreadableReplyError as error:
-                verdict = Verdict("no", "unreadable reply", str(error))
-        self._finished = True
-        self._hub.count(verdict)
-        head = self._head(verdict.header)
-        head["headers"].append((b"content-length", b"%d" % len(body)))
-        await self._send(head)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _stream(self, events: EventSplitter, message: Message) -> None:
-        out = [self._event(event) for event in events.feed(message.get("body", b""))]
-        more = message.get("more_body", False)
-        if not more:
-            out.append(events.flush())
-        body = b"".join(out)
-        if body or not more:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-    def _event(self, event: bytes) -> bytes:
-        data = event_data(event)
-        if data is None:
-            return event
-        self._streamed.feed(data)
-        verdict = None
-        if self._streamed.finished and not self._finished:
-            # Before the client can know that it is over: it may ask for its tokens at once.
-            verdict = self._record_streamed()
-        try:
-            edited = self._edited(data, verdict)
-        except UnreadableReplyError:
-            return event
-        return event if edited is data else b"data: " + edited + b"\n\n"
-
-    def _edited(self, data: bytes, verdict: Verdict | None) -> bytes:
-        """What the client gets to see: without what only we asked for, with what it asked of us."""
-        add = None
-        if verdict is not None and verdict.generation is not None and self._request.wants_trajectory:
-            text = self._prompt.match.text + verdict.text
-            found = retrieval.trajectory(self._hub.tree, verdict.generation, text)
-            add = {"trajectory": msgspec.json.encode(found)}
-        return edit_meta(data, drop=self._drop, add=add) if self._drop or add else data
-
-    def _record_streamed(self) -> Verdict:
-        self._finished = True
-        reply = self._streamed.reply()
-        if reply is None:
-            verdict = Verdict("no", "no tokens were sampled", self._streamed.error or "the stream has no events")
-        else:
-            verdict = self._record(reply)
-        self._hub.count(verdict)
-        return verdict
-
-    def _record(self, reply: Reply) -> Verdict:
-        try:
-            return recording.record(
-                self._hub.tree,
-                self._hub.tokenizer,
-                self._prompt,
-                self._request,
-                reply,
-                logprobs_asked=self._hub.force_logprobs or self._request.wants_logprobs,
-                sent_under=self._sent_under,
-            )
-        except Exception:
-            logger.exception("a reply could not be recorded")
-            return Verdict("no", "internal error")
-
-    def _head(self, recorded: str) -> Message:
-        assert self._start is not None
-        headers = [h for h in self._start["headers"] if h[0] != b"content-length"]
-        headers += [
-            (b"x-radix-recorded", recorded.replace("\n", " ").encode("latin-1", "replace")),
-            (b"x-radix-reused-tokens", b"%d" % self._prompt.reused),
-            (b"x-radix-prompt-tokens", b"%d" % len(self._prompt.ids)),
-        ]
-        return {"type": "http.response.start", "status": self._start["status"], "headers": headers}
-
-
-def _is_stream(start: Message) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"])
+def _inner(scope: Scope, body: bytes, prompt: Prompt) -> Scope:
+    """The scope of the rewritten request: JSON, whatever the client called it, and what a routing policy may want to know."""
+    inner = with_body(scope, body)
+    inner["headers"] = [h for h in inner["headers"] if h[0] != b"content-type"] + [
+        (b"content-type", b"application/json")
+    ]
+    hint = RouteHint(prompt.match.text, prompt.ids, header(scope, b"x-smg-routing-key"))
+    inner["state"] = {**(scope.get("state") or {}), ROUTE_HINT: hint}
+    return inner

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from middleware_hub.alignment import align_reply
+from middleware_hub.alignment import Alignment, align_reply
 from middleware_hub.prompting import Prompt
 from middleware_hub.radix_node import Generation
-from middleware_hub.radix_tree import RadixTree, SampledReply
+from middleware_hub.radix_tree import RadixTree
+from middleware_hub.records import SampledReply
 from middleware_hub.spans import SpanFlag, Versions, pack_ids, pack_logprobs
 from middleware_hub.tokenizer import Tokenizer
-from router.sglang import GenerateRequest, Reply
+from router.sglang import Reply
 
 ENGINE_MISMATCH = "engine_mismatch"
 
@@ -40,67 +41,82 @@ class Verdict:
         return f"no; {self.reason}: {self.detail}" if self.detail else f"no; {self.reason}"
 
 
-def record(
-    tree: RadixTree,
-    tokenizer: Tokenizer,
-    prompt: Prompt,
-    request: GenerateRequest,
-    reply: Reply,
-    *,
-    logprobs_asked: bool,
-    sent_under: str | None,
-) -> Verdict:
-    """Check a reply and remember it.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one generation was asked for.
 
-    Args:
-        tree: where to.
-        tokenizer: what the ids should spell.
-        prompt: what was sent; its match is still pinned.
-        request: what the client asked for.
-        reply: what came, or what has come of it.
-        logprobs_asked: whether the worker was told to send logprobs.
+    Attributes:
+        prompt: what was sent.
+        skips_special: whether special tokens are left out of the text.
+        logprobs: whether the worker was told to send logprobs.
+        rid: the client's request id, if the worker used it for this generation.
         sent_under: the current weight version when the request was sent.
     """
-    fault = reply.fault(len(prompt.ids), logprobs_asked=logprobs_asked)
-    if fault is not None:
-        return Verdict("no", ENGINE_MISMATCH, fault)
-    if not reply.ids:
-        return Verdict("no", "no tokens were sampled", "" if reply.finish_type is None else reply.finish_type)
-    tokenizer.learn(reply.ids)
-    text = reply.text
-    alignment = align_reply(
-        tokenizer.vocabulary, reply.ids, text, skips_special=request.skips_special, matched=reply.matched
-    )
-    if alignment.flags & SpanFlag.MISMATCH and reply.other_text is not None:
-        other = align_reply(
-            tokenizer.vocabulary,
-            reply.ids,
-            reply.other_text,
-            skips_special=request.skips_special,
-            matched=reply.matched,
+
+    prompt: Prompt
+    skips_special: bool
+    logprobs: bool
+    rid: str | None
+    sent_under: str | None
+
+
+class Recorder:
+    """Checks replies and remembers those that hold together."""
+
+    def __init__(self, tree: RadixTree, tokenizer: Tokenizer) -> None:
+        self.tree = tree
+        self.tokenizer = tokenizer
+
+    def record(self, asked: Asked, reply: Reply) -> Verdict:
+        """Remember a reply, or what has come of it; the match of the prompt is still pinned."""
+        fault = reply.fault(len(asked.prompt.ids), logprobs_asked=asked.logprobs)
+        if fault is not None:
+            return Verdict("no", ENGINE_MISMATCH, fault)
+        if not reply.ids:
+            return Verdict("no", "no tokens were sampled", reply.finish_type or "")
+        self.tokenizer.learn(reply.ids)
+        alignment, text = self._align(reply, asked.skips_special)
+        versions, certain = _versions(self.tree, reply, asked.sent_under)
+        generation = self.tree.record(
+            asked.prompt.match,
+            asked.prompt.context,
+            SampledReply(
+                ids=pack_ids(reply.ids),
+                text=text,
+                versions=versions,
+                logprobs=None if reply.logprobs is None else pack_logprobs([value or 0.0 for value in reply.logprobs]),
+                visible=alignment.visible,
+                flags=alignment.flags if certain else alignment.flags | SpanFlag.UNCERTAIN,
+                ends=alignment.ends,
+                tail=alignment.tail,
+                request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
+                aborted=reply.finish_type == "abort",
+            ),
         )
-        if not other.flags & SpanFlag.MISMATCH:
-            alignment, text = other, reply.other_text
-    versions, certain = _versions(tree, reply, sent_under)
-    generation = tree.record(
-        prompt.match,
-        prompt.context,
-        SampledReply(
-            ids=pack_ids(reply.ids),
-            text=text,
-            versions=versions,
-            logprobs=None if reply.logprobs is None else pack_logprobs([value or 0.0 for value in reply.logprobs]),
-            visible=alignment.visible,
-            flags=alignment.flags if certain else alignment.flags | SpanFlag.UNCERTAIN,
-            ends=alignment.ends,
-            tail=alignment.tail,
-            request_ids=tuple(dict.fromkeys(i for i in (request.rid, reply.request_id) if i)),
-            aborted=reply.finish_type == "abort",
-        ),
-    )
-    if alignment.flags & SpanFlag.MISMATCH:
-        return Verdict("inexact", ENGINE_MISMATCH, "the ids do not decode to the text", generation, text)
-    return Verdict("exact", generation=generation, text=text)
+        if alignment.flags & SpanFlag.MISMATCH:
+            return Verdict("inexact", ENGINE_MISMATCH, "the ids do not decode to the text", generation, text)
+        return Verdict("exact", generation=generation, text=text)
+
+    def _align(self, reply: Reply, skips_special: bool) -> tuple[Alignment, str]:
+        """How the ids lie over the text; of a stream that can be read in two ways, the one in which they do."""
+        for text in (reply.text, reply.other_text):
+            if text is not None:
+                alignment = align_reply(
+                    self.tokenizer.vocabulary, reply.ids, text, skips_special=skips_special, matched=reply.matched
+                )
+                if not alignment.flags & SpanFlag.MISMATCH:
+                    return alignment, text
+        return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(reply.ids)), reply.text
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """The value of `x-radix-recorded` for all replies to one request."""
+    headers = {verdict.header for verdict in verdicts}
+    if len(headers) == 1:
+        return headers.pop()
+    exact = sum(verdict.outcome == "exact" for verdict in verdicts)
+    kept = sum(verdict.outcome != "no" for verdict in verdicts)
+    return f"{'inexact' if kept else 'no'}; {exact} of {len(verdicts)} replies are exact"
 
 
 def _versions(tree: RadixTree, reply: Reply, sent_under: str | None) -> tuple[Versions, bool]:

@@ -8,8 +8,9 @@ import msgspec
 
 from middleware_hub.prefix_match import Cut
 from middleware_hub.radix_node import Generation
-from middleware_hub.radix_tree import Namespace, RadixTree, Recall
+from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.recording import ENGINE_MISMATCH
+from middleware_hub.records import Recall
 from middleware_hub.spans import flatten, pack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.errors import BadRequestError, NotExactError, NotFoundError

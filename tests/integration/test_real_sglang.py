@@ -177,7 +177,7 @@ class TestEnds:
         self, router: str, vocabulary: Vocabulary, spelled: bool
     ) -> None:
         text, truth, ended = user(f"Spelled: {spelled}"), Truth(), 0
-        params = {"max_new_tokens": 30, "logit_bias": {str(vocabulary.eos_id): 6.0}}
+        params = {"max_new_tokens": 60, "logit_bias": {str(vocabulary.eos_id): 8.0}}
         for turn in range(6):
             reply = generate(router, text, sampling_params=params)
             truth = truth.after(reply)

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.alignment import align_context, align_reply
-from middleware_hub.radix_tree import Context, RadixTree, SampledReply
+from middleware_hub.radix_tree import RadixTree
+from middleware_hub.records import Context, SampledReply
 from middleware_hub.spans import SpanFlag, chain_ids, flatten, pack_ids, pack_logprobs, unpack_ids
 from tests.middleware_hub.toy import EOS, EOT, PIECES, encode, toy_vocabulary
 

@@ -264,6 +264,7 @@ class Oracle:
         else:
             carried, loose = self._fresh(text), []
         found = self._furthest([carried, *(self._partly(chain, text) for chain in pool)])
+        if TOLERATE: found.append(carried)
         if any(chain.maybe_opaque for chain in pool) or (complete and not carried.tokens):
             found += [carried, *(self._partly(chain, text) for chain in self.chains)]
         return found + [plan for plan in loose if plan.position > carried.position]
@@ -277,7 +278,13 @@ class Oracle:
         found = []
         longest: list[Chain | None] = [*self.continued_by_ids(ids)]
         if forgetful:
-            longest = [chain for chain in self.chains if chain.ids == ids[: len(chain.ids)]]
+            heads = [len(commonprefix([chain.ids, ids])) for chain in self.chains]
+            cuts = [(chain, size) for chain, head in zip(self.chains, heads, strict=True) for size in range(1, head + 1)]
+            return [
+                (text, Plan(chain.tokens[:size], ends[:size], whole.wide[:size], 0, chain, ids[size:]))
+                for chain, size in cuts
+                if chain.tokens[size - 1].mask
+            ] + [(text, Plan([], [], [], 0, None, ids))]
         if TOLERATE and any(chain is not None and not chain.reply for chain in longest):
             longest += [chain for chain in self.chains if chain.ids == ids[: len(chain.ids)]]+[None]
         if forgetful or not longest:

@@ -1,0 +1,78 @@
+"""What goes into the radix tree and what comes out of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from middleware_hub.prefix_match import Cut
+from middleware_hub.radix_node import HiddenToken
+from middleware_hub.spans import SpanFlag, Versions
+
+
+@dataclass(frozen=True, slots=True)
+class SampledReply:
+    """What a worker sampled, aligned with the text it sent."""
+
+    ids: bytes
+    text: str
+    versions: Versions
+    logprobs: bytes | None = None
+    visible: int | None = None
+    flags: SpanFlag = SpanFlag.NONE
+    ends: bytes | None = None
+    tail: tuple[HiddenToken, ...] = ()
+    request_ids: tuple[str, ...] = ()
+    aborted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What was put behind a reused chain to make the prompt: the ids, and how they lie over the text."""
+
+    ids: bytes
+    flags: SpanFlag = SpanFlag.NONE
+    ends: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What is remembered of a whole text.
+
+    Attributes:
+        cut: the chain that covers the text up to `cut.start`; a whole reply goes with its hidden tail.
+        exact: one recorded chain covers the whole text.
+        request_ids: one for each recorded reply that ends where the longest one ends, newest first.
+    """
+
+    cut: Cut
+    exact: bool
+    request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Where a text leaves the tree: `matched` characters are recorded, and then `text` differs from `recorded`."""
+
+    matched: int
+    recorded_before: str
+    recorded_after: tuple[str, ...]
+    replies: int
+
+
+@dataclass(slots=True)
+class TreeStats:
+    """Counts, kept as things happen; `check` recounts them."""
+
+    nodes: int = 0
+    generations: int = 0
+    spans: int = 0
+    tokens: int = 0
+    characters: int = 0
+    payload: int = 0
+    """Bytes of ids and logprobs."""
+    hits: int = 0
+    """Recorded requests that continued a chain."""
+    misses: int = 0
+    evicted: Counter[str] = field(default_factory=Counter)
+    evicted_tokens: int = 0

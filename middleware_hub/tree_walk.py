@@ -1,0 +1,105 @@
+"""How far a text goes down the tree, and what is found on its way. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from middleware_hub.prefix_match import FRESH, Cut, resolve_complete, sampled_base
+from middleware_hub.radix_node import Generation, RadixNode, common_length
+from middleware_hub.spans import SpanFlag, TokenSpan, links
+
+
+class Walk(NamedTuple):
+    """How far a text goes down the tree."""
+
+    stops: list[tuple[RadixNode, int]]
+    """The nodes on the way at which generations end, with the characters matched up to there."""
+    at: RadixNode
+    """The node in whose edge, or at whose end, the text leaves the tree."""
+    inside: int
+    """Characters of that edge that agree."""
+    limit: int
+    """Characters of the text that agree."""
+
+    def ends_on_node(self, text: str) -> bool:
+        """Whether the whole text is in the tree and ends where a node does."""
+        return self.limit == len(text) and self.inside == len(self.at.edge)
+
+
+def walk_down(root: RadixNode, text: str) -> Walk:
+    """Follow a text as far as the tree goes."""
+    stops: list[tuple[RadixNode, int]] = []
+    node, position, size = root, 0, len(text)
+    while position < size:
+        child = node.child(text[position])
+        if child is None:
+            break
+        edge = child.edge
+        if not text.startswith(edge, position):
+            inside = common_length(edge, text, position)
+            return Walk(stops, child, inside, position + inside)
+        position += len(edge)
+        node = child
+        if node.ends is not None:
+            stops.append((node, position))
+    return Walk(stops, node, len(node.edge), position)
+
+
+def first_characters(node: RadixNode, skip: int, count: int) -> str:
+    """What the newest generation through a node goes on with, behind the first `skip` characters of its edge."""
+    characters = node.edge[skip : skip + count]
+    while len(characters) < count:
+        children = list(node.each_child())
+        if not children:
+            break
+        node = children[-1]
+        characters += node.edge[: count - len(characters)]
+    return characters
+
+
+def newest_first(stops: list[tuple[RadixNode, int]]) -> Iterator[tuple[Generation, int]]:
+    """The complete replies on the way, the longest first, and of equal texts the newest."""
+    for node, position in reversed(stops):
+        for generation in reversed(node.generations()):
+            yield generation, position
+
+
+def longest_complete(
+    stops: list[tuple[RadixNode, int]], text: str, request_id: str | None, *, aborted: bool = True
+) -> tuple[Cut, Generation | None]:
+    """The longest complete reply that this text may continue (`request_id`: only the one of that name)."""
+    for generation, position in newest_first(stops):
+        if (request_id is None or request_id in generation.request_ids) and (aborted or not generation.aborted):
+            cut = resolve_complete(generation, text, position)
+            if cut is not None:
+                return cut, generation
+    return FRESH, None
+
+
+def same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
+    """A remembered context that ends at `node` and was encoded behind the same sampled tokens."""
+    base = sampled_base(cut.span, cut.take, cut.start)
+    for span in reversed(node.known_contexts()):
+        if not span.flags & SpanFlag.GIVEN and sampled_base(span, len(span), span.text_end) == base:
+            return span
+    return None
+
+
+def begins_with(ids: bytes, span: TokenSpan | None, take: int, agreed: dict[tuple[TokenSpan, int], bool]) -> bool:
+    """Whether packed ids begin with a chain; `agreed` remembers what was compared before."""
+    seen: list[tuple[TokenSpan, int]] = []
+    result = True
+    for link in links(span, take):
+        known = agreed.get(link)
+        if known is not None:
+            result = known
+            break
+        seen.append(link)
+        part, count = link
+        low, size = 4 * part.offset, 4 * count
+        if ids[low : low + size] != (part.ids if size == len(part.ids) else part.ids[:size]):
+            result = False
+            break
+    agreed.update(dict.fromkeys(seen, result))
+    return result

@@ -1,0 +1,19 @@
+"""The only place that knows SGLang's JSON: requests, replies, streams. Pure; the hub imports it, too."""
+
+from router.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, parse_reply, split_list
+from router.sglang.request import GenerateRequest
+from router.sglang.stream import EventSplitter, StreamedReply, event_data, event_index
+
+__all__ = [
+    "LOGPROB_FIELDS",
+    "EventSplitter",
+    "GenerateRequest",
+    "Reply",
+    "StreamedReply",
+    "UnreadableReplyError",
+    "edit_meta",
+    "event_data",
+    "event_index",
+    "parse_reply",
+    "split_list",
+]

@@ -1,0 +1,42 @@
+"""What requests and replies share: JSON taken apart only as far as needed.
+
+Objects are decoded into their keys and raw values, so that what is passed on is byte for byte what came, with fields taken
+out or put in. No float is ever parsed and printed again on its way through.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.errors import BadRequestError
+
+decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+decode_any = msgspec.json.Decoder().decode
+NULL = b"null"
+
+
+def parse_object(body: bytes | Raw, what: str = "the request body") -> dict[str, Raw]:
+    """A JSON object as its keys and raw values. Raises BadRequestError with the place and the reason."""
+    try:
+        return decode_object(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequestError(f"{what} must be a JSON object: {error}") from error
+
+
+def is_null(raw: Raw | None) -> bool:
+    """Whether a field is absent or null."""
+    return raw is None or bytes(raw) == NULL
+
+
+def typed(fields: dict[str, Raw], key: str, kind: Any, expected: str) -> Any:
+    """One field, typed; None where it is absent or null. Raises BadRequestError."""
+    raw = fields.get(key)
+    if raw is None or is_null(raw):
+        return None
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequestError(f"`{key}` must be {expected}: {error}") from error

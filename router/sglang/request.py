@@ -1,0 +1,167 @@
+"""Bodies of `POST /generate`, as SGLang's Python frontend (0.5.23) takes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from router.errors import BadRequestError
+from router.sglang.json import is_null, parse_object, typed
+
+_LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
+_MULTIMODAL = ("image_data", "video_data", "audio_data")
+_OURS = ("return_trajectory",)
+_NESTED = re.compile(rb"\s*\[\s*\[")
+T = TypeVar("T")
+_LIST = re.compile(rb"\s*\[")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A body of `POST /generate`, checked as far as the router has to understand it.
+
+    One prompt or a batch of them, each sampled `samples` times: replies come prompt by prompt, `[p0s0, p0s1, p1s0, ...]`.
+
+    Attributes:
+        fields: the top level, raw.
+        sampling: `sampling_params` of every prompt, raw; one entry if they share it, none if there are none.
+        texts: the prompts, if they came as text.
+        ids: the prompts, if they came as ids (ids win over text, as with SGLang).
+        batch: whether the client wrote a list of prompts; then the reply is a list, too.
+        samples: `n`.
+        wants_logprobs: whether the client asked for logprobs; one entry a prompt, or one for all.
+    """
+
+    fields: dict[str, Raw]
+    sampling: list[dict[str, Raw]]
+    texts: list[str] | None
+    ids: list[list[int]] | None
+    batch: bool
+    samples: int
+    stream: bool
+    wants_logprobs: list[bool]
+    wants_trajectory: bool
+
+    @classmethod
+    def parse(cls, body: bytes) -> GenerateRequest:
+        """Raises BadRequestError for what no worker could serve, and for the prompts that kill one."""
+        fields = parse_object(body)
+        texts, ids, batch = _prompts(fields)
+        sampling = _sampling(fields)
+        counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
+        if len(counts) > 1:
+            raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
+        asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
+        return cls(
+            fields,
+            sampling,
+            texts,
+            ids,
+            batch,
+            counts.pop(),
+            bool(typed(fields, "stream", bool, "true or false")),
+            asked if isinstance(asked, list) and asked else [asked is True],
+            bool(typed(fields, "return_trajectory", bool, "true or false")),
+        )
+
+    @property
+    def listed(self) -> bool:
+        """Whether the reply is a list of generations."""
+        return self.batch or self.samples > 1
+
+    @property
+    def unrecordable(self) -> str | None:
+        """Why a reply to this request cannot be recorded; None if it can."""
+        if self.texts is None and self.ids is None:
+            return "input_embeds"
+        if any(not is_null(self.fields.get(key)) for key in _MULTIMODAL):
+            return "multimodal"
+        if not is_null(self.fields.get("session_params")):
+            return "session_params"
+        return None
+
+    def skips_special(self, prompt: int) -> bool:
+        """`skip_special_tokens` of a prompt."""
+        return typed(_nth(self.sampling, prompt, {}), "skip_special_tokens", bool, "true or false") is not False
+
+    def asked_for_logprobs(self, prompt: int) -> bool:
+        """`return_logprob` of a prompt."""
+        return _nth(self.wants_logprobs, prompt, False)
+
+    def lora_path(self, prompt: int) -> str:
+        """The adapter of a prompt; empty for none."""
+        found = typed(self.fields, "lora_path", str | list[str | None], "a string, or a list of them")
+        return (_nth(found, prompt, None) if isinstance(found, list) else found) or ""
+
+    def rid(self, prompt: int) -> str | None:
+        """The client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
+        rid = typed(self.fields, "rid", str | list[str | None], "a string, or a list of them")
+        if self.samples > 1 or (self.batch and isinstance(rid, str)):
+            return None
+        found = _nth(rid, prompt, None) if isinstance(rid, list) else rid
+        return found if isinstance(found, str) else None
+
+    def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
+        """The body a worker gets: the same, with the ids of every prompt in the place of its text."""
+        out: dict[str, Raw] = {}
+        encoded = Raw(msgspec.json.encode(prompts if self.batch else prompts[0]))
+        drop_options = force_logprobs and not any(self.wants_logprobs)
+        for key, value in self.fields.items():
+            if key in ("text", "input_ids"):
+                out["input_ids"] = encoded
+            elif key in _OURS or (drop_options and key in _LOGPROB_OPTIONS):
+                continue
+            elif key == "sampling_params" and any("n" in one and is_null(one["n"]) for one in self.sampling):
+                out[key] = self._without_null_n(value)
+            else:
+                out[key] = value
+        if force_logprobs:
+            out["return_logprob"] = Raw(b"true")
+        return msgspec.json.encode(out)
+
+    def _without_null_n(self, value: Raw) -> Raw:
+        """`"n": null` is answered with a 500."""
+        kept = [{key: raw for key, raw in one.items() if key != "n" or not is_null(raw)} for one in self.sampling]
+        return Raw(msgspec.json.encode(kept if _LIST.match(value) else kept[0]))
+
+
+def _prompts(fields: dict[str, Raw]) -> tuple[list[str] | None, list[list[int]] | None, bool]:
+    nested = _NESTED.match(fields.get("input_ids", b"")) is not None
+    kind = list[list[int]] if nested else list[int]
+    ids = typed(fields, "input_ids", kind, "a list of token ids, or a list of such lists")
+    text = typed(fields, "text", str | list[str], "a string, or a list of strings")
+    if ids is not None:
+        prompts = ids if nested else [ids]
+        if not all(prompts):
+            raise BadRequestError("`input_ids` is empty, or has an empty prompt in it: give at least one token id")
+        return None, prompts, nested
+    if text is not None:
+        texts = text if isinstance(text, list) else [text]
+        if not texts or not all(texts):
+            raise BadRequestError("`text` is empty, or has an empty prompt in it: give at least one character")
+        return texts, None, isinstance(text, list)
+    if is_null(fields.get("input_embeds")):
+        raise BadRequestError("a prompt is missing: give `text` (a string) or `input_ids` (a list of token ids)")
+    return None, None, False
+
+
+def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
+    raw = fields.get("sampling_params")
+    if raw is None or is_null(raw):
+        return []
+    if not _LIST.match(raw):
+        return [parse_object(raw, "`sampling_params`")]
+    entries = typed(fields, "sampling_params", list[Raw], "an object, or a list of objects")
+    return [{} if is_null(entry) else parse_object(entry, "an entry of `sampling_params`") for entry in entries]
+
+
+def _nth(values: list[T], index: int, default: T) -> T:
+    """The value for one prompt: its own, or the one that all share."""
+    if len(values) == 1:
+        return values[0]
+    return values[index] if index < len(values) else default

@@ -1,0 +1,169 @@
+"""Streams of `POST /generate`: server-sent events, in the three forms that SGLang has had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from router.sglang.json import decode_any, decode_object, is_null
+from router.sglang.reply import Meta, Reply, assemble
+
+DONE = b"[DONE]"
+
+
+@dataclass(slots=True)
+class EventSplitter:
+    """Cuts a byte stream into server-sent events, wherever its chunks end."""
+
+    _rest: bytearray = field(default_factory=bytearray)
+    _seen: int = 0
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The events that are complete now, each with its empty line."""
+        self._rest += chunk
+        begin = 0
+        while (end := self._rest.find(b"\n\n", max(begin, self._seen - 1))) >= 0:
+            yield bytes(self._rest[begin : end + 2])
+            begin = self._seen = end + 2
+        del self._rest[:begin]
+        self._seen = len(self._rest)
+
+    def flush(self) -> bytes:
+        """What came after the last empty line."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        self._seen = 0
+        return rest
+
+
+def event_data(event: bytes) -> bytes | None:
+    """The payload of a `data:` event."""
+    return event[5:].strip() if event.startswith(b"data:") else None
+
+
+class _Index(msgspec.Struct):
+    index: int | None = None
+
+
+_index = msgspec.json.Decoder(_Index)
+
+
+def event_index(data: bytes) -> int:
+    """Which generation of a batch an event belongs to; 0 where there is only one."""
+    try:
+        return _index.decode(data).index or 0
+    except (msgspec.DecodeError, RecursionError):
+        return 0
+
+
+@dataclass(slots=True)
+class StreamedReply:
+    """Puts a reply together from the events of its stream, of which three forms exist.
+
+    Cumulative (the default): every event repeats all before it. Incremental (`--incremental-streaming-output`): text, ids
+    and logprobs are deltas, `completion_tokens` stays cumulative. Mixed (up to 0.5.5): ids are deltas, the rest is
+    cumulative. Which one it is shows in the numbers: as many ids as `completion_tokens`, or as many as are missing.
+
+    Of a cumulative event only what is new is parsed: that what came before stands at its beginning is one `memcmp`.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    done: bool = False
+    error: str | None = None
+    _meta: Meta | None = None
+    _logprobs: list[float | None] | None = None
+    _raw_ids: bytes = b""
+    _raw_logprobs: bytes = b""
+    _last_text: bytes = b'""'
+    _pieces: list[bytes] = field(default_factory=list)
+    _cumulative_text: bool = True
+    _cumulative_ids: bool = True
+
+    def feed(self, data: bytes) -> None:
+        """Take in the payload of one event. Sets `done` or `error`; an unreadable event is an error, too."""
+        if data == DONE:
+            self.done = True
+            return
+        try:
+            fields = decode_object(data)
+            if "error" in fields:
+                self.error = bytes(fields["error"]).decode("utf-8", "replace")[:500]
+                return
+            raw_meta = decode_object(fields["meta_info"])
+            entries = raw_meta.pop("output_token_logprobs", None)
+            self._meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
+            if "output_ids" in fields:
+                self._take_ids(bytes(fields["output_ids"]), self._meta.completion_tokens)
+            if entries is not None and not is_null(entries):
+                self._take_logprobs(bytes(entries), self._meta.completion_tokens)
+            self._take_text(bytes(fields["text"]))
+        except (msgspec.DecodeError, KeyError, RecursionError, ValueError) as error:
+            self.error = f"an event that cannot be read: {error}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last event so far says how the generation ended."""
+        return self._meta is not None and self._meta.finish_reason is not None
+
+    def reply(self) -> Reply | None:
+        """What has come so far; None before the first event."""
+        if self._meta is None:
+            return None
+        cumulative = msgspec.json.decode(self._last_text, type=str)
+        joined = "".join(msgspec.json.decode(piece, type=str) for piece in self._pieces)
+        first, other = (cumulative, joined) if self._cumulative_text else (joined, cumulative)
+        open_question = self._logprobs is None and not self._cumulative_ids and first != other
+        return assemble(self._meta, self.ids, first, self._logprobs, other if open_question else None)
+
+    def _take_ids(self, raw: bytes, completed: int | None) -> None:
+        inner = raw.strip()[1:-1]
+        count = inner.count(b",") + 1 if inner else 0
+        before = len(self.ids)
+        if before and self._is_delta(count, completed, inner, self._raw_ids):
+            self._cumulative_ids = False
+            self.ids += msgspec.json.decode(raw, type=list[int])
+            return
+        if before and inner.startswith(self._raw_ids):
+            new = inner[len(self._raw_ids) :].lstrip(b", ")
+            self.ids += msgspec.json.decode(b"[" + new + b"]", type=list[int])
+        else:
+            self.ids = msgspec.json.decode(raw, type=list[int])
+        self._raw_ids = inner
+
+    def _take_logprobs(self, raw: bytes, completed: int | None) -> None:
+        inner = raw.strip()[1:-1]
+        plain = b'"' not in inner  # else the entries carry texts, in which anything may stand
+        count = (inner.count(b"[") if plain else len(decode_any(raw))) if inner else 0
+        before = self._logprobs or []
+        if before and self._is_delta(count, completed, inner, self._raw_logprobs):
+            self._cumulative_text = False
+            self._logprobs = before + _first_of_each(raw)
+            return
+        if before and plain and inner.startswith(self._raw_logprobs):
+            before += _first_of_each(b"[" + inner[len(self._raw_logprobs) :].lstrip(b", ") + b"]")
+            self._logprobs = before
+        else:
+            self._logprobs = _first_of_each(raw)
+        self._raw_logprobs = inner
+
+    @staticmethod
+    def _is_delta(count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
+        """Whether a list that is not the first holds only what is new: then it is shorter than what is complete."""
+        return count != completed if completed is not None else not inner.startswith(previous)
+
+    def _take_text(self, raw: bytes) -> None:
+        told_by_logprobs = self._logprobs is not None or self._cumulative_ids
+        if not told_by_logprobs and not raw.startswith(self._last_text[:-1]):
+            self._cumulative_text = False
+        self._last_text = raw
+        if told_by_logprobs and self._cumulative_text:
+            self._pieces[:] = [raw]
+        else:
+            self._pieces.append(raw)
+
+
+def _first_of_each(raw: bytes) -> list[float | None]:
+    return [entry[0] for entry in msgspec.json.decode(raw, type=list[tuple[float | None, int, Any]])]

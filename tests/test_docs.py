@@ -1,0 +1,184 @@
+"""The documents name commands, flags, routes, files and tests that exist; and leave out no flag and no route."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.cli import parser
+from router.policies import create_policy
+from router.routes import ControlRoutes, Lifecycle
+from router.upstream import AiohttpUpstream
+from router.workers.health import Admission
+from router.workers.pool import WorkerPool
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
+API = ROOT / "docs" / "http-api.md"
+HERE = "127.0.0.1:30000"
+
+# What the documents may call on a worker through the router, or on the worker itself.
+SGLANGS = {"/ping", "/model_info", "/v1/...", "/abort_request", "/flush_cache", "/pause_generation", "/continue_generation"}
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_INLINE = re.compile(r"`([^`\n]+)`")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, *languages: str) -> Iterator[str]:
+    for language, block in _BLOCK.findall(page.read_text()):
+        if language in languages:
+            yield block
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command in the shell blocks, without comments."""
+    for block in blocks(page, "bash", "sh"):
+        for command in _joined(block):
+            words = shlex.split(command, comments=True)
+            if words:
+                yield words
+
+
+def _joined(block: str) -> Iterator[str]:
+    """Commands that go over several lines, by a backslash or an open quote, as one each."""
+    pending = ""
+    for line in block.splitlines():
+        pending += line
+        if pending.endswith("\\"):
+            pending = pending[:-1]
+            continue
+        try:
+            shlex.split(pending, comments=True)
+        except ValueError:  # a quote is open
+            pending += "\n"
+            continue
+        yield pending
+        pending = ""
+    assert not pending, f"a quote that is never closed: {pending}"
+
+
+def prose(page: Path) -> str:
+    return _BLOCK.sub("", page.read_text())
+
+
+def flags() -> set[str]:
+    return {flag for action in parser()._actions for flag in action.option_strings if flag.startswith("--")} - {"--help"}
+
+
+def routes() -> set[str]:
+    """The router's own paths, and the middleware's, which are read off its source: making one takes a tokenizer."""
+    pool = WorkerPool(create_policy("random"))
+    admission = Admission(pool, AiohttpUpstream(connect_timeout=1.0), probe_timeout=1.0)
+    control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle())
+    own = {route.path.replace("{key:path}", "{id}") for route in control.routes()}
+    source = (ROOT / "middleware_hub" / "radix_tree_middleware.py").read_text()
+    hub = set(re.findall(r'\("(?:GET|POST)", "(/[\w/]+)"\)', source))
+    assert hub, "the middleware's routes are not written as before: read them in another way"
+    return own | hub
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings, as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(prose(page)):
+        if urlsplit(target).scheme:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file), f"{target}: {sorted(anchors(file))}"
+
+
+@every_page
+def test_python_compiles(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@every_page
+def test_json_is_json(page: Path) -> None:
+    for block in blocks(page, "json"):
+        msgspec.json.decode(block)
+
+
+@every_page
+def test_commands_exist(page: Path) -> None:
+    """Flags of the router, targets of make, scripts; of curl the path, the JSON, and nothing it would get wrong."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in commands(page):
+        if words[0] == "tito-router" or words[1:3] == ["-m", "router"]:
+            unknown = {word for word in words if word.startswith("--")} - flags()
+            assert not unknown, words
+        elif words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= targets, words
+        elif words[0] == "curl":
+            check_curl(words)
+        elif words[0].startswith(("tests/", "docs/", "benchmarks/")):
+            assert (ROOT / words[0]).is_file(), words
+
+
+def check_curl(words: list[str]) -> None:
+    (url,) = (urlsplit(word) for word in words if word.startswith("http"))
+    assert url.netloc != HERE or url.path in routes(), words
+    if "-d" in words:
+        msgspec.json.decode(words[words.index("-d") + 1])
+        assert "content-type: application/json" in words, words
+
+
+@every_page
+def test_files_and_tests_exist(page: Path) -> None:
+    """What is written as `path/file.py` or `path/test_file.py::test_name`, from the root or from the page."""
+    for word in _INLINE.findall(prose(page)):
+        path, _, test = word.partition("::")
+        if not re.fullmatch(r"[\w.-]+/[\w./-]+\.(py|sh|md|json|txt)", path) or path.startswith("benchmarks/results"):
+            continue
+        found = [root / path for root in (ROOT, page.parent) if (root / path).is_file()]
+        assert found, word
+        assert not test or f"def {test}(" in found[0].read_text(), word
+
+
+def test_every_flag_is_documented() -> None:
+    rows = set(re.findall(r"^\| `(--[\w-]+)` \|", API.read_text(), re.MULTILINE))
+    assert rows == flags(), "the table of flags in docs/http-api.md"
+
+
+def test_every_route_is_documented() -> None:
+    named = set(re.findall(r"\b(?:GET|POST|DELETE) (/[\w/{}]*)", API.read_text()))
+    assert named >= routes(), "docs/http-api.md"
+    assert named <= routes() | SGLANGS, "docs/http-api.md"
+
+
+def test_what_is_not_recorded_is_documented() -> None:
+    """The table of limits has the very words that `unrecordable` returns."""
+    found = [
+        node
+        for file in (ROOT / "router").glob("**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "unrecordable"
+    ]
+    (function,) = found
+    reasons = {
+        node.value.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant) and node.value.value is not None
+    }
+    _, _, limits = API.read_text().partition("## Limits")
+    rows = set(re.findall(r"^\| `([^`]+)` \|", limits, re.MULTILINE))
+    assert rows == reasons, "the table under Limits in docs/http-api.md"
