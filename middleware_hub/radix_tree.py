@@ -89,8 +89,9 @@ class RadixTree:
             if parent is not None and parent not in generation.request_ids:
                 continue
             whole = resolve_complete(generation, text, position)
-            for cut in (whole, whole and Cut(generation.span, generation.span.visible, position)):
-                if cut and generation.span.width and begins_with(ids, cut.span, cut.take, agreed):
+            bare = Cut(generation.span, generation.span.visible, position) if generation.span.width else None
+            for cut in (whole, bare):
+                if cut is not None and begins_with(ids, cut.span, cut.take, agreed):
                     found = PrefixMatch(namespace, text, cut, generation)
                     break
             else:
@@ -178,21 +179,21 @@ class RadixTree:
 
     def _partial(self, path: Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
         """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way."""
-        newest = path.at.through(line) if path.limit > cut.start else None
-        if newest is None:
-            return None
-        further = resolve_partial(newest, path.limit, line, self.measure, boundaries=boundaries)
-        return further if further is not None and further.start > cut.start else None
+        for node, limit in path.upward(cut.start):
+            newest = node.through(line)
+            if newest is not None:
+                further = resolve_partial(newest, limit, line, self.measure, boundaries=boundaries)
+                return further if further is not None and further.start > cut.start else None
+        return None
 
     def _matches_further(self, path: Walk, continues: Generation, start: int) -> bool:
         """Whether a chain that does not continue the chosen reply has whole sampled tokens of this text behind it."""
-        if path.limit <= start:
-            return False
-        for other in path.at.lines():
-            if other.continues is not continues:
-                cut = resolve_partial(other, path.limit, other.continues, self.measure, boundaries=False)
-                if cut is not None and cut.start > start:
-                    return True
+        for node, limit in path.upward(start):
+            for other in node.lines():
+                if other.continues is not continues:
+                    cut = resolve_partial(other, limit, other.continues, self.measure, boundaries=False)
+                    if cut is not None and cut.start > start:
+                        return True
         return False
 
     def _recorded_context(self, at: RadixNode, found: PrefixMatch, *, any_chain: bool) -> Cut | None:

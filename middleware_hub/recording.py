@@ -84,7 +84,7 @@ class Recorder:
                 ids=pack_ids(reply.ids),
                 text=text,
                 versions=versions,
-                logprobs=None if reply.logprobs is None else pack_logprobs([value or 0.0 for value in reply.logprobs]),
+                logprobs=None if reply.logprobs is None else pack_logprobs(reply.checked_logprobs()),
                 visible=alignment.visible,
                 flags=alignment.flags if certain else alignment.flags | SpanFlag.UNCERTAIN,
                 ends=alignment.ends,

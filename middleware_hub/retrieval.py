@@ -14,6 +14,7 @@ from middleware_hub.records import Recall
 from middleware_hub.spans import flatten, pack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.errors import BadRequestError, NotExactError, NotFoundError
+from router.sglang.json import JSON_ERRORS
 
 RETOKENIZED = "retokenized"
 
@@ -33,7 +34,7 @@ class RetrievalRequest(msgspec.Struct):
         """Raises BadRequestError with the field that is wrong."""
         try:
             request = msgspec.json.decode(body, type=cls)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except JSON_ERRORS as error:
             raise BadRequestError(
                 f"the body must be {{'text': a string or a list of strings, ...}}: {error}"
             ) from error

@@ -22,6 +22,19 @@ class Walk(NamedTuple):
     limit: int
     """Characters of the text that agree."""
 
+    def upward(self, floor: int) -> Iterator[tuple[RadixNode, int]]:
+        """The nodes on the way from the last one up, with the characters agreed there, as long as these are over `floor`.
+
+        A chain that runs through one of them and not through the one below agrees with the text exactly to its end.
+        """
+        node: RadixNode | None = self.at
+        limit, inside = self.limit, self.inside
+        while node is not None and limit > floor:
+            yield node, limit
+            limit -= inside
+            node = node.parent
+            inside = 0 if node is None else len(node.edge)
+
     def ends_on_node(self, text: str) -> bool:
         """Whether the whole text is in the tree and ends where a node does."""
         return self.limit == len(text) and self.inside == len(self.at.edge)

@@ -91,7 +91,6 @@ class RadixConfig:
         if self.keep_versions < 0:
             raise BadRequestError(f"--radix-keep-versions must not be negative, got {self.keep_versions}")
 
-
     @property
     def token_budget(self) -> int:
         """`max_tokens`, or what fits into a quarter of the machine's memory."""

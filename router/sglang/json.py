@@ -17,12 +17,15 @@ decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 decode_any = msgspec.json.Decoder().decode
 NULL = b"null"
 
+JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no JSON, no UTF-8, or nested without end."""
+
 
 def parse_object(body: bytes | Raw, what: str = "the request body") -> dict[str, Raw]:
     """A JSON object as its keys and raw values. Raises BadRequestError with the place and the reason."""
     try:
         return decode_object(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise BadRequestError(f"{what} must be a JSON object: {error}") from error
 
 
@@ -38,5 +41,5 @@ def typed(fields: dict[str, Raw], key: str, kind: Any, expected: str) -> Any:
         return None
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise BadRequestError(f"`{key}` must be {expected}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.sglang.json import decode_object
+from router.sglang.json import JSON_ERRORS, decode_object
 
 DEFAULT_VERSION = "default"
 """What SGLang itself calls the weights before their first update."""
@@ -28,6 +28,12 @@ LOGPROB_FIELDS = frozenset(
 """Fields of `meta_info` that exist only because logprobs were asked for."""
 
 
+LogprobEntry = tuple[float | None, int, Any]
+"""`[logprob, token_id, text or null]`."""
+
+decode_entries = msgspec.json.Decoder(list[LogprobEntry]).decode
+
+
 class _VersionSpan(msgspec.Struct):
     version: str
     start: int
@@ -43,7 +49,7 @@ class Meta(msgspec.Struct):
     completion_tokens: int | None = None
     weight_version: str | int | None = None
     weight_versions: list[_VersionSpan] | None = None
-    output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+    output_token_logprobs: list[LogprobEntry] | None = None
 
 
 class _Reply(msgspec.Struct):
@@ -67,6 +73,7 @@ class Reply:
         ids: sampled token ids.
         text: their text.
         logprobs: one a token, as sent (None where the engine sent null); None if none came.
+        logprob_ids: the ids that came along with them.
         versions: half-open token runs `(version, start, end)`; None if the engine gives only the version at the end.
         version: the weight version at the end of the request.
         finish_type: `stop`, `length`, `abort`; None while running.
@@ -77,6 +84,7 @@ class Reply:
     ids: list[int]
     text: str
     logprobs: list[float | None] | None
+    logprob_ids: list[int] | None
     request_id: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -85,6 +93,10 @@ class Reply:
     finish_type: str | None
     matched: int | str | None
     other_text: str | None = None
+
+    def checked_logprobs(self) -> list[float]:
+        """The logprobs of a reply without `fault`."""
+        return [value for value in self.logprobs or () if value is not None]
 
     def fault(self, prompt_tokens: int, *, logprobs_asked: bool) -> str | None:
         """What contradicts what was asked, or itself, in this reply; None if all of it holds together (rule 1)."""
@@ -98,6 +110,8 @@ class Reply:
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
         if len(self.logprobs) != len(self.ids):
             return f"{len(self.logprobs)} logprobs, {len(self.ids)} ids"
+        if self.logprob_ids != self.ids:
+            return "the ids of output_token_logprobs are not output_ids"
         if not all(value is not None and math.isfinite(value) for value in self.logprobs):
             return "a logprob that is not a finite number"
         return None
@@ -107,19 +121,17 @@ def parse_reply(body: bytes | Raw) -> Reply:
     """A reply to a request for one sample. Raises UnreadableReplyError."""
     try:
         reply = _reply.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise UnreadableReplyError(str(error)) from error
     entries = reply.meta_info.output_token_logprobs
     ids = reply.output_ids
-    if ids is None:  # before 0.4, and the Rust frontend for an empty reply
+    if ids is None:  # the Rust frontend for an empty reply, and versions before output_ids
         ids = [entry[1] for entry in entries or ()]
-    elif entries is not None and [entry[1] for entry in entries] != ids:
-        raise UnreadableReplyError("the ids of output_token_logprobs are not output_ids")
-    return assemble(reply.meta_info, ids, reply.text, None if entries is None else [entry[0] for entry in entries])
+    return assemble(reply.meta_info, ids, reply.text, entries)
 
 
 def assemble(
-    meta: Meta, ids: list[int], text: str, logprobs: list[float | None] | None, other_text: str | None = None
+    meta: Meta, ids: list[int], text: str, entries: list[LogprobEntry] | None, other_text: str | None = None
 ) -> Reply:
     """A `Reply` of its parts."""
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
@@ -128,7 +140,8 @@ def assemble(
     return Reply(
         ids=ids,
         text=text,
-        logprobs=logprobs,
+        logprobs=None if entries is None else [entry[0] for entry in entries],
+        logprob_ids=None if entries is None else [entry[1] for entry in entries],
         request_id=meta.id,
         prompt_tokens=meta.prompt_tokens,
         completion_tokens=meta.completion_tokens,
@@ -148,7 +161,7 @@ def edit_meta(body: bytes | Raw, *, drop: frozenset[str] = frozenset(), add: dic
     try:
         fields = decode_object(body)
         meta = decode_object(fields["meta_info"])
-    except (msgspec.DecodeError, KeyError, RecursionError) as error:
+    except (*JSON_ERRORS, KeyError) as error:
         raise UnreadableReplyError(f"no object with meta_info: {error}") from error
     kept = {key: value for key, value in meta.items() if key not in drop}
     kept.update({key: Raw(value) for key, value in (add or {}).items()})
@@ -160,7 +173,7 @@ def split_list(body: bytes, count: int) -> list[Raw]:
     """The replies to a batch, raw. Raises UnreadableReplyError if they are not as many as were asked for."""
     try:
         replies = msgspec.json.decode(body, type=list[Raw])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise UnreadableReplyError(f"not a list of replies: {error}") from error
     if len(replies) != count:
         raise UnreadableReplyError(f"{len(replies)} replies, asked for {count}")

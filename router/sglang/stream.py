@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from router.sglang.json import decode_any, decode_object, is_null
-from router.sglang.reply import Meta, Reply, assemble
+from router.sglang.json import JSON_ERRORS, decode_any, decode_object, is_null
+from router.sglang.reply import LogprobEntry, Meta, Reply, assemble, decode_entries
 
 DONE = b"[DONE]"
 
@@ -55,7 +54,7 @@ def event_index(data: bytes) -> int:
     """Which generation of a batch an event belongs to; 0 where there is only one."""
     try:
         return _index.decode(data).index or 0
-    except (msgspec.DecodeError, RecursionError):
+    except JSON_ERRORS:
         return 0
 
 
@@ -74,7 +73,7 @@ class StreamedReply:
     done: bool = False
     error: str | None = None
     _meta: Meta | None = None
-    _logprobs: list[float | None] | None = None
+    _entries: list[LogprobEntry] | None = None
     _raw_ids: bytes = b""
     _raw_logprobs: bytes = b""
     _last_text: bytes = b'""'
@@ -100,7 +99,7 @@ class StreamedReply:
             if entries is not None and not is_null(entries):
                 self._take_logprobs(bytes(entries), self._meta.completion_tokens)
             self._take_text(bytes(fields["text"]))
-        except (msgspec.DecodeError, KeyError, RecursionError, ValueError) as error:
+        except (*JSON_ERRORS, KeyError, ValueError) as error:
             self.error = f"an event that cannot be read: {error}"
 
     @property
@@ -115,8 +114,8 @@ class StreamedReply:
         cumulative = msgspec.json.decode(self._last_text, type=str)
         joined = "".join(msgspec.json.decode(piece, type=str) for piece in self._pieces)
         first, other = (cumulative, joined) if self._cumulative_text else (joined, cumulative)
-        open_question = self._logprobs is None and not self._cumulative_ids and first != other
-        return assemble(self._meta, self.ids, first, self._logprobs, other if open_question else None)
+        open_question = self._entries is None and not self._cumulative_ids and first != other
+        return assemble(self._meta, self.ids, first, self._entries, other if open_question else None)
 
     def _take_ids(self, raw: bytes, completed: int | None) -> None:
         inner = raw.strip()[1:-1]
@@ -137,16 +136,14 @@ class StreamedReply:
         inner = raw.strip()[1:-1]
         plain = b'"' not in inner  # else the entries carry texts, in which anything may stand
         count = (inner.count(b"[") if plain else len(decode_any(raw))) if inner else 0
-        before = self._logprobs or []
-        if before and self._is_delta(count, completed, inner, self._raw_logprobs):
+        if self._entries and self._is_delta(count, completed, inner, self._raw_logprobs):
             self._cumulative_text = False
-            self._logprobs = before + _first_of_each(raw)
+            self._entries += decode_entries(raw)
             return
-        if before and plain and inner.startswith(self._raw_logprobs):
-            before += _first_of_each(b"[" + inner[len(self._raw_logprobs) :].lstrip(b", ") + b"]")
-            self._logprobs = before
+        if self._entries and plain and inner.startswith(self._raw_logprobs):
+            self._entries += decode_entries(b"[" + inner[len(self._raw_logprobs) :].lstrip(b", ") + b"]")
         else:
-            self._logprobs = _first_of_each(raw)
+            self._entries = decode_entries(raw)
         self._raw_logprobs = inner
 
     @staticmethod
@@ -155,7 +152,7 @@ class StreamedReply:
         return count != completed if completed is not None else not inner.startswith(previous)
 
     def _take_text(self, raw: bytes) -> None:
-        told_by_logprobs = self._logprobs is not None or self._cumulative_ids
+        told_by_logprobs = self._entries is not None or self._cumulative_ids
         if not told_by_logprobs and not raw.startswith(self._last_text[:-1]):
             self._cumulative_text = False
         self._last_text = raw
@@ -163,7 +160,3 @@ class StreamedReply:
             self._pieces[:] = [raw]
         else:
             self._pieces.append(raw)
-
-
-def _first_of_each(raw: bytes) -> list[float | None]:
-    return [entry[0] for entry in msgspec.json.decode(raw, type=list[tuple[float | None, int, Any]])]

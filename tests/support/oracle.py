@@ -248,7 +248,10 @@ class Oracle:
         complete = [chain for chain in pool if self._is_continued(chain, text)]
         if forgetful:
             found = [self._fresh(text), *(self._carry(chain, text) for chain in complete)]
-            found += [self._partly(chain, text) for chain in pool]
+            for chain in pool:
+                matched = len(commonprefix([chain.text, text]))
+                cuts = [at for at, end in enumerate(chain.ends, 1) if end <= matched and chain.tokens[at - 1].mask]
+                found += [self._plan(chain, at, chain.ends, chain.ends[at - 1], text) for at in cuts]
             return found
         if complete:
             newest = max(range(len(complete)), key=lambda at: (len(complete[at].text), at))
@@ -332,7 +335,11 @@ class Oracle:
         if opaque:
             ends = [size] * len(sampled)
         else:
-            while first_hidden and (ends[first_hidden - 2] if first_hidden > 1 else 0) >= size:
+            while first_hidden:
+                begin = ends[first_hidden - 2] if first_hidden > 1 else 0
+                shares = spelled.wide[first_hidden - 1] and begin == size == ends[first_hidden - 1] > 0
+                if begin < size or shares:  # it shares its character with the token before it
+                    break
                 first_hidden -= 1
             partial = whole[size : ends[first_hidden - 1]] if first_hidden else ""
         hidden = [
