@@ -143,7 +143,8 @@ def _tail(
     seen: int,
     skips_special: bool,
 ) -> tuple[HiddenToken, ...]:
-    """The hidden tail, one entry for each token or, where several share a character, for all of these."""
+    """The hidden tail: an entry for each token, for tokens that share a character, for a half-shown one and the textless
+    tokens before it."""
     tail: list[HiddenToken] = []
     begin = int(ends[visible - 1]) if visible else 0
     index = visible
@@ -155,14 +156,19 @@ def _tail(
             tail.append(HiddenToken(1, vocabulary.literal(token_id), True, 0))
             index += 1
             continue
-        end, count = int(ends[index]), 1
-        while index + count < len(ids) and ends[index + count] == end and vocabulary.piece(ids[index + count]):
-            if ids[index + count] in vocabulary.special_ids:
+        first, end = index, int(ends[index])
+        index += 1
+        while index < len(ids) and ends[index] == end and vocabulary.piece(ids[index]):
+            if ids[index] in vocabulary.special_ids:
                 break
-            count += 1
+            index += 1
         shown = max(0, min(seen, end) - begin) if begin < seen else 0
-        tail.append(HiddenToken(count, spelled[max(begin, seen) : end], False, shown))
-        begin, index = end, index + count
+        if shown:
+            # What stands before it has no text, inside of what the reader saw: it stays or goes with it.
+            first = visible
+            tail.clear()
+        tail.append(HiddenToken(index - first, spelled[max(begin, seen) : end], False, shown))
+        begin = end
     return tuple(tail)
 
 

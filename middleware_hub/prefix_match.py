@@ -48,6 +48,7 @@ class PrefixMatch:
         known: a remembered context that holds exactly the encoding of the rest; nothing needs encoding then.
         ambiguous: another chain matched further by whole sampled tokens (`ambiguous_parent`).
         unknown_parent: the request named a parent that is not on the path of its text.
+        foreign: the chain was recorded under another text than this one (the ids of both are the same).
     """
 
     namespace: tuple[str, ...]
@@ -57,6 +58,7 @@ class PrefixMatch:
     known: TokenSpan | None = None
     ambiguous: bool = False
     unknown_parent: bool = False
+    foreign: bool = False
 
 
 def resolve_complete(generation: Generation, text: str, position: int) -> Cut | None:
@@ -119,18 +121,21 @@ def resolve_partial(
     boundary (`boundaries=False`: not even that).
     """
     stop = None if line is None else line.span
-    tip = generation.span
-    if tip is stop:
+    child = generation.span
+    if child is stop:
         return None
-    inside = _cut_inside(tip, tip.visible, limit, measure, boundaries)
-    span, take, end = tip.parent, tip.take, tip.start
-    while inside is None and span is not None and span is not stop:
+    inside = _cut_inside(child, child.visible, limit, measure, boundaries)
+    while inside is None:
+        span, take, end = child.parent, child.take, child.start
+        if span is None or span is stop:
+            return None
         if span.sampled and take and end <= limit:
             # The recorded chain goes on behind this reply as our text does: what it kept of the reply, we keep.
             return Cut(span, take, end)
+        if child.flags & SpanFlag.FOREIGN:
+            return None
         inside = _cut_inside(span, take, min(limit, end), measure, boundaries)
-        take, end = span.take, span.start
-        span = span.parent
+        child = span
     return inside
 
 

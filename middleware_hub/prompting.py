@@ -69,7 +69,11 @@ def check_ids(tokenizer: Tokenizer, ids: list[int]) -> None:
 def from_ids(tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, ids: list[int], parent: str | None) -> Prompt:
     """The prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered."""
     text, packed = tokenizer.spell_prompt(ids), pack_ids(ids)
-    match = tree.match_ids(namespace, text, packed, parent=parent)
+
+    def width(count: int) -> int:
+        return len(tokenizer.spell_prompt(ids[:count]))
+
+    match = tree.match_ids(namespace, text, packed, width, parent=parent)
     rest = ids[match.cut.tokens :]
     context = None
     if rest or match.cut.start < len(text):

@@ -14,7 +14,7 @@ these are kept bare and become containers only for a second one (a dict costs 18
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Reversible
 from typing import NamedTuple
 
 import msgspec
@@ -49,7 +49,7 @@ class Generation(msgspec.Struct, gc=False, eq=False):
         tick: when it, or what was below it, was hit last.
         stamp: the weight version then.
         retrieved: whether anybody asked for its tokens yet.
-        aborted: the engine was told to stop: the reply ends where nobody chose it to.
+        namespace, fingerprints: kept by `IdsIndex`.
     """
 
     span: TokenSpan
@@ -61,7 +61,8 @@ class Generation(msgspec.Struct, gc=False, eq=False):
     stamp: Stamp
     tick: int
     retrieved: bool = False
-    aborted: bool = False
+    namespace: tuple[str, ...] = ()
+    fingerprints: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Generation {self.request_ids[0] if self.request_ids else self.serial}: {self.span!r}>"
@@ -86,7 +87,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         edge = self.edge if len(self.edge) <= 20 else self.edge[:17] + "..."
         return f"<RadixNode {edge!r}, {sum(1 for _ in self.each_child())} children, {len(self.generations())} ends>"
 
-    def each_child(self) -> Iterable[RadixNode]:
+    def each_child(self) -> Reversible[RadixNode]:
         """The children, in order of their making."""
         children = self.children
         if children is None:

@@ -15,9 +15,11 @@ Three rules carry it:
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from middleware_hub import tree_check
+from middleware_hub.ids_index import IdsIndex, begins_with
 from middleware_hub.leaves import Leaves
 from middleware_hub.prefix_match import FRESH, Cut, PrefixMatch, resolve_complete, resolve_partial, sampled_base
 from middleware_hub.radix_node import Generation, RadixNode, common_length
@@ -25,10 +27,8 @@ from middleware_hub.records import Context, Departure, Recall, SampledReply, Tre
 from middleware_hub.spans import Measure, SpanFlag, TokenSpan, Versions, links
 from middleware_hub.tree_walk import (
     Walk,
-    begins_with,
     first_characters,
     longest_complete,
-    newest_first,
     same_encoding,
     walk_down,
 )
@@ -59,6 +59,7 @@ class RadixTree:
         self._roots: dict[Namespace, RadixNode] = {}
         self._ticks = 0
         self._leaves = Leaves()
+        self._by_ids = IdsIndex()
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
@@ -78,31 +79,49 @@ class RadixTree:
             return PrefixMatch(namespace, text)
         return self._match(namespace, text, walk_down(root, text), parent)
 
-    def match_ids(self, namespace: Namespace, text: str, ids: bytes, *, parent: str | None = None) -> PrefixMatch:
-        """The same for a request that came as ids, of which `text` is the spelling: a chain counts if the ids begin with it."""
+    def match_ids(
+        self, namespace: Namespace, text: str, ids: bytes, width: Callable[[int], int], *, parent: str | None = None
+    ) -> PrefixMatch:
+        """The same for a request that came as ids: a chain counts if the ids begin with it.
+
+        Args:
+            namespace: where to look.
+            text: the spelling of the ids.
+            ids: packed.
+            width: how many characters of `text` the first so many ids spell.
+            parent: as in `match`.
+        """
         root = self._roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text)
         path = walk_down(root, text)
-        agreed: dict[tuple[TokenSpan, int], bool] = {}
-        for generation, position in newest_first(path.stops):
-            if parent is not None and parent not in generation.request_ids:
-                continue
-            whole = resolve_complete(generation, text, position)
-            bare = Cut(generation.span, generation.span.visible, position) if generation.span.width else None
-            for cut in (whole, bare):
-                if cut is not None and begins_with(ids, cut.span, cut.take, agreed):
-                    found = PrefixMatch(namespace, text, cut, generation)
-                    break
-            else:
-                continue
-            break
-        else:
-            found = PrefixMatch(namespace, text, unknown_parent=parent is not None)
-        further = self._partial(path, found.continues, found.cut)
-        if further is not None and begins_with(ids, further.span, further.take, agreed):
+        found = PrefixMatch(namespace, text, unknown_parent=parent is not None)
+        longest = self._by_ids.longest(namespace, ids, parent)
+        if longest is not None:
+            found = self._continued(namespace, text, path, *longest, width)
+        further = None if found.foreign else self._partial(path, found.continues, found.cut)
+        if further is not None and further.span is not None and begins_with(ids, further.span, further.take):
             return replace(found, cut=further)
         return found
+
+    def _continued(
+        self,
+        namespace: Namespace,
+        text: str,
+        path: Walk,
+        generation: Generation,
+        take: int,
+        width: Callable[[int], int],
+    ) -> PrefixMatch:
+        """The match of ids that begin with the chain of a reply: on the path of their own text, or under another one."""
+        span = generation.span
+        for node, position in path.stops:
+            if node is generation.node:
+                cut = resolve_complete(generation, text, position)
+                if cut is None or (cut.span, cut.take) != (span, take):
+                    cut = Cut(span, take, position)
+                return PrefixMatch(namespace, text, cut, generation)
+        return PrefixMatch(namespace, text, Cut(span, take, width(span.offset + take)), foreign=True)
 
     def recall(self, namespace: Namespace, text: str, *, request_id: str | None = None) -> Recall | None:
         """Find what is remembered of a whole text; None if `request_id` is none of the replies on its path."""
@@ -149,7 +168,7 @@ class RadixTree:
             cut, continues = longest_complete(path.stops, text, parent)
             unknown = continues is None
         if continues is None:
-            cut, continues = self._chosen(path, text)
+            cut, continues = longest_complete(path.stops, text, None)
         at_prompt = path.at.contexts is not None and path.ends_on_node(text)
         further = self._partial(path, continues, cut, boundaries=not at_prompt)
         known = None
@@ -161,30 +180,26 @@ class RadixTree:
         ambiguous = continues is not None and self._matches_further(path, continues, cut.start)
         return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown)
 
-    def _chosen(self, path: Walk, text: str) -> tuple[Cut, Generation | None]:
-        """The longest complete reply; but an aborted one yields to a chain that goes further by whole sampled tokens.
-
-        An aborted sample of a group is the beginning of many a sibling, and nobody continues it at that place but a
-        request with exactly its text. With precedence it would take over the sibling's conversation, and 10% of its sampled
-        tokens would be encoded anew (docs/is-text-a-key.md).
-        """
-        cut, continues = longest_complete(path.stops, text, None)
-        if continues is not None and continues.aborted:
-            own = self._partial(path, continues, cut, boundaries=False) or cut
-            above, finished = longest_complete(path.stops, text, None, aborted=False)
-            further = self._partial(path, finished, above, boundaries=False)
-            if further is not None and further.start > own.start:
-                return above, finished
-        return cut, continues
-
     def _partial(self, path: Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
-        """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way."""
-        for node, limit in path.upward(cut.start):
-            newest = node.through(line)
-            if newest is not None:
-                further = resolve_partial(newest, limit, line, self.measure, boundaries=boundaries)
-                return further if further is not None and further.start > cut.start else None
-        return None
+        """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way: the furthest, then newest.
+
+        Sampled tokens come first: context, which is encoded as the text would be anyway, is only looked for where
+        none are.
+        """
+        best: Cut | None = None
+        newest: tuple[Generation, int] | None = None
+        for generation, limit in path.beside(line, cut.start):
+            if best is not None and limit <= best.start:
+                break
+            newest = newest or (generation, limit)
+            further = resolve_partial(generation, limit, line, self.measure, boundaries=False)
+            if further is not None and further.start > (cut if best is None else best).start:
+                best = further
+        if best is None and boundaries and newest is not None:
+            further = resolve_partial(*newest, line, self.measure)
+            if further is not None and further.start > cut.start:
+                return further
+        return best
 
     def _matches_further(self, path: Walk, continues: Generation, start: int) -> bool:
         """Whether a chain that does not continue the chosen reply has whole sampled tokens of this text behind it."""
@@ -242,7 +257,7 @@ class RadixTree:
             context: what was encoded behind it; None if the chain is the whole prompt.
             reply: what the worker sampled.
         """
-        self.clock.observe(_last_version(reply.versions))
+        self._observe(reply.versions)
         if match.cut.span is None:
             self.stats.misses += 1
         else:
@@ -254,7 +269,7 @@ class RadixTree:
             node = self._descend(node, match.text[position:] + reply.text, 0, path)
         else:
             node = self._descend(node, match.text, position, path)
-            before = self._context_span(match.cut, context, node, len(match.text))
+            before = self._context_span(match, context, node)
             take = len(before)
             node = self._descend(node, reply.text, 0, path)
         span = TokenSpan(
@@ -265,7 +280,7 @@ class RadixTree:
             len(reply.text),
             logprobs=reply.logprobs,
             versions=reply.versions,
-            flags=reply.flags,
+            flags=reply.flags | SpanFlag.FOREIGN if match.foreign and context is None else reply.flags,
             visible=-1 if reply.visible is None else reply.visible,
             ends=reply.ends,
         )
@@ -279,7 +294,6 @@ class RadixTree:
             self._ticks,
             self.clock.now,
             self._ticks,
-            aborted=reply.aborted,
         )
         span.owner = generation
         span.users = 1
@@ -288,8 +302,18 @@ class RadixTree:
         for passed in path:
             passed.note_pass(generation)
         self.stats.generations += 1
+        self._by_ids.add(match.namespace, generation)
         self._leaves.offer(generation, self.stats.generations)
         return generation
+
+    def _observe(self, versions: Versions) -> None:
+        """The clock knows versions in the order of their appearance; the last one is the reply's."""
+        if isinstance(versions, str):
+            self.clock.observe(versions)
+            return
+        for version, _ in versions:
+            self.clock.order(version)
+        self.clock.observe(versions[-1][0])
 
     def _resume(self, match: PrefixMatch) -> tuple[RadixNode, int]:
         """The node from which the text of a match has to be laid down, and from which character on."""
@@ -317,14 +341,16 @@ class RadixTree:
             node = child
         return node
 
-    def _context_span(self, cut: Cut, context: Context, node: RadixNode, text_end: int) -> TokenSpan:
-        flags = context.flags | (SpanFlag.RECUT if cut.recut else SpanFlag.NONE)
+    def _context_span(self, match: PrefixMatch, context: Context, node: RadixNode) -> TokenSpan:
+        cut = match.cut
+        flags = context.flags | (SpanFlag.RECUT if match.cut.recut else SpanFlag.NONE)
+        flags |= SpanFlag.FOREIGN if match.foreign else SpanFlag.NONE
         for known in node.known_contexts():
             same_place = known.parent is cut.span and known.take == cut.take and known.start == cut.start
             if same_place and known.ids == context.ids and known.flags == flags:
                 return known
         span = TokenSpan(
-            cut.span, cut.take, cut.start, context.ids, text_end - cut.start, flags=flags, ends=context.ends
+            cut.span, cut.take, cut.start, context.ids, len(match.text) - cut.start, flags=flags, ends=context.ends
         )
         span.owner = node
         node.add_context(span)
@@ -381,6 +407,7 @@ class RadixTree:
 
     def _remove(self, generation: Generation) -> None:
         node, line = generation.node, generation.continues
+        self._by_ids.remove(generation)
         node.remove_end(generation)
         self.stats.generations -= 1
         top = None if line is None else line.node
@@ -450,6 +477,7 @@ class RadixTree:
             node.parent = node.children = node.ends = node.contexts = node._through = None
         self._roots.clear()
         self._leaves = Leaves()
+        self._by_ids.clear()
         self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
 
     def check(self) -> None:
@@ -459,7 +487,3 @@ class RadixTree:
 
 def _payload(span: TokenSpan) -> int:
     return len(span.ids) + len(span.logprobs or b"")
-
-
-def _last_version(versions: Versions) -> str:
-    return versions if isinstance(versions, str) else versions[-1][0]

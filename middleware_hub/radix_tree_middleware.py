@@ -207,5 +207,5 @@ def _inner(scope: Scope, body: bytes, prompt: Prompt) -> Scope:
         (b"content-type", b"application/json")
     ]
     hint = RouteHint(prompt.match.text, prompt.ids, header(scope, b"x-smg-routing-key"))
-    inner["state"] = {**(scope.get("state") or {}), ROUTE_HINT: hint}
+    inner["state"][ROUTE_HINT] = hint
     return inner

@@ -90,7 +90,6 @@ class Recorder:
                 ends=alignment.ends,
                 tail=alignment.tail,
                 request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
-                aborted=reply.finish_type == "abort",
             ),
         )
         if alignment.flags & SpanFlag.MISMATCH:

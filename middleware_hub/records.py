@@ -23,7 +23,6 @@ class SampledReply:
     ends: bytes | None = None
     tail: tuple[HiddenToken, ...] = ()
     request_ids: tuple[str, ...] = ()
-    aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

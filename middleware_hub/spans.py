@@ -57,6 +57,8 @@ class SpanFlag(IntFlag):
     """`split_character`: ids and text differ at an edge only, by a character that was cut in half."""
     RECUT = 256
     """`cut_in_token`: this context spells again the visible part of a token that was sampled and not kept."""
+    FOREIGN = 512
+    """What comes before was recorded under another text than this span's chain has: its character ends mean nothing here."""
 
 
 REASONS: tuple[tuple[SpanFlag, str], ...] = (

@@ -9,17 +9,15 @@ taken out. (Encoding a sentinel before the tail and cutting its ids off again fa
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig
 
 from middleware_hub.alignment import Alignment, align_context
 from middleware_hub.vocabulary import Vocabulary
@@ -139,19 +137,16 @@ class Tokenizer:
     def _dummy_prefix(self) -> bool:
         """Whether a start gains a space: `x` at a start is not what it is behind something."""
         if not hasattr(self, "_gains_space"):
-            first = self.encode_start("x")[len(self.bos) :]
+            first = self._start.encode("x", add_special_tokens=False).ids
             self._gains_space = self.vocabulary.spell(first).startswith(" ")
         return self._gains_space
 
 
 def _model_vocabulary(path: str) -> int | None:
-    """`vocab_size` of the model whose folder the tokenizer came from. Models pad their vocabulary: it is the larger one."""
-    config = Path(path) / "config.json"
-    if not config.is_file():
-        return None
+    """`vocab_size` of the model that the tokenizer came with. Models pad their vocabulary: it is the larger one."""
     try:
-        settings = json.loads(config.read_text())
-    except ValueError:
+        settings, _ = PreTrainedConfig.get_config_dict(path)
+    except OSError:
         return None
     for part in (settings, settings.get("text_config") or {}):
         if isinstance(part.get("vocab_size"), int):
@@ -242,12 +237,16 @@ def _boundaries(added: dict[int, Any], settings: dict[str, Any]) -> list[int]:
     )
     if prefixed:  # every section between added tokens gains a dummy space: a start is not the sum of its sections
         return []
-    contents = sorted(token.content for token in added.values())
-    lengthened = {a for a, b in itertools.pairwise(contents) if b.startswith(a)}
+    # Not behind a token that a longer one could swallow when the text goes on: what is inside of another one, and what
+    # another one overlaps that is looked for first (the normalized ones are looked for in what the others left).
+    inside_of_others = "\0".join(token.content[:-1] for token in added.values())
+    first = [token.content for token in added.values() if not token.normalized]
+    beginnings = {content[:size] for content in first for size in range(1, len(content))}
     return [
         i
         for i, token in added.items()
         if not (token.lstrip or token.rstrip or token.single_word)
         and not (token.normalized and normalizer is not None)
-        and token.content not in lengthened
+        and token.content not in inside_of_others
+        and not (token.normalized and any(token.content[k:] in beginnings for k in range(1, len(token.content))))
     ]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from middleware_hub.prefix_match import FRESH, Cut, resolve_complete, sampled_base
 from middleware_hub.radix_node import Generation, RadixNode, common_length
-from middleware_hub.spans import SpanFlag, TokenSpan, links
+from middleware_hub.spans import SpanFlag, TokenSpan
+
+BESIDE = 16
+"""How many chains that a text could be cut out of are looked at: nodes, and replies of one text."""
 
 
 class Walk(NamedTuple):
@@ -34,6 +38,30 @@ class Walk(NamedTuple):
             limit -= inside
             node = node.parent
             inside = 0 if node is None else len(node.edge)
+
+    def beside(self, line: Generation | None, floor: int) -> Iterator[tuple[Generation, int]]:
+        """Generations behind `line` that leave the way over `floor`, with the characters agreed; the furthest first.
+
+        Of those that leave it in the same place the newest come first. All of them could be 100,000 siblings, so it ends
+        after `BESIDE`: those that differ in their tokens before they differ in their text are few.
+        """
+        seen: set[Generation] = set()
+        visits = BESIDE
+        walked: RadixNode | None = None
+        for top, limit in self.upward(floor):
+            below = [top]
+            while below and visits:
+                node = below.pop()
+                newest = node.through(line)
+                if newest is None or node is walked:
+                    continue
+                visits -= 1
+                for generation in (newest, *islice(reversed(node.generations()), BESIDE)):
+                    if generation.continues is line and generation not in seen:
+                        seen.add(generation)
+                        yield generation, limit
+                below += reversed([*islice(reversed(node.each_child()), visits)])
+            walked = top
 
     def ends_on_node(self, text: str) -> bool:
         """Whether the whole text is in the tree and ends where a node does."""
@@ -71,22 +99,16 @@ def first_characters(node: RadixNode, skip: int, count: int) -> str:
     return characters
 
 
-def newest_first(stops: list[tuple[RadixNode, int]]) -> Iterator[tuple[Generation, int]]:
-    """The complete replies on the way, the longest first, and of equal texts the newest."""
+def longest_complete(
+    stops: list[tuple[RadixNode, int]], text: str, request_id: str | None
+) -> tuple[Cut, Generation | None]:
+    """The longest complete reply that this text may continue, the newest of equal texts; or the one that is named."""
     for node, position in reversed(stops):
         for generation in reversed(node.generations()):
-            yield generation, position
-
-
-def longest_complete(
-    stops: list[tuple[RadixNode, int]], text: str, request_id: str | None, *, aborted: bool = True
-) -> tuple[Cut, Generation | None]:
-    """The longest complete reply that this text may continue (`request_id`: only the one of that name)."""
-    for generation, position in newest_first(stops):
-        if (request_id is None or request_id in generation.request_ids) and (aborted or not generation.aborted):
-            cut = resolve_complete(generation, text, position)
-            if cut is not None:
-                return cut, generation
+            if request_id is None or request_id in generation.request_ids:
+                cut = resolve_complete(generation, text, position)
+                if cut is not None:
+                    return cut, generation
     return FRESH, None
 
 
@@ -97,22 +119,3 @@ def same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
         if not span.flags & SpanFlag.GIVEN and sampled_base(span, len(span), span.text_end) == base:
             return span
     return None
-
-
-def begins_with(ids: bytes, span: TokenSpan | None, take: int, agreed: dict[tuple[TokenSpan, int], bool]) -> bool:
-    """Whether packed ids begin with a chain; `agreed` remembers what was compared before."""
-    seen: list[tuple[TokenSpan, int]] = []
-    result = True
-    for link in links(span, take):
-        known = agreed.get(link)
-        if known is not None:
-            result = known
-            break
-        seen.append(link)
-        part, count = link
-        low, size = 4 * part.offset, 4 * count
-        if ids[low : low + size] != (part.ids if size == len(part.ids) else part.ids[:size]):
-            result = False
-            break
-    agreed.update(dict.fromkeys(seen, result))
-    return result

@@ -42,12 +42,15 @@ class VersionClock:
 
     def order(self, version: str) -> int:
         """The place of a version among all; a string never seen before is the newest from now on."""
+        place = self._orders[version] = self._place(version)
+        self._newest = max(self._newest, place)
+        return place
+
+    def _place(self, version: str) -> int:
         known = self._orders.get(version)
-        if known is None:
-            known = int(version) if version.isascii() and version.isdigit() else self._newest + 1
-            self._orders[version] = known
-            self._newest = max(self._newest, known)
-        return known
+        if known is not None:
+            return known
+        return int(version) if version.isascii() and version.isdigit() else self._newest + 1
 
     def observe(self, version: str) -> None:
         """A reply came with this version."""
@@ -71,8 +74,8 @@ class VersionClock:
         return self.now.order - (stamp.order if stamp.era == self._era else self._era_began)
 
     def distance(self, version: str) -> int:
-        """How many versions behind the current one `version` is (negative: ahead)."""
-        return self.now.order - self.order(version)
+        """How many versions behind the current one `version` is (negative: ahead). Asking makes nothing known."""
+        return self.now.order - self._place(version)
 
     def _become(self, version: str) -> None:
         self.current = version

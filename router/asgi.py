@@ -15,6 +15,9 @@ from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnected
 
 HeaderList = list[tuple[bytes, bytes]]
 
+BODY_READ = "body_read"
+"""Key in `scope["state"]`: a middleware has read the body, within the limit, and what it made of it may be longer."""
+
 ROUTE_HINT = "route_hint"
 """Key in `scope["state"]` under which a middleware leaves a `RouteHint` for the proxy."""
 
@@ -103,7 +106,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise BadRequestError(f"content-encoding {encoding!r} is not supported here: send the body uncompressed")
     announced = header(scope, b"content-length")
-    if announced is not None and announced.isdecimal() and int(announced) > limit:
+    bounded = not (scope.get("state") or {}).get(BODY_READ)
+    if bounded and announced is not None and announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
 
     chunks: list[bytes] = []
@@ -115,7 +119,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise ClientDisconnectedError("the client left while its request was being read")
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > limit:
+        if bounded and size > limit:
             raise _too_large(limit)
         chunks.append(chunk)
         more = message.get("more_body", False)
@@ -144,7 +148,7 @@ def with_body(scope: Scope, body: bytes) -> Scope:
     """A copy of the scope whose headers describe `body`, for sending a rewritten request onward."""
     headers = [(name, value) for name, value in scope["headers"] if name not in _ENVELOPE]
     headers.append((b"content-length", b"%d" % len(body)))
-    return {**scope, "headers": headers}
+    return {**scope, "headers": headers, "state": {**(scope.get("state") or {}), BODY_READ: True}}
 
 
 def has_body(scope: Scope) -> bool:

@@ -178,7 +178,9 @@ def test_strict_tells_how_far_it_would_have_been_exact(served: Stack) -> None:
     assert problem(answer)
 
 
-@pytest.mark.parametrize("body", [{}, {"url": ""}, {"url": "worker"}, {"url": "ftp://a"}, {"url": 7}, {"url": "http://"}])
+@pytest.mark.parametrize(
+    "body", [{}, {"url": ""}, {"url": "worker"}, {"url": "ftp://a"}, {"url": 7}, {"url": "http://"}]
+)
 def test_a_bad_worker_url_is_refused(served: Stack, body: dict[str, Any]) -> None:
     answer = served.post("/add_worker", body)
     assert answer.status == 400, answer.content
@@ -227,7 +229,10 @@ def test_a_faulty_reply_is_passed_on_and_never_exact(served: Stack, fault: Fault
     found = served.retrieve("Hello" + ids_text(served, ids), namespace=space)
     assert not found["exact"]
     assert found["reasons"]
-    again = served.generate({"text": "Hello" + ids_text(served, ids), "sampling_params": scripted(ids)}, headers={"x-radix-namespace": space})
+    again = served.generate(
+        {"text": "Hello" + ids_text(served, ids), "sampling_params": scripted(ids)},
+        headers={"x-radix-namespace": space},
+    )
     if said.startswith("no"):
         assert again.record.input_ids == served.spelling.encode_start("HelloHello world")
     assert record.input_ids == [9707]
@@ -237,11 +242,20 @@ def test_a_faulty_reply_is_passed_on_and_never_exact(served: Stack, fault: Fault
 def test_a_faulty_reply_reaches_the_client_untouched(served: Stack, fault: Fault) -> None:
     """With logprobs asked for there is nothing to take out: byte by byte what the worker sends."""
     worker = served.workers[0]
-    body = {"return_logprob": True, "rid": "x", "sampling_params": scripted([9707, 1879], fault=fault, logprobs=[-1.0, -2.0, -3.0])}
+    body = {
+        "return_logprob": True,
+        "rid": "x",
+        "sampling_params": scripted([9707, 1879], fault=fault, logprobs=[-1.0, -2.0, -3.0]),
+    }
     answer = served.post("/generate", {**body, "rid": uuid.uuid4().hex, "text": "Hello"})
     parts = urlsplit(worker.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-    connection.request("POST", "/generate", json.dumps({**body, "rid": uuid.uuid4().hex, "input_ids": [9707]}), {"content-type": "application/json"})
+    connection.request(
+        "POST",
+        "/generate",
+        json.dumps({**body, "rid": uuid.uuid4().hex, "input_ids": [9707]}),
+        {"content-type": "application/json"},
+    )
     direct = connection.getresponse().read()
     connection.close()
     assert steady(answer.content) == steady(direct)

@@ -11,12 +11,14 @@ import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, event, given, note, settings
 from hypothesis import strategies as st
 
+from tests.support.fake_worker import FakeWorker
 from tests.support.oracle import Chain, Oracle, Plan, Speller, Token, versions_of
 from tests.support.stack import Reply, Stack, stack
 from tests.support.vocabularies import NAMES, Name
@@ -51,13 +53,34 @@ def forgetful(request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 # -- what a conversation is made of ---------------------------------------------------------------------------------
 
-PROMPTS = ["Write a sum", "Write a summary of it", "Hello", " Hello", "Hel", "😀 hi", "e\u0301te\u0301", "{chat}", "{bos}Hello"]
+PROMPTS = [
+    "Write a sum",
+    "Write a summary of it",
+    "Hello",
+    " Hello",
+    "Hel",
+    "😀 hi",
+    "e\u0301te\u0301",
+    "{chat}",
+    "{bos}Hello",
+]
 OBSERVED = ["", "\nUser: go on", " tool says 7", "mary", "{chat}", "é你", "\u0301x", "llo", "  \n", "<think>", "{bos}x"]
 GLUE = ["", "{eos}", "{special}", "{special}{eos}", "\n", "STOP", "ST", "llo", "l", "OP", "{eos}\n"]
 PIECES = ["Hel", "lo", "Hello", " world", "<think>", "<", "think", ">", "sum", "mary", "summary", "ST", "OP", "STOP"]
 PIECES += ["\n", "  ", "é", "你", "😀", "{half}", "{rest}", "{special}", "e", "\u0301"]
 STOPS = ["STOP", "llo", "mary", "lo", "TOP", "o", "\n", "你", "um"]
-ENDS = ["eos", "length", "abort", "stop", "stop_no_trim", "stop_id", "two", "hidden_length", "no_skip", "no_trim_no_skip"]
+ENDS = [
+    "eos",
+    "length",
+    "abort",
+    "stop",
+    "stop_no_trim",
+    "stop_id",
+    "two",
+    "hidden_length",
+    "no_skip",
+    "no_trim_no_skip",
+]
 KINDS = ["fresh", "continue", "repeat", "exact", "strip", "edit", "prefill", "ids", "ids_continue"]
 
 small = st.integers(0, 11)
@@ -132,6 +155,10 @@ class Words:
         if piece == "{rest}":
             return emoji[len(emoji) // 2 :]
         return self.spelling.encode_tail(self.text(piece))
+
+    @property
+    def bos(self) -> int | None:
+        return self.token(self.spelling.bos) if self.spelling.bos else None
 
     def token(self, token: str) -> int:
         found = self.spelling.start.token_to_id(token)
@@ -280,7 +307,7 @@ class Play:
             self.running.get("/liveness")  # round trips until the request has reached one of them
         for worker, count in zip(self.running.workers, before, strict=True):
             if len(worker.log) > count:
-                worker.wait_for(lambda worker=worker: not worker.in_flight or any(_waiting(worker)))
+                worker.wait_for(partial(_at_the_gate, worker))
 
     def _check_client(self, body: dict[str, Any], reply: Reply) -> None:
         """The client has what the worker said, and no logprobs, for which it did not ask."""
@@ -298,16 +325,16 @@ class Play:
             assert last["text"] == record.text
             assert last["output_ids"] == record.output_ids
 
-    def _record(self, oracle: Oracle, options: list[tuple[str, Plan]], reply: Reply, params: dict[str, Any]) -> list[Chain]:
+    def _record(
+        self, oracle: Oracle, options: list[tuple[str, Plan]], reply: Reply, params: dict[str, Any]
+    ) -> list[Chain]:
         """Every chain that this reply may now be; one of them is kept once the retrieval has shown which."""
         record, chains = reply.record, []
         for text, plan in options:
             if plan.ids == record.input_ids:
                 output = zip(record.output_ids, record.logprobs, record.versions, strict=True)
                 skip = params.get("skip_special_tokens", True)
-                chains.append(
-                    oracle.record(plan, text, output, record.text, request_id=record.rid, skip_special=skip)
-                )
+                chains.append(oracle.record(plan, text, output, record.text, request_id=record.rid, skip_special=skip))
                 oracle.chains.pop()
         if chains[0].opaque or chains[0].maybe_opaque:
             event("ids and text differ at an edge")
@@ -357,16 +384,16 @@ class Play:
             check_whole(found, same[0])
             return
         note(f"  looked for {text!r}: {found}")
+        if found["exact"]:
+            # One recorded chain covers it all, be it by its prompt alone.
+            covering = [chain.tokens[: found["token_length"]] for chain in oracle.chains]
+            assert any(all(shown(found, tokens)) for tokens in covering)
+            return
         plans = oracle.plans(text)
         fits = [plan for plan in plans if all(shown(found, plan.all_tokens))]
         assert fits, [[(token.id, token.mask, token.logprob) for token in plan.all_tokens] for plan in plans]
-        plan = fits[0]
-        if found["exact"]:
-            # A prompt that was sent is covered by its chain, too, though none of it was sampled.
-            assert any(found["tokens"] == one.ids[: found["token_length"]] for one in oracle.chains)
-        else:
-            assert found["reasons"]
-            assert found["exact_chars"] >= min(plan.position, len(text) - 1)
+        assert found["reasons"]
+        assert found["exact_chars"] >= min(fits[0].position, len(text) - 1)
 
 
 def shown(found: dict[str, Any], tokens: list[Token]) -> Iterator[bool]:
@@ -378,8 +405,9 @@ def shown(found: dict[str, Any], tokens: list[Token]) -> Iterator[bool]:
     yield list(versions_of(found["weight_versions"])) == versions
 
 
-def _waiting(worker: Any) -> list[bool]:
-    return [job.waiting for job in worker._jobs.values()]
+def _at_the_gate(worker: FakeWorker) -> bool:
+    jobs = list(worker._jobs.values())
+    return not jobs or any(job.waiting for job in jobs)
 
 
 def check_shape(found: dict[str, Any], text: str) -> None:
@@ -391,7 +419,9 @@ def check_shape(found: dict[str, Any], text: str) -> None:
     assert 0 <= found["exact_chars"] <= len(text)
     first = found["loss_mask"].index(1) if 1 in found["loss_mask"] else size
     assert found["response_length"] == size - first
-    assert [at for at, _ in versions_of(found["weight_versions"])] == [at for at, mask in enumerate(found["loss_mask"]) if mask]
+    assert [at for at, _ in versions_of(found["weight_versions"])] == [
+        at for at, mask in enumerate(found["loss_mask"]) if mask
+    ]
     if found["exact"]:
         assert found["exact_chars"] == len(text)
 
@@ -426,7 +456,23 @@ def test_what_is_forgotten_is_never_made_up(forgetful: Stack, turns: list[Turn])
             play.turn(turn)
 
 
-FRAGMENTS = ["sum", "mary", " sum", "Hel", "lo", "你", "é", "e\u0301", "😀", " ", "\n", "7", "<think>", "{eos}", "{bos}"]
+FRAGMENTS = [
+    "sum",
+    "mary",
+    " sum",
+    "Hel",
+    "lo",
+    "你",
+    "é",
+    "e\u0301",
+    "😀",
+    " ",
+    "\n",
+    "7",
+    "<think>",
+    "{eos}",
+    "{bos}",
+]
 prompt_texts = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=6).map("".join)
 
 
@@ -441,8 +487,8 @@ def test_the_same_prompt_has_the_same_ids_whatever_is_remembered(
     for template in [*prompts, *reversed(prompts)]:
         text = words.text(template)
         expected = words.spelling.encode_start(text)
-        if len(expected) - expected.count(words.spelling.start.token_to_id(words.spelling.bos or "\0")) == 0:
-            continue
+        if all(number == words.bos for number in expected):
+            continue  # nothing but a BOS: test_bad_input
         body = {"text": text, "stream": stream, "sampling_params": {"custom_params": {"fake": fake}}}
         reply = running.generate(body, headers={"x-radix-namespace": space})
         assert reply.record.input_ids == expected

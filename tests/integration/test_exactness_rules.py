@@ -81,11 +81,11 @@ class Talk:
         """What a request with this text sends."""
         return self.say(text, self.ids("z"), **options).record.input_ids
 
-    def retrieve(self, text: str, **options: Any) -> Any:
+    def retrieve(self, text: str | list[str], **options: Any) -> Any:
         return self.served.retrieve(text, namespace=self.space, **options)
 
 
-@pytest.fixture()
+@pytest.fixture
 def talk(served: Stack) -> Talk:
     return Talk(served)
 
@@ -94,7 +94,9 @@ def talk(served: Stack) -> Talk:
 
 
 def test_text_is_taken_out_and_the_rest_is_left_alone(talk: Talk) -> None:
-    record = talk.say("Hello", talk.ids("a"), body={"unheard_of": {"x": [1.5, None]}, "return_hidden_states": False}).record
+    record = talk.say(
+        "Hello", talk.ids("a"), body={"unheard_of": {"x": [1.5, None]}, "return_hidden_states": False}
+    ).record
     assert "text" not in record.body
     assert record.body["input_ids"] == talk.start("Hello")
     assert record.body["unheard_of"] == {"x": [1.5, None]}
@@ -111,7 +113,16 @@ def test_with_text_and_ids_the_ids_win(talk: Talk) -> None:
 
 # -- rule 3: the prefix property ----------------------------------------------------------------------------------------
 
-SPLITS = [("Hel", "lo"), ("H", "ello"), ("<", "think", ">"), ("sum", "mary"), (" ", " x"), ("\n", "\n"), ("é", "e"), ("你", "好")]
+SPLITS = [
+    ("Hel", "lo"),
+    ("H", "ello"),
+    ("<", "think", ">"),
+    ("sum", "mary"),
+    (" ", " x"),
+    ("\n", "\n"),
+    ("é", "e"),
+    ("你", "好"),
+]
 
 
 @pytest.mark.parametrize("pieces", SPLITS)
@@ -177,6 +188,18 @@ def test_tokens_behind_a_chain_come_from_its_descendants_only(talk: Talk) -> Non
     assert sampled[len(second.input_ids) :] == [1] * len(talk.ids(" mary"))
 
 
+@pytest.mark.parametrize("context", ["A:HelHello", "A:HelHel", "A:HelHelp me"])
+def test_context_of_another_chain_does_not_hide_what_was_sampled(talk: Talk, context: str) -> None:
+    """The same text as another's mere context matches further, but the sampled token is what is reused."""
+    first = talk.say("A:", talk.ids("Hel", "Hel")).record
+    talk.say(context, talk.ids("x"), parent="none")
+    second = talk.say("A:HelHe", talk.ids("z")).record
+    assert second.input_ids == first.input_ids + first.output_ids[:1] + talk.ids("He")
+    found = talk.retrieve("A:HelHez")
+    assert found["loss_mask"][len(first.input_ids)] == 1
+    assert found["rollout_logp"][len(first.input_ids)] == first.logprobs[0]
+
+
 # -- rule 4: every generation is its own ---------------------------------------------------------------------------------
 
 
@@ -218,7 +241,10 @@ def test_samples_of_one_request_are_apart(talk: Talk) -> None:
 
 
 def test_a_batch_is_so_many_requests(talk: Talk) -> None:
-    body = {"text": ["A:", "B: long", "C"], "sampling_params": {"custom_params": {"fake": {"ids": talk.ids("Hel", "lo")}}}}
+    body = {
+        "text": ["A:", "B: long", "C"],
+        "sampling_params": {"custom_params": {"fake": {"ids": talk.ids("Hel", "lo")}}},
+    }
     reply = talk.served.generate(body, headers={"x-radix-namespace": talk.space})
     assert [one["text"] for one in reply.body] == ["Hello"] * 3
     for text, record in zip(body["text"], reply.records, strict=True):
@@ -338,11 +364,11 @@ def test_an_empty_reply_is_no_chain_of_its_prompt(talk: Talk) -> None:
     first = talk.say("A:Hello", []).record
     assert first.text == ""
     assert first.output_ids == [talk.eos]
-    assert talk.retrieve("A:Hello")["tokens"] == first.input_ids + [talk.eos]
+    assert talk.retrieve("A:Hello")["tokens"] == [*first.input_ids, talk.eos]
     assert talk.sent("A:Hello") == talk.start("A:Hello")
     assert talk.sent("A:Hello there") == talk.start("A:Hello there")
     spelled = talk.sent("A:Hello" + talk.eos_text + "x")
-    assert spelled == first.input_ids + [talk.eos] + talk.ids("x")
+    assert spelled == [*first.input_ids, talk.eos, *talk.ids("x")]
 
 
 STOPPED = [
@@ -376,6 +402,14 @@ def test_a_stop_string_stays_as_far_as_it_is_spelled(
     assert talk.sent("A:" + first.text + more) == first.input_ids + first.output_ids[:kept] + talk.ids(behind)
 
 
+@pytest.mark.parametrize(("more", "kept", "behind"), [("!", 1, "m!"), ("", 1, "m"), ("ary!", 3, "!")])
+def test_a_special_before_a_cut_token_loses_no_text(talk: Talk, more: str, kept: int, behind: str) -> None:
+    """`Hel|<special>|mary`, stopped at `ary`: the `m` is text that the reader saw, and the model must see it, too."""
+    first = talk.say("A:", talk.ids("Hel", talk.special_text, "mary"), stop=["ary"]).record
+    assert first.text == "Helm"
+    assert talk.sent("A:Helm" + more) == first.input_ids + first.output_ids[:kept] + talk.ids(behind)
+
+
 def test_specials_in_the_middle_stay_where_they_are(talk: Talk) -> None:
     special = talk.id(talk.special_text)
     first = talk.say("A:", [special, *talk.ids("Hel"), special, special, *talk.ids("lo")]).record
@@ -389,7 +423,9 @@ def test_specials_in_the_middle_stay_where_they_are(talk: Talk) -> None:
 # -- rule 7: continuing is not starting ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["Hello", " Hello", "  Hello", "\nHello", "{bos}Hello", "{bos} Hello", "{eos}Hello", "é", "e\u0301"])
+@pytest.mark.parametrize(
+    "text", ["Hello", " Hello", "  Hello", "\nHello", "{bos}Hello", "{bos} Hello", "{eos}Hello", "é", "e\u0301"]
+)
 def test_a_start_is_what_the_worker_would_encode(talk: Talk, text: str) -> None:
     text = text.format(bos=talk.spelling.bos, eos=talk.eos_text)
     ids = talk.sent(text)
@@ -399,7 +435,9 @@ def test_a_start_is_what_the_worker_would_encode(talk: Talk, text: str) -> None:
     assert ids.count(bos[0]) == 1 if bos else True
 
 
-@pytest.mark.parametrize("more", ["Hello", " Hello", "=1", "\n\n", "  x", "{bos}Hello", "▁", "1", "{special}Hello", "{special} Hello"])
+@pytest.mark.parametrize(
+    "more", ["Hello", " Hello", "=1", "\n\n", "  x", "{bos}Hello", "▁", "1", "{special}Hello", "{special} Hello"]
+)
 @pytest.mark.parametrize("finish", ["length", "eos"])
 def test_a_tail_gains_nothing_that_a_start_gains(talk: Talk, more: str, finish: str) -> None:
     first = talk.say("A:", talk.ids("x", "="), finish).record
@@ -437,6 +475,19 @@ def test_ids_that_begin_with_an_empty_reply_continue_it(talk: Talk) -> None:
     assert found["rollout_logp"][len(first.input_ids)] == first.logprobs[0]
 
 
+@pytest.mark.parametrize("pieces", [("{special}", "Hel", "lo"), ("Hel", "{special}", "lo")])
+def test_ids_that_begin_with_a_chain_with_vanished_specials_continue_it(talk: Talk, pieces: tuple[str, ...]) -> None:
+    """The ids are the chain's, bit for bit, though their spelling has a special token that the reply's text has not."""
+    first = talk.say("A:", talk.ids(*(piece.format(special=talk.special_text) for piece in pieces))).record
+    assert first.text == "Hello"
+    ids = first.input_ids + first.output_ids + talk.ids("\nB:")
+    talk.say(None, talk.ids("sum"), input_ids=ids)
+    text = "A:" + "".join(pieces).format(special=talk.special_text) + talk.eos_text + "\nB:sum"
+    found = talk.retrieve(text)
+    assert found["tokens"][: len(ids)] == ids
+    assert found["loss_mask"][len(first.input_ids) :][: len(first.output_ids)] == [1] * len(first.output_ids)
+
+
 # -- rule 8: retrieval ---------------------------------------------------------------------------------------------------
 
 
@@ -446,7 +497,10 @@ def test_a_lookup_leaves_no_trace(talk: Talk) -> None:
     stats = talk.served.get("/radix_tree/stats").json()
     for text in ["A", "A:", "A:H", "A:He", "A:Hel", "A:Hello!", "A:Hellosum and more", "quite other", "A:Hellosum"]:
         talk.retrieve(text)
-        assert talk.served.post("/radix_tree/explain", {"text": text}, headers={"x-radix-namespace": talk.space}).status == 200
+        assert (
+            talk.served.post("/radix_tree/explain", {"text": text}, headers={"x-radix-namespace": talk.space}).status
+            == 200
+        )
     after = talk.served.get("/radix_tree/stats").json()
     assert {key: after[key] for key in ("nodes", "tokens", "generations")} == {
         key: stats[key] for key in ("nodes", "tokens", "generations")
@@ -474,7 +528,9 @@ def test_other_keys_of_the_tree_do_not_answer(talk: Talk) -> None:
     assert not talk.served.retrieve("A:Hello")["exact"]
     adapter = talk.say("A:", talk.ids("H", "ello"), body={"lora_path": "adapter"}).record
     assert talk.retrieve("A:Hello")["tokens"] != adapter.input_ids + adapter.output_ids
-    assert talk.sent("A:Hello!", body={"lora_path": "adapter"}) == adapter.input_ids + adapter.output_ids + talk.ids("!")
+    assert talk.sent("A:Hello!", body={"lora_path": "adapter"}) == adapter.input_ids + adapter.output_ids + talk.ids(
+        "!"
+    )
 
 
 # -- rules 9 and 10: versions and logprobs -------------------------------------------------------------------------------

@@ -66,7 +66,9 @@ class Oracle:
         self.records: list[Record] = []
 
     def complete(self, text: str) -> tuple[Record, list[Token], int] | None:
-        found = sorted((r for r in self.records if r.alive and text.startswith(r.text)), key=lambda r: (len(r.text), r.serial))
+        found = sorted(
+            (r for r in self.records if r.alive and text.startswith(r.text)), key=lambda r: (len(r.text), r.serial)
+        )
         for record in reversed(found):
             tokens = [t for t in record.chain if not t.hidden]
             hidden = [t for t in record.chain if t.hidden]
@@ -98,23 +100,25 @@ class Oracle:
         best = self.complete(text)
         record, tokens, start = best if best else (None, [], 0)
         common = {r.serial: len(_common(r.text, text)) for r in self.records if r.alive}
-        limit = max(common.values(), default=0)
-        if limit > start:
-            rivals = [r for r in self.records if r.alive and r.descends(record) and common[r.serial] == limit]
-            if rivals:
-                newest = max(rivals, key=lambda r: r.serial)
-                inside = [k for k, t in enumerate(newest.chain) if t.mask and t.end <= limit and not t.hidden and _has_text(t)]
+        found = []
+        for rival in self.records:
+            if rival.alive and rival.descends(record) and common[rival.serial] > start:
+                limit, chain = common[rival.serial], rival.chain
+                inside = [k for k, t in enumerate(chain) if t.mask and t.end <= limit and not t.hidden and _has_text(t)]
                 if inside:
                     last = inside[-1]
-                    while last + 1 < len(newest.chain) and _same_character(newest.chain, last, limit):
+                    while last + 1 < len(chain) and _same_character(chain, last, limit):
                         last += 1
-                    if newest.chain[last].end > start:
-                        return newest.chain[: last + 1], newest.chain[last].end
+                    if chain[last].end > start:
+                        found.append((chain[last].end, limit, rival.serial, chain[: last + 1]))
+        if found:
+            furthest, _, _, tokens = max(found, key=lambda one: one[:3])
+            return tokens, furthest
         return tokens, start
 
 
 def _has_text(token: Token) -> bool:
-    return token.end > token.begin or bool(PIECES[token.id]) and token.id not in SPECIAL
+    return token.end > token.begin or (bool(PIECES[token.id]) and token.id not in SPECIAL)
 
 
 def _same_character(chain: list[Token], index: int, limit: int) -> bool:
@@ -219,11 +223,16 @@ class History:
 
 
 TEXT = st.text(alphabet="ab é", min_size=1, max_size=6)
-SAMPLED = st.lists(st.sampled_from([i for i in PIECES]), min_size=1, max_size=6)
+SAMPLED = st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6)
 STEP = st.one_of(
     st.tuples(st.just("start"), TEXT, SAMPLED),
     st.tuples(st.just("continue"), st.integers(0, 20), TEXT | st.just(""), SAMPLED),
-    st.tuples(st.just("spell"), st.integers(0, 20), st.sampled_from(["<e>", "<t>", "<e><t>", "<t><e>", "<e>a", "<", "<t>b"]), SAMPLED),
+    st.tuples(
+        st.just("spell"),
+        st.integers(0, 20),
+        st.sampled_from(["<e>", "<t>", "<e><t>", "<t><e>", "<e>a", "<", "<t>b"]),
+        SAMPLED,
+    ),
     st.tuples(st.just("cut"), st.integers(0, 20), st.integers(1, 8), TEXT | st.just(""), SAMPLED),
     st.tuples(st.just("strip"), st.integers(0, 20), TEXT, SAMPLED),
 )

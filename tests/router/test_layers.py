@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.alignment",
         "middleware_hub.prefix_match",
         "middleware_hub.radix_node",
+        "middleware_hub.ids_index",
         "middleware_hub.leaves",
         "middleware_hub.radix_tree",
         "middleware_hub.records",

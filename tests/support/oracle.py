@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from os.path import commonprefix
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -20,8 +19,6 @@ from tokenizers import Tokenizer
 from tests.support.vocabularies import Name, _byte_alphabet, load
 
 
-import os
-TOLERATE=bool(os.environ.get("TOLERATE"))
 class Speller:
     """What the ids of one vocabulary spell, and how a text is encoded at a start and behind a chain."""
 
@@ -242,14 +239,15 @@ class Oracle:
     def plans(self, text: str, parent: Chain | None = None, *, forgetful: bool = False) -> list[Plan]:
         """What a request with this text may send: in most cases one answer.
 
-        `forgetful`: any of the chains may have been evicted.
+        `forgetful`: any of the chains may have been evicted, the parent too.
         """
-        pool = [chain for chain in self.chains if parent is None or chain.descends_from(parent)]
+        everyone = parent is None or forgetful
+        pool = [chain for chain in self.chains if everyone or chain.descends_from(parent)]
         complete = [chain for chain in pool if self._is_continued(chain, text)]
         if forgetful:
             found = [self._fresh(text), *(self._carry(chain, text) for chain in complete)]
             for chain in pool:
-                matched = len(commonprefix([chain.text, text]))
+                matched = _shared(chain.text, text)
                 cuts = [at for at, end in enumerate(chain.ends, 1) if end <= matched and chain.tokens[at - 1].mask]
                 found += [self._plan(chain, at, chain.ends, chain.ends[at - 1], text) for at in cuts]
             return found
@@ -267,7 +265,6 @@ class Oracle:
         else:
             carried, loose = self._fresh(text), []
         found = self._furthest([carried, *(self._partly(chain, text) for chain in pool)])
-        if TOLERATE: found.append(carried)
         if any(chain.maybe_opaque for chain in pool) or (complete and not carried.tokens):
             found += [carried, *(self._partly(chain, text) for chain in self.chains)]
         return found + [plan for plan in loose if plan.position > carried.position]
@@ -281,15 +278,15 @@ class Oracle:
         found = []
         longest: list[Chain | None] = [*self.continued_by_ids(ids)]
         if forgetful:
-            heads = [len(commonprefix([chain.ids, ids])) for chain in self.chains]
-            cuts = [(chain, size) for chain, head in zip(self.chains, heads, strict=True) for size in range(1, head + 1)]
+            heads = [_shared(chain.ids, ids) for chain in self.chains]
+            cuts = [
+                (chain, size) for chain, head in zip(self.chains, heads, strict=True) for size in range(1, head + 1)
+            ]
             return [
                 (text, Plan(chain.tokens[:size], ends[:size], whole.wide[:size], 0, chain, ids[size:]))
                 for chain, size in cuts
                 if chain.tokens[size - 1].mask
             ] + [(text, Plan([], [], [], 0, None, ids))]
-        if TOLERATE and any(chain is not None and not chain.reply for chain in longest):
-            longest += [chain for chain in self.chains if chain.ids == ids[: len(chain.ids)]]+[None]
         if forgetful or not longest:
             longest.append(None)
         for chain in longest:
@@ -385,7 +382,7 @@ class Oracle:
 
     def _partly(self, chain: Chain, text: str) -> Plan:
         """What lies wholly inside the text, up to the last sampled token that has a text."""
-        matched = len(commonprefix([chain.text, text]))
+        matched = _shared(chain.text, text)
         fitting = [
             at
             for at in range(min(chain.first_hidden, len(chain.tokens)))
@@ -418,6 +415,12 @@ class Oracle:
     def _furthest(self, plans: list[Plan]) -> list[Plan]:
         best = max(plan.position for plan in plans)
         return [plan for plan in plans if plan.position == best]
+
+
+def _shared(left: Sequence[object], right: Sequence[object]) -> int:
+    """How much of their beginnings is the same."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
 
 
 def _same(left: Sequence[Token], right: Sequence[Token]) -> bool:
