@@ -89,12 +89,15 @@ def align_reply(
     """
     spelled = vocabulary.spell(ids, skip_special=skips_special)
     layout = SpanFlag.SKIPS_SPECIAL if skips_special else SpanFlag.NONE
-    if spelled == text:
-        visible = _without_textless(vocabulary, ids, len(ids), skips_special)
-        if REPLACEMENT not in text:
-            return Alignment(layout, None, visible, _all_special(vocabulary, ids[visible:]))
-        ends = _hidden_ends(vocabulary, ids, visible, vocabulary.counted(ids, skip_special=skips_special))
-        return Alignment(layout, ends, visible, _all_special(vocabulary, ids[visible:]))
+    trimmed = ids[:-1] if ids and ids[-1] == matched else ids
+    for shown in (ids, trimmed):
+        if (spelled if shown is ids else vocabulary.spell(shown, skip_special=skips_special)) == text:
+            visible = _without_textless(vocabulary, ids, len(shown), skips_special)
+            tail = _spelled_alone(vocabulary, ids[visible:])
+            if REPLACEMENT not in text:
+                return Alignment(layout, None, visible, tail)
+            counted = vocabulary.counted(shown, skip_special=skips_special)
+            return Alignment(layout, _hidden_ends(vocabulary, ids, visible, counted), visible, tail)
     if spelled.startswith(text) and _explained(vocabulary, ids, spelled, text, matched):
         count = vocabulary.begun if REPLACEMENT not in spelled else vocabulary.counted
         counted = count(ids, skip_special=skips_special)
@@ -102,11 +105,27 @@ def align_reply(
         visible = _without_textless(vocabulary, ids, visible, skips_special)
         tail = _tail(vocabulary, ids, visible, counted, spelled, len(text), skips_special)
         return Alignment(layout, _hidden_ends(vocabulary, ids, visible, counted), visible, tail)
-    if spelled.strip(REPLACEMENT) == text.strip(REPLACEMENT):
-        visible = _without_textless(vocabulary, ids, len(ids), skips_special)
-        flags = layout | SpanFlag.WHOLE | SpanFlag.SPLIT
-        return Alignment(flags, None, visible, _all_special(vocabulary, ids[visible:]))
+    for shown in (trimmed, ids):
+        if _split_at_edges(vocabulary, shown, text, skips_special):
+            visible = _without_textless(vocabulary, ids, len(shown), skips_special)
+            flags = layout | SpanFlag.WHOLE | SpanFlag.SPLIT
+            return Alignment(flags, None, visible, _spelled_alone(vocabulary, ids[visible:]))
     return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(ids))
+
+
+def _split_at_edges(vocabulary: Vocabulary, ids: Sequence[int], text: str, skips_special: bool) -> bool:
+    """Whether ids and text differ in halves of characters only, at one of the ends.
+
+    How many `�` stand for such a half depends on what a decoder sees at once, and an engine that streams decodes in pieces.
+    """
+    bare = text.strip(REPLACEMENT)
+    return any(
+        bare == spelled.strip(REPLACEMENT)
+        for spelled in (
+            vocabulary.spell(ids, skip_special=skips_special),
+            vocabulary.lossy(ids, skip_special=skips_special),
+        )
+    )
 
 
 def _explained(vocabulary: Vocabulary, ids: Sequence[int], spelled: str, text: str, matched: int | str | None) -> bool:
@@ -117,8 +136,6 @@ def _explained(vocabulary: Vocabulary, ids: Sequence[int], spelled: str, text: s
         begin = spelled.find(matched, max(0, len(text) - len(matched)))
         return 0 <= begin <= len(text)
     remainder = spelled[len(text) :]
-    if isinstance(matched, int) and ids and ids[-1] == matched:
-        return remainder.strip(REPLACEMENT) == vocabulary.literal(matched).strip(REPLACEMENT)
     return not remainder.strip(REPLACEMENT)
 
 
@@ -130,7 +147,7 @@ def _without_textless(vocabulary: Vocabulary, ids: Sequence[int], count: int, sk
     return count
 
 
-def _all_special(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[HiddenToken, ...]:
+def _spelled_alone(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[HiddenToken, ...]:
     return tuple(HiddenToken(1, vocabulary.literal(i), i in vocabulary.special_ids, 0) for i in ids)
 
 
@@ -178,9 +195,11 @@ def _hidden_ends(
     visible: int,
     counted: NDArray[np.int32],
 ) -> bytes:
-    """Ends with special tokens of the hidden tail as wide as their literals: a later text may spell them."""
-    widths = np.diff(counted, prepend=np.int32(0))
+    """Ends with the special tokens of the hidden tail, and what was not counted, as wide as their literals: a later text may
+    spell them."""
+    widths = np.zeros(len(ids), dtype=np.int32)
+    widths[: len(counted)] = np.diff(counted, prepend=np.int32(0))
     for index in range(visible, len(ids)):
-        if ids[index] in vocabulary.special_ids:
+        if index >= len(counted) or ids[index] in vocabulary.special_ids:
             widths[index] = len(vocabulary.literal(ids[index]))
     return np.cumsum(widths, dtype=np.int32).tobytes()

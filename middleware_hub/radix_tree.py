@@ -113,7 +113,10 @@ class RadixTree:
         take: int,
         width: Callable[[int], int],
     ) -> PrefixMatch:
-        """The match of ids that begin with the chain of a reply: on the path of their own text, or under another one."""
+        """The match of ids that begin with the chain of a reply: on the path of their own text, or under another one.
+
+        Under another one, the longest reply of the chain that is on the path all the same is what is continued.
+        """
         span = generation.span
         for node, position in path.stops:
             if node is generation.node:
@@ -121,7 +124,9 @@ class RadixTree:
                 if cut is None or (cut.span, cut.take) != (span, take):
                     cut = Cut(span, take, position)
                 return PrefixMatch(namespace, text, cut, generation)
-        return PrefixMatch(namespace, text, Cut(span, take, width(span.offset + take)), foreign=True)
+        owners = {part.owner for part, _ in links(span.parent, span.take) if part.sampled}
+        line = next((g for node, _ in reversed(path.stops) for g in node.generations() if g in owners), None)
+        return PrefixMatch(namespace, text, Cut(span, take, width(span.offset + take)), line, foreign=True)
 
     def recall(self, namespace: Namespace, text: str, *, request_id: str | None = None) -> Recall | None:
         """Find what is remembered of a whole text; None if `request_id` is none of the replies on its path."""

@@ -66,18 +66,24 @@ class Vocabulary:
 
     def spell(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of ids in their context (no dummy space is taken off, no space is put in)."""
-        pieces, size = self._pieces, len(self._pieces)
-        if skip_special:
-            skip = self.special_ids
-            joined = b"".join([pieces[i] for i in ids if i not in skip and 0 <= i < size])
-        else:
-            joined = b"".join([pieces[i] for i in ids if 0 <= i < size])
+        joined = self._joined(ids, skip_special)
         if not self._bytes:
             return joined.decode("utf-8", "replace")
         try:
             return joined.decode("utf-8")
         except UnicodeDecodeError:
             return "".join(self._spell_runs(ids, skip_special))
+
+    def lossy(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of ids, each broken character by itself, whatever the decoder's habit is."""
+        return self._joined(ids, skip_special).decode("utf-8", "replace")
+
+    def _joined(self, ids: Sequence[int], skip_special: bool) -> bytes:
+        pieces, size = self._pieces, len(self._pieces)
+        if skip_special:
+            skip = self.special_ids
+            return b"".join([pieces[i] for i in ids if i not in skip and 0 <= i < size])
+        return b"".join([pieces[i] for i in ids if 0 <= i < size])
 
     def _spell_runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[str]:
         for run, broken in self._runs(ids, skip_special):

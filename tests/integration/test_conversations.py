@@ -18,20 +18,18 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, note, settings
 from hypothesis import strategies as st
 
+from tests.conftest import MORE
 from tests.support.fake_worker import FakeWorker
 from tests.support.oracle import Chain, Oracle, Plan, Speller, Token, versions_of
 from tests.support.stack import Reply, Stack, stack
 from tests.support.vocabularies import NAMES, Name
 
-MORE = int(os.environ.get("TITO_EXAMPLES", "1"))
 PHASES = [phase for phase in Phase if phase is not Phase.shrink or "TITO_NO_SHRINKING" not in os.environ]
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
 
 def examples(count: int) -> settings:
-    return settings(
-        max_examples=count * MORE, deadline=None, suppress_health_check=CHECKS, print_blob=True, phases=PHASES
-    )
+    return settings(max_examples=count * (MORE or 1), deadline=None, suppress_health_check=CHECKS, phases=PHASES)
 
 
 @pytest.fixture(scope="module", params=NAMES)
