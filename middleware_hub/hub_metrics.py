@@ -32,7 +32,8 @@ class RadixMetrics:
         self.sampled = tokens.labels("sampled")
         self.matches = Counter(
             "tito_radix_matches_total",
-            "Prompts by how they were matched: continued, cut_in_token, ambiguous_parent, unknown_parent, fresh",
+            "Prompts by how they were matched (continued, fresh), and what is to be known about it (cut_in_token, "
+            "tail_left_out, ambiguous_parent, unknown_parent)",
             ("kind",),
             registry=registry,
         )

@@ -32,7 +32,7 @@ class IdsIndex:
         span = generation.span
         whole = self._fingerprint(span, len(span))
         generation.namespace, generation.fingerprints = namespace, (whole,)
-        if span.width and span.visible < len(span):
+        if span.width and 0 < span.visible < len(span):
             # An empty reply is not there at all without its hidden tail.
             generation.fingerprints = whole, self._fingerprint(span, span.visible)
         self._chains.setdefault(namespace, {}).update(dict.fromkeys(generation.fingerprints, generation))

@@ -60,6 +60,23 @@ class PrefixMatch:
     unknown_parent: bool = False
     foreign: bool = False
 
+    @property
+    def tail_left_out(self) -> bool:
+        """Whether sampled tokens at the end of the continued reply were left out (`tail_left_out`)."""
+        span = self.cut.span
+        return self.continues is not None and span is self.continues.span and self.cut.take < len(span)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What is to be known about how the prompt was made, one word each."""
+        found = (
+            ("cut_in_token", self.cut.recut),
+            ("tail_left_out", self.tail_left_out and not self.cut.recut),
+            ("ambiguous_parent", self.ambiguous),
+            ("unknown_parent", self.unknown_parent),
+        )
+        return tuple(name for name, holds in found if holds)
+
 
 def resolve_complete(generation: Generation, text: str, position: int) -> Cut | None:
     """Continue a complete reply whose text ends at `position` of `text`; None if it must not be continued by this text."""
@@ -67,11 +84,9 @@ def resolve_complete(generation: Generation, text: str, position: int) -> Cut | 
     visible = span.visible
     tail = generation.tail
     shown = tail[0].shown if tail else 0
-    if position == len(text):
-        # Asked at its very end: the hidden tail stays out, and an empty reply is not there at all.
-        return None if span.width == 0 else Cut(span, visible, position - shown, recut=shown > 0)
-    taken, spelled = _spell_tail(tail, text, position)
-    if span.width == 0 and spelled == position:
+    taken, spelled = (0, position) if position == len(text) else _spell_tail(tail, text, position)
+    if visible + taken == 0 or (span.width == 0 and spelled == position):
+        # Nothing of it is left: an empty reply whose tail is not spelled, or only half a token, which is encoded again.
         return None
     if shown and not taken:
         return Cut(span, visible, position - shown, recut=True)

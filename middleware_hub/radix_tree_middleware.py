@@ -22,7 +22,7 @@ from middleware_hub.recording import Recorder, Verdict
 from middleware_hub.responder import Responder
 from middleware_hub.retrieval import RetrievalRequest
 from middleware_hub.tokenizer import Tokenizer
-from router.asgi import ROUTE_HINT, RouteHint, header, read_body, replay, send_json, with_body
+from router.asgi import ROUTE_HINT, ByMethod, RouteHint, header, read_body, replay, send_json, with_body
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
 from router.sglang import GenerateRequest
@@ -60,16 +60,17 @@ class RadixTreeMiddleware:
         self._max_body_bytes = context.config.server.max_body_bytes
         self._collecting = False
         self._routes = {
-            ("POST", "/generate"): self._generate,
-            ("POST", "/retrieve_from_text"): self._retrieve,
-            ("POST", "/radix_tree/explain"): self._explain,
-            ("GET", "/radix_tree/stats"): self._stats,
+            # SGLang takes PUT, too.
+            "/generate": ByMethod({"POST": self._generate, "PUT": self._generate}),
+            "/retrieve_from_text": ByMethod({"POST": self._retrieve}),
+            "/radix_tree/explain": ByMethod({"POST": self._explain}),
+            "/radix_tree/stats": ByMethod({"GET": self._stats}),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        await (self.app if route is None else route)(scope, receive, send)
+        inside = self._routes.get(scope["path"], self.app) if scope["type"] == "http" else self.app
+        await inside(scope, receive, send)
         if scope["type"] == "lifespan":
             self.tree.clear()
 
@@ -131,13 +132,8 @@ class RadixTreeMiddleware:
         self.metrics.reused.inc(prompt.reused)
         self.metrics.encoded.inc(prompt.encoded)
         self.metrics.matches.labels("fresh" if match.cut.span is None else "continued").inc()
-        for kind, happened in (
-            ("cut_in_token", match.cut.recut),
-            ("ambiguous_parent", match.ambiguous),
-            ("unknown_parent", match.unknown_parent),
-        ):
-            if happened:
-                self.metrics.matches.labels(kind).inc()
+        for reason in match.reasons:
+            self.metrics.matches.labels(reason).inc()
 
     def count(self, verdict: Verdict) -> None:
         """Take note of what became of a reply, and make room if the budget is passed."""
@@ -145,7 +141,8 @@ class RadixTreeMiddleware:
         if verdict.generation is not None:
             self.metrics.sampled.inc(len(verdict.generation.span))
         if verdict.outcome != "exact":
-            logger.warning("a reply was not recorded as exact: %s (%s)", verdict.header, verdict.detail)
+            level = logging.WARNING if verdict.suspicious else logging.INFO
+            logger.log(level, "a reply was not recorded as exact: %s", verdict.header)
         if self.tree.over_budget and not self._collecting:
             self._collecting = True
             asyncio.get_running_loop().call_soon(self._collect)
@@ -171,6 +168,7 @@ class RadixTreeMiddleware:
             answer = await retrieval.retrieve(self.tree, self.tokenizer, namespace, text, request)
             self.metrics.retrievals.labels(str(answer["exact"]).lower()).inc()
             answers.append(answer)
+            await asyncio.sleep(0)
         await send_json(send, 200, msgspec.json.encode(answers[0] if isinstance(request.text, str) else answers))
 
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,6 +14,8 @@ from middleware_hub.tokenizer import Tokenizer
 from router.sglang import Reply
 
 ENGINE_MISMATCH = "engine_mismatch"
+UNREADABLE = "unreadable reply"
+INTERNAL_ERROR = "internal error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class Verdict:
     generation: Generation | None = None
     text: str = ""
     """The reply's text, as it was recorded."""
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether somebody should look into it: a worker that says nothing, or no, is nothing unusual."""
+        return self.reason in (ENGINE_MISMATCH, UNREADABLE, INTERNAL_ERROR)
 
     @property
     def header(self) -> str:

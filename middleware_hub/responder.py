@@ -11,7 +11,7 @@ from starlette.types import Message, Send
 
 from middleware_hub import retrieval
 from middleware_hub.prompting import Prompt
-from middleware_hub.recording import Asked, Recorder, Verdict, summary
+from middleware_hub.recording import INTERNAL_ERROR, UNREADABLE, Asked, Recorder, Verdict, summary
 from router.sglang import (
     LOGPROB_FIELDS,
     EventSplitter,
@@ -52,7 +52,7 @@ class _Generation:
         try:
             self.record(parse_reply(raw))
         except UnreadableReplyError as error:
-            self.verdict = Verdict("no", "unreadable reply", str(error))
+            self.verdict = Verdict("no", UNREADABLE, str(error))
         return self._shown(raw, self.verdict)
 
     def event(self, data: bytes) -> bytes | Raw:
@@ -79,7 +79,7 @@ class _Generation:
             self.verdict = self._recorder.record(self._asked, reply)
         except Exception:
             logger.exception("a reply could not be recorded")
-            self.verdict = Verdict("no", "internal error")
+            self.verdict = Verdict("no", INTERNAL_ERROR)
 
     def _shown(self, raw: bytes | Raw, verdict: Verdict | None) -> bytes | Raw:
         """Without what only we asked for, with what the client asked of us; as it came if it cannot be edited."""
@@ -180,7 +180,7 @@ class Responder:
             replies = split_list(body, len(self._generations))
         except UnreadableReplyError as error:
             for generation in self._generations:
-                generation.verdict = Verdict("no", "unreadable reply", str(error))
+                generation.verdict = Verdict("no", UNREADABLE, str(error))
             return body
         shown = [Raw(generation.whole(raw)) for generation, raw in zip(self._generations, replies, strict=True)]
         return msgspec.json.encode(shown)
@@ -212,6 +212,9 @@ class Responder:
             (b"x-radix-reused-tokens", b"%d" % sum(prompt.reused for prompt in self._prompts)),
             (b"x-radix-prompt-tokens", b"%d" % sum(len(prompt.ids) for prompt in self._prompts)),
         ]
+        reasons = dict.fromkeys(reason for prompt in self._prompts for reason in prompt.match.reasons)
+        if reasons:
+            headers.append((b"x-radix-reasons", ", ".join(reasons).encode()))
         return {"type": "http.response.start", "status": self._start["status"], "headers": headers}
 
 

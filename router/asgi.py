@@ -5,15 +5,22 @@ Nothing here knows workers or tokens, and nothing needs a framework: a middlewar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError, RouterError
+from router.errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    ClientDisconnectedError,
+    MethodNotAllowedError,
+    RouterError,
+)
 
 HeaderList = list[tuple[bytes, bytes]]
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY_READ = "body_read"
 """Key in `scope["state"]`: a middleware has read the body, within the limit, and what it made of it may be longer."""
@@ -156,6 +163,22 @@ def has_body(scope: Scope) -> bool:
     if header(scope, b"transfer-encoding") is not None:
         return True
     return (header(scope, b"content-length") or "0").strip("0 ") != ""
+
+
+class ByMethod:
+    """One path, a handler for each method. A class, so that Starlette takes it for the plain ASGI application it is."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises MethodNotAllowedError with the methods that there are."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        handler = self._handlers.get(method)
+        if handler is None:
+            allowed = ", ".join(self._handlers)
+            raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
+        await handler(scope, receive, send)
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

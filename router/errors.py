@@ -42,6 +42,13 @@ class NotFoundError(RouterError):
     type = "not_found"
 
 
+class MethodNotAllowedError(RouterError):
+    """The path is one of ours, the method is not."""
+
+    status = 405
+    type = "method_not_allowed"
+
+
 class NotExactError(RouterError):
     """`strict` was asked for and the answer would not be exact."""
 

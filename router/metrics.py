@@ -12,6 +12,9 @@ from router.workers.worker import Worker
 
 _ROUTE_CLASSES: Mapping[str, str] = {
     "/generate": "generate",
+    "/retrieve_from_text": "retrieve",
+    "/radix_tree/explain": "radix_tree",
+    "/radix_tree/stats": "radix_tree",
     "/add_worker": "workers",
     "/remove_worker": "workers",
     "/list_workers": "workers",

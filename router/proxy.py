@@ -75,7 +75,7 @@ class Proxy:
         method = scope["method"]
         body: bytes | None = None
         streams_body = has_body(scope)
-        if method == "POST" and scope["path"] == "/generate":
+        if method in ("POST", "PUT") and scope["path"] == "/generate":
             body = await read_body(scope, receive, self._max_body_bytes)
             streams_body = False
         request = _Request(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -10,24 +9,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from router.asgi import has_body, read_body, send_json
+from router.asgi import ByMethod, Handler, has_body, read_body, send_json
 from router.errors import BadRequestError, NoWorkerError, RouterError
 from router.workers.health import Admission
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker, WorkerState, normalize_url
 
 MAX_CONTROL_BODY_BYTES = 1024 * 1024
-
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class MethodNotAllowedError(RouterError):
-    """The path is one of ours, the method is not."""
-
-    status = 405
-    type = "method_not_allowed"
 
 
 class DrainingError(RouterError):
@@ -68,7 +58,7 @@ class ControlRoutes:
             "/readiness": {"GET": self.readiness},
             "/metrics": {"GET": self.metrics},
         }
-        return [Route(path, _ByMethod(handlers)) for path, handlers in table.items()]
+        return [Route(path, ByMethod(handlers)) for path, handlers in table.items()]
 
     async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker; again is no error."""
@@ -129,21 +119,6 @@ class ControlRoutes:
 
     def _urls(self) -> list[str]:
         return [worker.url for worker in self._pool.routable]
-
-
-class _ByMethod:
-    """A class, because Starlette leaves objects that are no functions as the plain ASGI applications they are."""
-
-    def __init__(self, handlers: Mapping[str, ASGIApp]) -> None:
-        self._handlers = handlers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        handler = self._handlers.get(method)
-        if handler is None:
-            allowed = ", ".join(self._handlers)
-            raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
-        await handler(scope, receive, send)
 
 
 def _describe(worker: Worker) -> dict[str, object]:

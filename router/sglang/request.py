@@ -53,6 +53,9 @@ class GenerateRequest:
         fields = parse_object(body)
         texts, ids, batch = _prompts(fields)
         sampling = _sampling(fields)
+        prompts = texts or ids
+        if prompts is not None:
+            _check_sampling(fields, len(sampling), len(prompts), batch=batch)
         counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
@@ -158,6 +161,13 @@ def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
         return [parse_object(raw, "`sampling_params`")]
     entries = typed(fields, "sampling_params", list[Raw], "an object, or a list of objects")
     return [{} if is_null(entry) else parse_object(entry, "an entry of `sampling_params`") for entry in entries]
+
+
+def _check_sampling(fields: dict[str, Raw], entries: int, prompts: int, *, batch: bool) -> None:
+    """SGLang answers a list that does not fit the prompts with a 500."""
+    if _LIST.match(fields.get("sampling_params", b"")) and (not batch or entries < prompts):
+        expected = f"a list of {prompts}, or one object for all" if batch else "one object, for there is one prompt"
+        raise BadRequestError(f"`sampling_params` is a list of {entries}: give {expected}")
 
 
 def _nth(values: list[T], index: int, default: T) -> T:

@@ -42,7 +42,7 @@ if [ ! -f venv/.complete ]; then
   site=$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
   cp "$here/sgl_kernel_stub.py" "$site/"
   echo "import sgl_kernel_stub" > "$site/sgl_kernel_stub.pth"
-  # torchvision's operators do not load without CUDA, so the two that its module needs are declared first.
+  # Where torch is a CPU build, torchvision's operators do not load: the two that its module needs are declared first then.
   ops="$site/torchvision/_meta_registrations.py"
   cat "$here/torchvision_ops.py" "$ops" > ops.tmp
   mv ops.tmp "$ops"
