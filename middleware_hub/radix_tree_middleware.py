@@ -25,9 +25,18 @@ from middleware_hub.tokenizer import Tokenizer
 from router.asgi import ROUTE_HINT, ByMethod, RouteHint, header, read_body, replay, send_json, with_body
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
-from router.sglang import GenerateRequest
+from router.sglang import GenerateRequest, new_weight_version
 
 logger = logging.getLogger(__name__)
+
+VERSION_CALLS = (
+    "/update_weight_version",
+    "/update_weights_from_disk",
+    "/update_weights_from_tensor",
+    "/update_weights_from_distributed",
+    "/update_weights_from_ipc",
+)
+"""What gives workers another weight version."""
 
 COLLECT_SECONDS = 0.002
 """How long a step of the collection may hold up the event loop."""
@@ -59,12 +68,13 @@ class RadixTreeMiddleware:
         self.force_logprobs = config.force_logprobs
         self._max_body_bytes = context.config.server.max_body_bytes
         self._collecting = False
-        self._routes = {
+        self._routes: dict[str, ASGIApp] = {
             # SGLang takes PUT, too.
             "/generate": ByMethod({"POST": self._generate, "PUT": self._generate}),
             "/retrieve_from_text": ByMethod({"POST": self._retrieve}),
             "/radix_tree/explain": ByMethod({"POST": self._explain}),
             "/radix_tree/stats": ByMethod({"GET": self._stats}),
+            **dict.fromkeys(VERSION_CALLS, self._new_version),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,6 +167,19 @@ class RadixTreeMiddleware:
         self._collecting = more
         if more:
             asyncio.get_running_loop().call_later(COLLECT_SECONDS, self._collect)
+
+    async def _new_version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A call that gives all workers new weights: when it is done, its version is the current one."""
+        body = await read_body(scope, receive, self._max_body_bytes)
+        version = new_weight_version(body)
+
+        async def observing(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200 and version is not None:
+                self.tree.clock.set(version)
+                self.recorder.workers.set_everywhere(version)
+            await send(message)
+
+        await self.app(with_body(scope, body), replay(body, receive), observing)
 
     # The tree ------------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from middleware_hub.radix_tree import RadixTree
 from middleware_hub.records import SampledReply
 from middleware_hub.spans import SpanFlag, Versions, pack_ids, pack_logprobs
 from middleware_hub.tokenizer import Tokenizer
+from middleware_hub.versions import WorkerVersions
 from router.sglang import Reply
 
 ENGINE_MISMATCH = "engine_mismatch"
@@ -57,14 +58,14 @@ class Asked:
         skips_special: whether special tokens are left out of the text.
         logprobs: whether the worker was told to send logprobs.
         rid: the client's request id, if the worker used it for this generation.
-        sent_under: the current weight version when the request was sent.
+        sent_at: the moment it was sent, for `WorkerVersions`.
     """
 
     prompt: Prompt
     skips_special: bool
     logprobs: bool
     rid: str | None
-    sent_under: str | None
+    sent_at: int
 
 
 class Recorder:
@@ -73,9 +74,10 @@ class Recorder:
     def __init__(self, tree: RadixTree, tokenizer: Tokenizer) -> None:
         self.tree = tree
         self.tokenizer = tokenizer
+        self.workers = WorkerVersions()
 
-    def record(self, asked: Asked, reply: Reply) -> Verdict:
-        """Remember a reply, or what has come of it; the match of the prompt is still pinned."""
+    def record(self, asked: Asked, reply: Reply, worker: str) -> Verdict:
+        """Remember a reply of a worker, or what has come of it; the match of the prompt is still pinned."""
         fault = reply.fault(len(asked.prompt.ids), logprobs_asked=asked.logprobs)
         if fault is not None:
             return Verdict("no", ENGINE_MISMATCH, fault)
@@ -83,7 +85,7 @@ class Recorder:
             return Verdict("no", "no tokens were sampled", reply.finish_type or "")
         self.tokenizer.learn(reply.ids)
         alignment, text = self._align(reply, asked.skips_special)
-        versions, certain = _versions(self.tree, reply, asked.sent_under)
+        versions, certain = self._versions(reply, worker, asked.sent_at)
         generation = self.tree.record(
             asked.prompt.match,
             asked.prompt.context,
@@ -102,6 +104,25 @@ class Recorder:
         if alignment.flags & SpanFlag.MISMATCH:
             return Verdict("inexact", ENGINE_MISMATCH, "the ids do not decode to the text", generation, text)
         return Verdict("exact", generation=generation, text=text)
+
+    def _versions(self, reply: Reply, worker: str, sent_at: int) -> tuple[Versions, bool]:
+        """The version of every token, and whether it is certain.
+
+        `weight_version` alone is the one at the end of the request; all tokens are of it unless the weights changed meanwhile.
+        """
+        changed = self.workers.changed_since(worker, reply.version, sent_at)
+        self.workers.observe(worker, reply.version)
+        if reply.versions is None:
+            return reply.version, not changed
+        begin = 0
+        for _, run_begin, run_end in reply.versions:
+            if run_begin != begin or run_end < run_begin:
+                return reply.version, False
+            begin = run_end
+        if begin != len(reply.ids):
+            return reply.version, False
+        kept = [(version, end) for version, run_begin, end in reply.versions if end > run_begin]
+        return (kept[0][0] if len(kept) == 1 else tuple(kept)), True
 
     def _align(self, reply: Reply, skips_special: bool) -> tuple[Alignment, str]:
         """How the ids lie over the text; of a stream that can be read in two ways, the one in which they do."""
@@ -123,23 +144,3 @@ def summary(verdicts: list[Verdict]) -> str:
     exact = sum(verdict.outcome == "exact" for verdict in verdicts)
     kept = sum(verdict.outcome != "no" for verdict in verdicts)
     return f"{'inexact' if kept else 'no'}; {exact} of {len(verdicts)} replies are exact"
-
-
-def _versions(tree: RadixTree, reply: Reply, sent_under: str | None) -> tuple[Versions, bool]:
-    """The version of every token, and whether it is certain.
-
-    `weight_version` alone is the one at the end of the request; all tokens are of it unless the weights changed meanwhile.
-    """
-    runs = reply.versions
-    if runs is None:
-        changed = sent_under is not None and tree.clock.order(reply.version) > tree.clock.order(sent_under)
-        return reply.version, not changed
-    begin = 0
-    for _, run_begin, run_end in runs:
-        if run_begin != begin or run_end < run_begin:
-            return reply.version, False
-        begin = run_end
-    if begin != len(reply.ids):
-        return reply.version, False
-    kept = [(version, end) for version, run_begin, end in runs if end > run_begin]
-    return (kept[0][0] if len(kept) == 1 else tuple(kept)), True

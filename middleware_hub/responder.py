@@ -44,6 +44,7 @@ class _Generation:
         self._asked = asked
         self._drop = LOGPROB_FIELDS if drop_logprobs else frozenset[str]()
         self._trajectory = trajectory
+        self.worker = ""
         self.streamed = StreamedReply()
         self.verdict: Verdict | None = None
 
@@ -76,7 +77,7 @@ class _Generation:
     def record(self, reply: Reply) -> None:
         """Remember a reply."""
         try:
-            self.verdict = self._recorder.record(self._asked, reply)
+            self.verdict = self._recorder.record(self._asked, reply, self.worker)
         except Exception:
             logger.exception("a reply could not be recorded")
             self.verdict = Verdict("no", INTERNAL_ERROR)
@@ -117,6 +118,7 @@ class Responder:
         self._body: list[bytes] = []
         self._events: EventSplitter | None = None
         self._counted = False
+        sent_at = recorder.workers.moment()
         self._generations = [
             _Generation(
                 recorder,
@@ -125,7 +127,7 @@ class Responder:
                     request.skips_special(number),
                     force_logprobs or request.asked_for_logprobs(number),
                     request.rid(number),
-                    recorder.tree.clock.current,
+                    sent_at,
                 ),
                 drop_logprobs=force_logprobs and not request.asked_for_logprobs(number),
                 trajectory=request.wants_trajectory,
@@ -138,6 +140,9 @@ class Responder:
         """What the application inside calls with the worker's reply."""
         if message["type"] == "http.response.start":
             self._start = message
+            worker = dict(message["headers"]).get(b"x-router-worker", b"").decode("latin-1")
+            for generation in self._generations:
+                generation.worker = worker
             if message["status"] == 200 and _is_stream(message):
                 self._events = EventSplitter()
                 await self._send(self._head("pending"))

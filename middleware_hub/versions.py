@@ -23,6 +23,43 @@ class Stamp(NamedTuple):
     order: int
 
 
+class WorkerVersions:
+    """Which weight version each worker was last seen with, and since when.
+
+    An engine that does not say where in a reply the weights changed says only the version at its end. All tokens are of that
+    one if the worker was known to have it when the request was sent.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, int]] = {}
+        self._everywhere: tuple[str, int] | None = None
+        self._now = 0
+
+    def moment(self) -> int:
+        """The time at which a request is sent; later ones are greater."""
+        self._now += 1
+        return self._now
+
+    def observe(self, worker: str, version: str) -> None:
+        """A reply of this worker ended under this version."""
+        known = self._known(worker)
+        if known is None or known[0] != version:
+            self._seen[worker] = version, self.moment()
+
+    def set_everywhere(self, version: str) -> None:
+        """All workers were set to this version."""
+        self._seen.clear()
+        self._everywhere = version, self.moment()
+
+    def changed_since(self, worker: str, version: str, moment: int) -> bool:
+        """Whether a worker that now has `version` may have had another one at that moment."""
+        known = self._known(worker)
+        return known is not None and (known[0] != version or known[1] > moment)
+
+    def _known(self, worker: str) -> tuple[str, int] | None:
+        return self._seen.get(worker, self._everywhere)
+
+
 class VersionClock:
     """The current weight version, and how long ago another one was."""
 

@@ -14,6 +14,8 @@ from router import plugins
 from router.asgi import send_error
 from router.config import RouterConfig
 from router.errors import ClientDisconnectedError, RouterError, UpstreamError
+from router.fleet import Fleet
+from router.generations import Generations
 from router.guard import ApiKeyGuard
 from router.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, WorkerCollector, route_class
 from router.policies import create_policy
@@ -54,6 +56,12 @@ def create_app(config: RouterConfig) -> RouterApp:
     upstream = AiohttpUpstream(connect_timeout=config.workers.connect_timeout)
     admission = Admission(pool, upstream, probe_timeout=config.workers.probe_timeout)
     lifecycle = Lifecycle()
+    fleet = Fleet(
+        pool,
+        upstream,
+        max_body_bytes=config.server.max_body_bytes,
+        forward_authorization=not config.server.api_keys,
+    )
     urls = [normalize_url(url) for url in config.workers.urls]
 
     @contextlib.asynccontextmanager
@@ -65,18 +73,22 @@ def create_app(config: RouterConfig) -> RouterApp:
                 logger.info("no workers yet: add them with POST /add_worker?url=http://HOST:PORT")
             yield
             admission.close()
+            await fleet.close()
 
-    proxy = Proxy(
+    innermost = Proxy(
         pool,
         upstream,
         metrics,
         max_body_bytes=config.server.max_body_bytes,
         forward_authorization=not config.server.api_keys,
     )
+    generations = Generations(innermost, fleet, metrics, config.abort, max_body_bytes=config.server.max_body_bytes)
     control = ControlRoutes(pool, admission, registry, lifecycle)
-    router = Router(control.routes(), redirect_slashes=False, default=_HttpOnly(proxy), lifespan=lifespan)
+    router = Router(
+        [*control.routes(), *fleet.routes()], redirect_slashes=False, default=_HttpOnly(innermost), lifespan=lifespan
+    )
 
-    app: ASGIApp = _Dispatch(proxy, router)
+    app: ASGIApp = _Dispatch(generations, router)
     context = plugins.MiddlewareContext(config=config, registry=registry)
     for path in reversed(config.middlewares):
         app = plugins.load(path)(app, context)
@@ -88,13 +100,13 @@ def create_app(config: RouterConfig) -> RouterApp:
 class _Dispatch:
     """The generations, which are nearly everything, need not be compared with every route first."""
 
-    def __init__(self, proxy: ASGIApp, router: ASGIApp) -> None:
-        self._proxy = proxy
+    def __init__(self, generations: ASGIApp, router: ASGIApp) -> None:
+        self._generations = generations
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == "/generate":
-            await self._proxy(scope, receive, send)
+            await self._generations(scope, receive, send)
         else:
             await self._router(scope, receive, send)
 

@@ -14,6 +14,7 @@ RADIX_TREE_MIDDLEWARE = "middleware_hub.radix_tree_middleware:RadixTreeMiddlewar
 _BYTES_PER_TOKEN = 16
 """What a cached token costs with all that belongs to it: 8 of id and logprob, about 4 of text, the rest of bookkeeping."""
 
+AbortPolicy = Literal["retry", "return"]
 SpecialTokens = Literal["auto", "always", "never"]
 
 
@@ -65,7 +66,7 @@ class WorkersConfig:
 class AbortConfig:
     """A generation that a worker aborted is retried (`attempts` in all, `wait` seconds apart) or returned."""
 
-    policy: Literal["retry", "return"] = "retry"
+    policy: AbortPolicy = "retry"
     attempts: int = 5
     wait: float = 30.0
 

@@ -53,6 +53,12 @@ class RouterMetrics:
             ("reason",),
             registry=registry,
         )
+        self.abort_retries = Counter(
+            "tito_router_abort_retries",
+            "Requests with aborted generations: sent again, or given up after the last attempt.",
+            ("outcome",),
+            registry=registry,
+        )
 
 
 class WorkerCollector(Collector):

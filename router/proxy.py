@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from router.asgi import ROUTE_HINT, HeaderList, has_body, read_body, reply_headers, request_headers
 from router.client import ClientConnection
 from router.errors import BadRequestError, NoWorkerError, UpstreamError
+from router.flights import FLIGHT, Flight
 from router.metrics import RouterMetrics
 from router.policies.base import RouteQuery
 from router.upstream import (
@@ -85,9 +86,12 @@ class Proxy:
             repeatable=body is not None or (method in ("GET", "HEAD") and not streams_body),
         )
         attempts = _Attempts(self._pool, _query(scope), repeatable=request.repeatable)
+        flight: Flight | None = (scope.get("state") or {}).get(FLIGHT)
         async with ClientConnection(receive, reads_body=streams_body) as client:
             while True:
                 with attempts.lease() as lease:
+                    if flight is not None:
+                        flight.worker = lease.worker
                     try:
                         response = await self._upstream.send(
                             method,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterable, Iterable, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Protocol
 
@@ -76,6 +77,19 @@ class Upstream(Protocol):
 
         `url` is sent as it is, its escapes untouched. `fresh` asks for a connection that was never used before.
         """
+
+
+async def fetch(
+    upstream: Upstream, method: str, url: str, headers: Headers, body: Body = None, *, limit: int = 16 * 1024 * 1024
+) -> tuple[int, bytes]:
+    """A whole small reply, `(status, body)`. Raises one of the three failures; more than `limit` bytes are one, too."""
+    with closing(await upstream.send(method, url, headers, body)) as response:
+        content = bytearray()
+        while chunk := await response.read():
+            content += chunk
+            if len(content) > limit:
+                raise UpstreamBrokenError(f"the reply is longer than {limit} bytes")
+        return response.status, bytes(content)
 
 
 class AiohttpUpstream:

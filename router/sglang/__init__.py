@@ -1,7 +1,7 @@
 """The only place that knows SGLang's JSON: requests, replies, streams. Pure; the hub imports it, too."""
 
 from router.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, parse_reply, split_list
-from router.sglang.request import GenerateRequest
+from router.sglang.request import GenerateRequest, new_weight_version
 from router.sglang.stream import EventSplitter, StreamedReply, event_data, event_index
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "edit_meta",
     "event_data",
     "event_index",
+    "new_weight_version",
     "parse_reply",
     "split_list",
 ]

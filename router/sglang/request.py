@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
-from router.sglang.json import is_null, parse_object, typed
+from router.sglang.json import JSON_ERRORS, is_null, parse_object, typed
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 _MULTIMODAL = ("image_data", "video_data", "audio_data")
@@ -131,6 +131,20 @@ class GenerateRequest:
         """`"n": null` is answered with a 500."""
         kept = [{key: raw for key, raw in one.items() if key != "n" or not is_null(raw)} for one in self.sampling]
         return Raw(msgspec.json.encode(kept if _LIST.match(value) else kept[0]))
+
+
+class _WeightUpdate(msgspec.Struct):
+    new_version: str | None = None
+    weight_version: str | None = None
+
+
+def new_weight_version(body: bytes) -> str | None:
+    """The version that a body of `/update_weight_version` or `/update_weights_from_*` brings; None if it brings none."""
+    try:
+        update = msgspec.json.decode(body, type=_WeightUpdate)
+    except JSON_ERRORS:
+        return None
+    return update.new_version or update.weight_version
 
 
 def _prompts(fields: dict[str, Raw]) -> tuple[list[str] | None, list[list[int]] | None, bool]:

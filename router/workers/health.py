@@ -6,12 +6,11 @@ import asyncio
 import functools
 import logging
 from collections.abc import Iterable
-from contextlib import closing
 
 import msgspec
 
 from router.errors import BadRequestError
-from router.upstream import Upstream, UpstreamFailure
+from router.upstream import Upstream, UpstreamFailure, fetch
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker, normalize_url
 
@@ -19,7 +18,6 @@ logger = logging.getLogger(__name__)
 
 # The second one is what SGLang called it before 0.5.
 _SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
-_MAX_INFO_BYTES = 16 * 1024 * 1024
 
 STARTUP_PATIENCE = 1.0
 """Seconds that the start waits for answers. Workers that are slower are routed to on trust."""
@@ -96,14 +94,9 @@ class Admission:
         return None
 
     async def _server_info(self, url: str) -> _ServerInfo | None:
-        body = bytearray()
-        with closing(await self._upstream.send("GET", url, [(b"accept-encoding", b"identity")])) as response:
-            if response.status != 200:
-                return None
-            while chunk := await response.read():
-                body += chunk
-                if len(body) > _MAX_INFO_BYTES:
-                    return None
+        status, body = await fetch(self._upstream, "GET", url, [(b"accept-encoding", b"identity")])
+        if status != 200:
+            return None
         try:
             return msgspec.json.decode(body, type=_ServerInfo)
         except msgspec.DecodeError:  # not JSON, or not this JSON

@@ -25,6 +25,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "flow": (
         "router.proxy",
+        "router.generations",
+        "router.fleet",
+        "router.flights",
         "router.plugins",
         "router.workers.health",
         "middleware_hub.prompting",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import json
+import re
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.router.conftest import EchoWorker, GatedWorker, answer, running
 from tests.support.serving import serving
 
 GENERATE = b'{"text": "hello"}'
+STREAM = b'{"text": "hello", "stream": true}'
 JSON = {"content-type": "application/json"}
 
 
@@ -23,7 +26,9 @@ def headers_of(seen: dict[str, Any]) -> dict[str, str]:
     return dict(seen["headers"])
 
 
-def test_generate_reaches_a_worker_as_it_was_sent() -> None:
+def test_generate_reaches_a_worker_as_it_was_sent_and_with_an_id() -> None:
+    """Without an id of ours nobody could tell the worker that its client has left."""
+
     async def main() -> None:
         worker = EchoWorker()
         async with serving(worker) as url, running([url]) as router:
@@ -33,9 +38,11 @@ def test_generate_reaches_a_worker_as_it_was_sent() -> None:
                 echoed = await reply.json(content_type=None)
             assert echoed["method"] == "POST"
             assert echoed["query"] == "a=%20b"
-            assert echoed["body"].encode() == GENERATE
+            body = json.loads(echoed["body"])
+            assert re.fullmatch("[0-9a-f]{32}", body.pop("rid"))
+            assert body == json.loads(GENERATE)
             assert headers_of(echoed)["content-type"] == "application/json"
-            assert headers_of(echoed)["content-length"] == str(len(GENERATE))
+            assert headers_of(echoed)["content-length"] == str(len(echoed["body"]))
 
     asyncio.run(main())
 
@@ -198,7 +205,7 @@ def test_first_piece_arrives_while_the_worker_still_works() -> None:
     async def main() -> None:
         worker = GatedWorker(first=b"data: 1\n\n")
         async with serving(worker) as url, running([url]) as router, asyncio.timeout(10):
-            async with router.client.post("/generate", data=GENERATE, headers=JSON) as reply:
+            async with router.client.post("/generate", data=STREAM, headers=JSON) as reply:
                 assert await reply.content.readany() == b"data: 1\n\n"
                 assert router.inflight() == 1
                 worker.release()
@@ -300,7 +307,7 @@ def test_removed_worker_finishes_what_it_has() -> None:
     async def main() -> None:
         worker = GatedWorker(first=b"data: 1\n\n")
         async with serving(worker) as url, running([url]) as router:
-            async with router.client.post("/generate", data=GENERATE) as stream:
+            async with router.client.post("/generate", data=STREAM) as stream:
                 assert await stream.content.readany() == b"data: 1\n\n"
                 async with router.client.post(f"/remove_worker?url={url}") as reply:
                     assert (await reply.json())["worker"]["state"] == "draining"

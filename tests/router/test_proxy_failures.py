@@ -11,7 +11,8 @@ import pytest
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import dead_url, read_request, serving, serving_socket
 
-GENERATE = b'{"text": "hello"}'
+GENERATE = b'{"rid":"r","text":"hello"}'
+STREAM = b'{"text": "hello", "stream": true}'
 
 
 def test_no_worker_says_what_to_do() -> None:
@@ -179,7 +180,7 @@ def test_break_in_mid_reply_is_seen_by_the_client(framing: str) -> None:
 
     async def main() -> None:
         async with serving_socket(broken) as url, running([url]) as router:
-            async with router.client.post("/generate", data=GENERATE) as reply:
+            async with router.client.post("/generate", data=STREAM) as reply:
                 assert reply.status == 200
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await reply.read()

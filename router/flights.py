@@ -1,0 +1,87 @@
+"""The generations in flight: which worker has each, under which ids, and whether somebody asked for their end.
+
+A client may give a generation an id of its own, or read the one that a stream shows; a second attempt needs another one
+at the worker, because a worker refuses an id it has seen. Here is what knows both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+
+from router.workers.worker import Worker
+
+FLIGHT = "flight"
+"""Key in `scope["state"]` under which the proxy finds the flight, to say which worker it went to."""
+
+
+class Flight:
+    """One request to `/generate`, from its first attempt to its last.
+
+    Attributes:
+        names: what the client calls each of its generations; empty where it has no say in it (`n > 1`).
+        rids: what the worker calls them in the present attempt, by position in `names`; those not sent again are missing.
+        worker: who has it, or had it last.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.rids: dict[int, str] = dict(enumerate(names))
+        self.worker: Worker | None = None
+        self._asked: set[int] = set()
+        self._all_asked = False
+        self._changed = asyncio.Event()
+
+    def end(self, positions: Iterable[int] | None = None) -> None:
+        """Somebody asked for the end of these generations (None: of all): they are not sent again."""
+        if positions is None:
+            self._all_asked = True
+        else:
+            self._asked.update(positions)
+        self._changed.set()
+
+    def asked(self, position: int) -> bool:
+        """Whether a generation is to end."""
+        return self._all_asked or position in self._asked
+
+    async def until_asked(self, positions: Sequence[int]) -> None:
+        """Wait until each of these generations is to end."""
+        while not all(self.asked(position) for position in positions):
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Flights:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self._flights: set[Flight] = set()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(self._flights)
+
+    def begin(self, flight: Flight) -> None:
+        """A request was let in."""
+        self._flights.add(flight)
+
+    def over(self, flight: Flight) -> None:
+        """It has its reply, or nobody waits for it any more."""
+        self._flights.discard(flight)
+
+    def named(self, rid: str) -> list[tuple[Flight, int]]:
+        """The generations that an abort of this id means: that one, or else all that begin so, as with SGLang."""
+        known = [
+            (flight, position, {name, flight.rids.get(position, name)})
+            for flight in self._flights
+            for position, name in enumerate(flight.names)
+        ]
+        exact = [(flight, position) for flight, position, names in known if rid in names]
+        return exact or [(f, position) for f, position, names in known if any(n.startswith(rid) for n in names)]
+
+    def shares_prefix(self, rid: str, worker: Worker) -> bool:
+        """Whether an abort of this id would end another generation of the same worker, too."""
+        held = [r for flight in self._flights if flight.worker is worker for r in flight.rids.values()]
+        return any(other != rid and other.startswith(rid) for other in held)
