@@ -18,6 +18,8 @@ from middleware_hub.spans import ID_BYTES, TokenSpan, links
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers never vanish
 _MASK = (1 << 64) - 1
+_FEW = 8
+"""Up to so many tokens Python adds up faster than numpy begins."""
 
 
 class IdsIndex:
@@ -30,11 +32,11 @@ class IdsIndex:
     def add(self, namespace: tuple[str, ...], generation: Generation) -> None:
         """A reply was recorded; of equal chains the newest answers."""
         span = generation.span
-        whole = self._fingerprint(span, len(span))
+        whole = self._fingerprint(span)
         generation.namespace, generation.fingerprints = namespace, (whole,)
         if span.width and 0 < span.visible < len(span):
             # An empty reply is not there at all without its hidden tail.
-            generation.fingerprints = whole, self._fingerprint(span, span.visible)
+            generation.fingerprints = whole, (whole - self._sum(span, span.visible, len(span))) & _MASK
         self._chains.setdefault(namespace, {}).update(dict.fromkeys(generation.fingerprints, generation))
 
     def remove(self, generation: Generation) -> None:
@@ -64,7 +66,7 @@ class IdsIndex:
         chains = self._chains.get(namespace)
         if not chains:
             return None
-        for fingerprint in reversed(np.cumsum(self._terms(ids, 0), dtype=np.uint64).tolist()):
+        for fingerprint in reversed(np.cumsum(np.multiply(*self._factors(ids, 0)), dtype=np.uint64).tolist()):
             found = chains.get(fingerprint)
             if found is None:
                 continue
@@ -78,27 +80,39 @@ class IdsIndex:
                         return generation, take
         return None
 
-    def _fingerprint(self, span: TokenSpan, take: int) -> int:
-        total = 0
-        for part, count in links(span, take):
+    def _fingerprint(self, span: TokenSpan) -> int:
+        """Of a whole chain, from the last reply in it whose own fingerprint is known."""
+        total = self._sum(span, 0, len(span))
+        for part, count in links(span.parent, span.take):
             owner: Any = part.owner
-            if isinstance(owner, Generation) and owner.fingerprints and count == len(part):
+            if isinstance(owner, Generation) and owner.fingerprints:
                 total += owner.fingerprints[0]
+                if count < len(part):
+                    total -= self._sum(part, count, len(part))
                 break
-            if isinstance(owner, Generation) and len(owner.fingerprints) == 2 and count == part.visible:
-                total += owner.fingerprints[1]
-                break
-            total += int(self._terms(part.ids[: ID_BYTES * count], part.offset).sum(dtype=np.uint64))
+            total += self._sum(part, 0, count)
         return total & _MASK
 
-    def _terms(self, ids: bytes, offset: int) -> NDArray[np.uint64]:
+    def _sum(self, span: TokenSpan, begin: int, end: int) -> int:
+        """What some tokens of a span add to the fingerprint of their chain."""
+        if end - begin > _FEW:
+            return int(np.dot(*self._factors(span.ids[ID_BYTES * begin : ID_BYTES * end], span.offset + begin)))
+        self._reach(span.offset + end)
+        ids = memoryview(span.ids).cast("i")
+        return sum((ids[k] + 1) * int(self._powers[span.offset + k]) for k in range(begin, end))
+
+    def _factors(self, ids: bytes, offset: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """What each token at its place adds is a product of these (modulo 2^64, as uint64 goes)."""
         values = np.frombuffer(ids, dtype=np.int32).astype(np.uint64) + np.uint64(1)
         end = offset + len(values)
+        self._reach(end)
+        return values, self._powers[offset:end]
+
+    def _reach(self, end: int) -> None:
+        """Have as many powers as that."""
         while len(self._powers) < end:
             grown = self._powers * _power(len(self._powers))
             self._powers = np.concatenate([self._powers, grown])
-        terms: NDArray[np.uint64] = values * self._powers[offset:end]
-        return terms
 
 
 def _power(exponent: int) -> np.uint64:
