@@ -167,7 +167,7 @@ def _tail(
     index = visible
     while index < len(ids):
         token_id = ids[index]
-        if token_id in vocabulary.special_ids:
+        if token_id in vocabulary.special_ids and (skips_special or begin >= seen):
             if not skips_special:
                 begin = int(ends[index])
             tail.append(HiddenToken(1, vocabulary.literal(token_id), True, 0))

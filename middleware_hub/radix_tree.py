@@ -76,7 +76,7 @@ class RadixTree:
         """
         root = self._roots.get(namespace)
         if root is None or parent == NO_PARENT:
-            return PrefixMatch(namespace, text)
+            return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
         return self._match(namespace, text, walk_down(root, text), parent)
 
     def match_ids(
@@ -93,7 +93,7 @@ class RadixTree:
         """
         root = self._roots.get(namespace)
         if root is None or parent == NO_PARENT:
-            return PrefixMatch(namespace, text)
+            return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
         path = walk_down(root, text)
         found = PrefixMatch(namespace, text, unknown_parent=parent is not None)
         longest = self._by_ids.longest(namespace, ids, parent)

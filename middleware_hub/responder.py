@@ -68,7 +68,11 @@ class _Generation:
     def close(self) -> None:
         """The stream is over, in whatever way: record what came."""
         if self.verdict is None:
-            reply = self.streamed.reply()
+            try:
+                reply = self.streamed.reply()
+            except UnreadableReplyError as error:
+                self.verdict = Verdict("no", UNREADABLE, str(error))
+                return
             if reply is not None:
                 self.record(reply)
             else:
@@ -91,7 +95,10 @@ class _Generation:
             add = {"trajectory": msgspec.json.encode(found)}
         if not self._drop and add is None:
             return raw
+        news = self.streamed.news
         try:
+            if news is not None:
+                return self.streamed.whole(edit_meta(news, drop=self._drop, add=add))
             return edit_meta(raw, drop=self._drop, add=add)
         except UnreadableReplyError:
             return raw

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Raw
 
 from router.sglang.json import JSON_ERRORS, decode_any, decode_object, is_null
-from router.sglang.reply import LogprobEntry, Meta, Reply, assemble, decode_entries
+from router.sglang.reply import LogprobEntry, Meta, Reply, UnreadableReplyError, assemble, decode_entries
 
 DONE = b"[DONE]"
+
+_TEXT = b'"text":"'
+_IDS = b'"output_ids":['
+_LOGPROBS = b'"output_token_logprobs":['
 
 
 @dataclass(slots=True)
@@ -25,8 +30,10 @@ class EventSplitter:
         self._rest += chunk
         begin = 0
         while (end := self._rest.find(b"\n\n", max(begin, self._seen - 1))) >= 0:
-            yield bytes(self._rest[begin : end + 2])
+            with memoryview(self._rest) as view:
+                event = bytes(view[begin : end + 2])
             begin = self._seen = end + 2
+            yield event
         del self._rest[:begin]
         self._seen = len(self._rest)
 
@@ -40,6 +47,8 @@ class EventSplitter:
 
 def event_data(event: bytes) -> bytes | None:
     """The payload of a `data:` event."""
+    if event.startswith(b"data: {") and event.endswith(b"}\n\n"):
+        return event[6:-2]
     return event[5:].strip() if event.startswith(b"data:") else None
 
 
@@ -58,6 +67,12 @@ def event_index(data: bytes) -> int:
         return 0
 
 
+def _joined(known: bytes, new: Raw) -> bytes:
+    """The inside of a JSON list, longer by another one."""
+    inner = bytes(new).strip()[1:-1]
+    return b"".join((known, b",", inner)) if inner else known
+
+
 @dataclass(slots=True)
 class StreamedReply:
     """Puts a reply together from the events of its stream, of which three forms exist.
@@ -66,7 +81,8 @@ class StreamedReply:
     and logprobs are deltas, `completion_tokens` stays cumulative. Mixed (up to 0.5.5): ids are deltas, the rest is
     cumulative. Which one it is shows in the numbers: as many ids as `completion_tokens`, or as many as are missing.
 
-    Of a cumulative event only what is new is parsed: that what came before stands at its beginning is one `memcmp`.
+    Of a cumulative event only what is new is parsed. That it begins with what came before is seen by comparing bytes, and
+    cut out: what is left is small, and is what an incremental event would have said (`news`).
     """
 
     ids: list[int] = field(default_factory=list)
@@ -80,6 +96,12 @@ class StreamedReply:
     _pieces: list[bytes] = field(default_factory=list)
     _cumulative_text: bool = True
     _cumulative_ids: bool = True
+    _grows_ids: bool = False
+    _grows_logprobs: bool = False
+    _had_ids: bool = False
+    news: bytes | None = None
+    """The last event without what the one before it had said already; None where it was not cut."""
+    _cut: tuple[bytes, bytes] = b"", b""
 
     def feed(self, data: bytes) -> None:
         """Take in the payload of one event. Sets `done` or `error`; an unreadable event is an error, too."""
@@ -87,6 +109,10 @@ class StreamedReply:
             self.done = True
             return
         try:
+            self.news = self._shrink(data)
+            if self.news is not None and self._take_news(self.news):
+                return
+            self.news = None
             fields = decode_object(data)
             if "error" in fields:
                 self.error = bytes(fields["error"]).decode("utf-8", "replace")[:500]
@@ -95,6 +121,7 @@ class StreamedReply:
             entries = raw_meta.pop("output_token_logprobs", None)
             self._meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
             if "output_ids" in fields:
+                self._had_ids = True
                 self._take_ids(bytes(fields["output_ids"]), self._meta.completion_tokens)
             if entries is not None and not is_null(entries):
                 self._take_logprobs(bytes(entries), self._meta.completion_tokens)
@@ -111,11 +138,69 @@ class StreamedReply:
         """What has come so far; None before the first event."""
         if self._meta is None:
             return None
-        cumulative = msgspec.json.decode(self._last_text, type=str)
-        joined = "".join(msgspec.json.decode(piece, type=str) for piece in self._pieces)
+        try:
+            cumulative = msgspec.json.decode(self._last_text, type=str)
+            joined = "".join(msgspec.json.decode(piece, type=str) for piece in self._pieces)
+        except JSON_ERRORS as error:
+            raise UnreadableReplyError(f"a text that is none: {error}") from error
         first, other = (cumulative, joined) if self._cumulative_text else (joined, cumulative)
         open_question = self._entries is None and not self._cumulative_ids and first != other
-        return assemble(self._meta, self.ids, first, self._entries, other if open_question else None)
+        ids = self.ids if self._had_ids else [entry[1] for entry in self._entries or ()]
+        return assemble(self._meta, ids, first, self._entries, other if open_question else None)
+
+    def whole(self, news: bytes) -> bytes:
+        """An (edited) `news` with the text and the ids put back that were cut out of it."""
+        text, ids = self._cut
+        before, key, after = news.partition(_TEXT)
+        middle, ids_key, behind = after.partition(_IDS)
+        comma = b"" if behind.startswith(b"]") else b","
+        return b"".join((before, key, text, middle, ids_key, ids, comma, behind))
+
+    def _shrink(self, data: bytes) -> bytes | None:
+        """A cumulative event without what is known; None if it is not one, or not laid out as SGLang does."""
+        if not self._grows_ids or (self._entries is not None and not self._grows_logprobs):
+            return None
+        # Inside of strings quotes are escaped: where these stand, there is a key.
+        known = [(_TEXT, self._last_text[1:-1]), (_IDS, self._raw_ids)]
+        if self._entries is not None:
+            known.append((_LOGPROBS, self._raw_logprobs))
+        pieces, begin = [], 0
+        for key, value in known:
+            end = data.find(key, begin) + len(key)
+            if end < len(key) or not data.startswith(value, end):
+                return None
+            pieces.append(data[begin:end])
+            begin = end + len(value)
+            if key != _TEXT:
+                if data.startswith(b",", begin):
+                    begin += 1
+                elif not data.startswith(b"]", begin):
+                    return None
+        pieces.append(data[begin:])
+        self._cut = known[0][1], known[1][1]
+        return b"".join(pieces)
+
+    def _take_news(self, news: bytes) -> bool:
+        """Take in what is new in a cumulative event. False, and nothing taken in, if the numbers say that it is not that."""
+        fields = decode_object(news)
+        raw_meta = decode_object(fields["meta_info"])
+        raw_entries = raw_meta.pop("output_token_logprobs", None)
+        meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
+        ids = msgspec.json.decode(fields["output_ids"], type=list[int])
+        entries = decode_entries(raw_entries) if raw_entries is not None and self._entries is not None else []
+        if meta.completion_tokens != len(self.ids) + len(ids):
+            return False
+        if self._entries is not None:
+            if meta.completion_tokens != len(self._entries) + len(entries) or raw_entries is None:
+                return False
+            self._entries += entries
+            self._raw_logprobs = _joined(self._raw_logprobs, raw_entries)
+        self.ids += ids
+        self._raw_ids = _joined(self._raw_ids, fields["output_ids"])
+        self._last_text = self._last_text[:-1] + bytes(fields["text"])[1:]
+        self._pieces[:] = [self._last_text]
+        self._meta = meta
+        return True
 
     def _take_ids(self, raw: bytes, completed: int | None) -> None:
         inner = raw.strip()[1:-1]
@@ -125,6 +210,7 @@ class StreamedReply:
             self._cumulative_ids = False
             self.ids += msgspec.json.decode(raw, type=list[int])
             return
+        self._grows_ids = bool(before and completed is not None and inner.startswith(self._raw_ids))
         if before and inner.startswith(self._raw_ids):
             new = inner[len(self._raw_ids) :].lstrip(b", ")
             self.ids += msgspec.json.decode(b"[" + new + b"]", type=list[int])
@@ -140,6 +226,9 @@ class StreamedReply:
             self._cumulative_text = False
             self._entries += decode_entries(raw)
             return
+        self._grows_logprobs = bool(
+            self._entries and plain and completed is not None and inner.startswith(self._raw_logprobs)
+        )
         if self._entries and plain and inner.startswith(self._raw_logprobs):
             self._entries += decode_entries(b"[" + inner[len(self._raw_logprobs) :].lstrip(b", ") + b"]")
         else:
