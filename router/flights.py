@@ -14,6 +14,9 @@ from router.workers.worker import Worker
 FLIGHT = "flight"
 """Key in `scope["state"]` under which the proxy finds the flight, to say which worker it went to."""
 
+RID_LENGTH = 32
+"""Of the ids that workers make up: a UUID in hexadecimal."""
+
 
 class Flight:
     """One request to `/generate`, from its first attempt to its last.
@@ -82,6 +85,8 @@ class Flights:
         return exact or [(f, position) for f, position, names in known if any(n.startswith(rid) for n in names)]
 
     def shares_prefix(self, rid: str, worker: Worker) -> bool:
-        """Whether an abort of this id would end another generation of the same worker, too."""
-        held = [r for flight in self._flights if flight.worker is worker for r in flight.rids.values()]
-        return any(other != rid and other.startswith(rid) for other in held)
+        """Whether an abort of this id would (or might) end another generation of the same worker, too."""
+        there = [flight for flight in self._flights if flight.worker is worker]
+        if len(rid) < RID_LENGTH and any(not flight.rids for flight in there):
+            return True  # The worker made up ids of its own (`n > 1`), and one may begin like this.
+        return any(other != rid and other.startswith(rid) for flight in there for other in flight.rids.values())

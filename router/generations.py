@@ -136,6 +136,7 @@ class _Job:
 
     async def pause(self, seconds: float) -> None:
         """Wait, but not for what is to end, and not for a client that has left."""
+        self._flight.rids = {}  # No worker has any of it now, so there is nobody to be told of its end.
         asked = asyncio.ensure_future(self._flight.until_asked(self._positions()))
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:
@@ -179,9 +180,14 @@ class _Whole(_Job):
             if self._start["status"] == 200 and b'"abort"' in self._body:
                 self._replies, self._aborted = aborted_replies(self._body, self._attempt)
         else:
+            self._leave_out_the_asked()  # while it waited for the others
             await self._replace()
-        self._aborted = [position for position in self._aborted if not self._flight.asked(position)]
+        self._leave_out_the_asked()
         return bool(self._aborted)
+
+    def _leave_out_the_asked(self) -> None:
+        """What somebody wants to end keeps the reply it has."""
+        self._aborted = [position for position in self._aborted if not self._flight.asked(position)]
 
     async def _replace(self) -> None:
         """Send again what was aborted, and put the replies in their places."""
@@ -260,6 +266,7 @@ class _Gate:
         self._send = send
         self._name = name
         self._events = EventSplitter()
+        self._judged = False
         self.held: list[Message] = []
         self.opened = False
 
@@ -272,7 +279,7 @@ class _Gate:
             kind = dict(message["headers"]).get(b"content-type", b"")
             if message["status"] != 200 or not kind.startswith(b"text/event-stream"):
                 self._name = None
-                self.opened = True
+                self._judged = self.opened = True
         else:
             message = self._looked_at(message)
         self.held.append(message)
@@ -284,9 +291,12 @@ class _Gate:
     def _looked_at(self, message: Message) -> Message:
         """The message with whole events in it, each under its name."""
         events = list(self._events.feed(message.get("body", b"")))
-        if events and not self.opened and not self.held[1:]:
-            self.opened = not was_aborted(event_data(events[0]) or b"")
-        if not message.get("more_body", False) or (self.opened and self._name is None):
+        over = not message.get("more_body", False)
+        if not self._judged and (events or over):
+            # The first event may come in many pieces; a stream that ends without one was not aborted.
+            self._judged = True
+            self.opened = not events or not was_aborted(event_data(events[0]) or b"")
+        if over or (self.opened and self._name is None):
             events.append(self._events.flush())
         return {**message, "body": b"".join(self._named(event) for event in events)}
 

@@ -1,0 +1,64 @@
+"""What a streamed reply costs: taking its events apart, recording from them, and handing on what the client asked for.
+
+A cumulative stream repeats everything in every event, so its bytes grow with the square of its length; what is parsed must
+not. `us a token` is time spent here, `kB a token` what a worker sends. Not asked for logprobs, so these are taken out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from router.sglang import LOGPROB_FIELDS, EventSplitter, StreamedReply, edit_meta, event_data
+
+
+def stream(tokens: int, *, incremental: bool) -> Iterator[bytes]:
+    """One event a token, as SGLang writes them."""
+    text, ids, logprobs = bytearray(), bytearray(), bytearray()
+    for number in range(1, tokens + 1):
+        if incremental:
+            text, ids, logprobs = bytearray(), bytearray(), bytearray()
+        text += b" word"
+        ids += b"%s%d" % (b"," if ids else b"", 1_000 + number % 30_000)
+        logprobs += b"%s[-0.%d,%d,null]" % (b"," if logprobs else b"", 10**15 + number, 1_000 + number % 30_000)
+        finish = json.dumps({"type": "length", "length": tokens}).encode() if number == tokens else b"null"
+        yield (
+            b'data: {"text":"%b","output_ids":[%b],"meta_info":{"id":"0123456789abcdef","finish_reason":%b,'
+            b'"prompt_tokens":100,"weight_version":"default","num_retractions":0,"input_token_logprobs":[],'
+            b'"output_token_logprobs":[%b],"output_token_logprobs_length":%d,"reasoning_tokens":0,'
+            b'"completion_tokens":%d,"cached_tokens":0}}\n\n' % (text, ids, finish, logprobs, number, number)
+        )
+
+
+@pytest.mark.parametrize("tokens", [500, 2_000, 8_000])
+@pytest.mark.parametrize("form", ["cumulative", "incremental"])
+def test_stream(benchmark: BenchmarkFixture, form: str, tokens: int) -> None:
+    spent = size = 0.0
+
+    def read() -> StreamedReply:
+        nonlocal spent, size
+        spent = size = 0.0
+        splitter, reply = EventSplitter(), StreamedReply()
+        for chunk in stream(tokens, incremental=form == "incremental"):
+            size += len(chunk)
+            begun = time.perf_counter()
+            for event in splitter.feed(chunk):
+                data = event_data(event)
+                assert data is not None
+                reply.feed(data)
+                if reply.news is not None:
+                    reply.whole(edit_meta(reply.news, drop=LOGPROB_FIELDS))
+                else:
+                    edit_meta(data, drop=LOGPROB_FIELDS)
+            spent += time.perf_counter() - begun
+        return reply
+
+    reply = benchmark.pedantic(read, rounds=3 if tokens < 8_000 else 1)
+    assert len(reply.reply().ids) == tokens
+    benchmark.extra_info["us a token"] = round(1e6 * spent / tokens, 1)
+    benchmark.extra_info["kB a token"] = round(size / tokens / 1e3, 2)
+    benchmark.extra_info["ns a byte"] = round(1e9 * spent / size, 3)
