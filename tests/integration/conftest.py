@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,10 +31,10 @@ def sglang_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SG
 
 
 @contextlib.contextmanager
-def _router(urls: list[str], log_path: Path) -> Iterator[str]:
+def _router(urls: list[str], log_path: Path, flags: Sequence[str] = ()) -> Iterator[str]:
     port = sglang_server.free_port()
     command = [sys.executable, "-m", "router", "--port", str(port), "--worker-urls", *urls]
-    command += ["--tokenizer-path", str(sglang_server.model_path()), "--shutdown-grace", "5"]
+    command += ["--tokenizer-path", str(sglang_server.model_path()), "--shutdown-grace", "5", *flags]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -66,15 +66,16 @@ RouterFor = Callable[..., str]
 @pytest.fixture(scope="session")
 def router_for(sglang_workers: list[SGLangServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterFor]:
     """`router_for(0)`: the URL of a router in front of the first worker; `router_for(0, 1)`: of both. Started once each."""
-    started: dict[tuple[int, ...], str] = {}
+    started: dict[tuple[object, ...], str] = {}
     with contextlib.ExitStack() as stack:
 
-        def start(*numbers: int) -> str:
-            if numbers not in started:
+        def start(*numbers: int, flags: tuple[str, ...] = ()) -> str:
+            key = (*numbers, *flags)
+            if key not in started:
                 urls = [sglang_workers[number].url for number in numbers]
                 log_path = tmp_path_factory.mktemp("router") / "router.log"
-                started[numbers] = stack.enter_context(_router(urls, log_path))
-            return started[numbers]
+                started[key] = stack.enter_context(_router(urls, log_path, flags))
+            return started[key]
 
         yield start
 
