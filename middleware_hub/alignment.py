@@ -87,30 +87,55 @@ def align_reply(
     Returns:
         An alignment with `MISMATCH` among its flags if the ids do not explain the text.
     """
-    spelled = vocabulary.spell(ids, skip_special=skips_special)
     layout = SpanFlag.SKIPS_SPECIAL if skips_special else SpanFlag.NONE
     trimmed = ids[:-1] if ids and ids[-1] == matched else ids
-    for shown in (ids, trimmed):
-        if (spelled if shown is ids else vocabulary.spell(shown, skip_special=skips_special)) == text:
-            visible = _without_textless(vocabulary, ids, len(shown), skips_special)
-            tail = _spelled_alone(vocabulary, ids[visible:])
-            if REPLACEMENT not in text:
-                return Alignment(layout, None, visible, tail)
-            counted = vocabulary.counted(shown, skip_special=skips_special)
-            return Alignment(layout, _hidden_ends(vocabulary, ids, visible, counted), visible, tail)
-    if spelled.startswith(text) and _explained(vocabulary, ids, spelled, text, matched):
-        count = vocabulary.begun if REPLACEMENT not in spelled else vocabulary.counted
-        counted = count(ids, skip_special=skips_special)
-        visible = int(np.searchsorted(counted, len(text), side="right"))
-        visible = _without_textless(vocabulary, ids, visible, skips_special)
-        tail = _tail(vocabulary, ids, visible, counted, spelled, len(text), skips_special)
-        return Alignment(layout, _hidden_ends(vocabulary, ids, visible, counted), visible, tail)
+    spelled = vocabulary.spell(ids, skip_special=skips_special)
+    bare = spelled if trimmed is ids else vocabulary.spell(trimmed, skip_special=skips_special)
+    # A decoder that is not shown what stands before the reply takes its first space for the dummy one, and takes it away.
+    for lead in (0, 1) if vocabulary.strips_lead and spelled.startswith(" ") else (0,):
+        found = _laid_over(vocabulary, ids, trimmed, spelled[lead:], bare[lead:], text, skips_special, matched, lead)
+        if found is not None:
+            return found
     for shown in (trimmed, ids):
         if _split_at_edges(vocabulary, shown, text, skips_special):
             visible = _without_textless(vocabulary, ids, len(shown), skips_special)
             flags = layout | SpanFlag.WHOLE | SpanFlag.SPLIT
             return Alignment(flags, None, visible, _spelled_alone(vocabulary, ids[visible:]))
     return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(ids))
+
+
+def _laid_over(
+    vocabulary: Vocabulary,
+    ids: Sequence[int],
+    trimmed: Sequence[int],
+    spelled: str,
+    bare: str,
+    text: str,
+    skips_special: bool,
+    matched: int | str | None,
+    lead: int,
+) -> Alignment | None:
+    """The alignment of ids that spell `spelled` (less a matched stop token: `bare`), if they explain the text.
+
+    The first `lead` characters of what they spell were taken off.
+    """
+    layout = (SpanFlag.SKIPS_SPECIAL if skips_special else SpanFlag.NONE) | (SpanFlag.DUMMY if lead else SpanFlag.NONE)
+    for shown, said in ((ids, spelled), (trimmed, bare)):
+        if said == text:
+            visible = _without_textless(vocabulary, ids, len(shown), skips_special)
+            tail = _spelled_alone(vocabulary, ids[visible:])
+            if REPLACEMENT not in text:
+                return Alignment(layout, None, visible, tail)
+            counted = np.maximum(vocabulary.counted(shown, skip_special=skips_special) - np.int32(lead), 0)
+            return Alignment(layout, _hidden_ends(vocabulary, ids, visible, counted), visible, tail)
+    if spelled.startswith(text) and _explained(spelled, text, matched):
+        count = vocabulary.begun if REPLACEMENT not in spelled else vocabulary.counted
+        counted = np.maximum(count(ids, skip_special=skips_special) - np.int32(lead), 0)
+        visible = int(np.searchsorted(counted, len(text), side="right"))
+        visible = _without_textless(vocabulary, ids, visible, skips_special)
+        tail = _tail(vocabulary, ids, visible, counted, spelled, len(text), skips_special)
+        return Alignment(layout, _hidden_ends(vocabulary, ids, visible, counted), visible, tail)
+    return None
 
 
 def _split_at_edges(vocabulary: Vocabulary, ids: Sequence[int], text: str, skips_special: bool) -> bool:
@@ -128,7 +153,7 @@ def _split_at_edges(vocabulary: Vocabulary, ids: Sequence[int], text: str, skips
     )
 
 
-def _explained(vocabulary: Vocabulary, ids: Sequence[int], spelled: str, text: str, matched: int | str | None) -> bool:
+def _explained(spelled: str, text: str, matched: int | str | None) -> bool:
     """Whether a stop, or a character that was cut in half, explains that the ids spell more than the text."""
     if isinstance(matched, str):
         # Usually the text ends where the stop string begins (or, untrimmed, where it ends). SGLang may let its beginning

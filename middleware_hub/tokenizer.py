@@ -217,7 +217,14 @@ def _vocabulary(backend: Backend, settings: dict[str, Any]) -> Vocabulary:
         special=[i for i, token in added.items() if token.special],
         boundaries=_boundaries(added, settings),
         byte_ids=[i for token, i in vocabulary.items() if token in byte_tokens and i not in added],
+        strips_lead=_strips_lead(backend, pieces),
     )
+
+
+def _strips_lead(backend: Backend, pieces: dict[int, bytes]) -> bool:
+    """Whether the decoder takes a first space for SentencePiece's dummy one."""
+    spaced = next((i for i, piece in pieces.items() if piece.startswith(b" ") and piece.strip().isalpha()), None)
+    return spaced is not None and not backend.decode([spaced]).startswith(" ")
 
 
 def _byte_alphabet() -> dict[str, int]:

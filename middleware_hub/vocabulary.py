@@ -32,6 +32,7 @@ class Vocabulary:
         special: ids that `skip_special_tokens` leaves out of a text.
         boundaries: ids of added tokens behind which encoding is provably compositional.
         byte_ids: SentencePiece's byte tokens, empty for byte-level vocabularies.
+        strips_lead: whether its decoder takes away a space that begins a text.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Vocabulary:
         special: Iterable[int],
         boundaries: Iterable[int] = (),
         byte_ids: Iterable[int] = (),
+        strips_lead: bool = False,
     ) -> None:
+        self.strips_lead = strips_lead
         size = max(pieces) + 1
         self._pieces = [pieces.get(i, b"") for i in range(size)]
         # One more entry than there are ids: what an id beyond the table looks up, which decoders skip, too.

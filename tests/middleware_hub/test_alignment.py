@@ -470,3 +470,22 @@ def test_any_sampled_ids_explain_their_text_and_no_other(name: Name) -> None:
         assert other.flags & SpanFlag.MISMATCH
 
     check()
+
+
+@pytest.mark.parametrize("name", ["mistral-v1", "mistral-v1-legacy"])
+@slow
+@given(text=st.text(alphabet="ab é\n<", min_size=1, max_size=12), stop=st.integers(0, 6))
+def test_a_reply_decoded_by_itself_lacks_its_first_space(name: Name, text: str, stop: int) -> None:
+    """SentencePiece takes it for the dummy one unless it is shown what stands before. The ids are the same ones."""
+    vocabulary = tokenizer(name).vocabulary
+    ids = tokenizer(name).encode_tail(" " + text)
+    assume(vocabulary.spell(ids) == " " + text)
+    whole = align_reply(vocabulary, ids, text, skips_special=True, matched=None)
+    assert not whole.flags & (SpanFlag.MISMATCH | SpanFlag.WHOLE)
+    ends = measured(vocabulary, ids, text, whole, sampled=True)
+    assert ends[-1] == len(text)
+    assert ends == [max(0, end - 1) for end in vocabulary.begun(ids)]
+    if 0 < stop < len(text) and text.find(text[stop:]) == stop:
+        cut = align_reply(vocabulary, ids, text[:stop], skips_special=True, matched=text[stop:])
+        assert not cut.flags & SpanFlag.MISMATCH
+        assert "".join(token.text for token in cut.tail) == text[stop:]
