@@ -180,8 +180,9 @@ class _Whole(_Job):
             if self._start["status"] == 200 and b'"abort"' in self._body:
                 self._replies, self._aborted = aborted_replies(self._body, self._attempt)
         else:
-            self._leave_out_the_asked()  # while it waited for the others
-            await self._replace()
+            self._leave_out_the_asked()  # in the meantime
+            if self._aborted:
+                await self._replace()
         self._leave_out_the_asked()
         return bool(self._aborted)
 
@@ -242,15 +243,20 @@ class _Stream(_Job):
     async def _try(self) -> bool:
         attempt, name = self._attempt, None
         if self._held is not None:
+            if self._flight.asked(0):
+                return False
             attempt, name = self._attempt.again((0,)), self._attempt.rids[0] if self._attempt.rids else None
             self._flight.rids = dict(enumerate(attempt.rids))
-        gate = _Gate(self._client, name)
+        gate = _Gate(self._client, name, again=self._held is not None)
         try:
             await self._send_on(attempt, gate.send)
         except (RouterError, UpstreamBrokenError) as error:
             if self._held is None or gate.opened:
                 raise
             logger.warning("an aborted stream could not be sent again: %s", error)
+            return True
+        if gate.refused:
+            logger.warning("an aborted stream was sent again, and refused")
             return True
         self._held = [] if gate.opened else gate.held
         return not gate.opened and not self._flight.asked(0)
@@ -262,8 +268,11 @@ class _Gate:
     With a `name` the events are given that id: to the worker the generation had another one.
     """
 
-    def __init__(self, send: Send, name: str | None) -> None:
+    def __init__(self, send: Send, name: str | None, *, again: bool) -> None:
+        """`again`: there is an aborted reply already, which is better than none."""
         self._send = send
+        self._again = again
+        self.refused = False
         self._name = name
         self._events = EventSplitter()
         self._judged = False
@@ -277,7 +286,8 @@ class _Gate:
             return
         if message["type"] == "http.response.start":
             kind = dict(message["headers"]).get(b"content-type", b"")
-            if message["status"] != 200 or not kind.startswith(b"text/event-stream"):
+            self.refused = self._again and message["status"] != 200
+            if not self.refused and (message["status"] != 200 or not kind.startswith(b"text/event-stream")):
                 self._name = None
                 self._judged = self.opened = True
         else:
@@ -290,6 +300,8 @@ class _Gate:
 
     def _looked_at(self, message: Message) -> Message:
         """The message with whole events in it, each under its name."""
+        if self.refused:
+            return message
         events = list(self._events.feed(message.get("body", b"")))
         over = not message.get("more_body", False)
         if not self._judged and (events or over):
