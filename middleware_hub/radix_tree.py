@@ -262,7 +262,7 @@ class RadixTree:
             context: what was encoded behind it; None if the chain is the whole prompt.
             reply: what the worker sampled.
         """
-        self._observe(reply.versions)
+        self._observe(reply.versions, late=reply.late)
         if match.cut.span is None:
             self.stats.misses += 1
         else:
@@ -311,14 +311,14 @@ class RadixTree:
         self._leaves.offer(generation, self.stats.generations)
         return generation
 
-    def _observe(self, versions: Versions) -> None:
+    def _observe(self, versions: Versions, *, late: bool) -> None:
         """The clock knows versions in the order of their appearance; the last one is the reply's."""
         if isinstance(versions, str):
-            self.clock.observe(versions)
+            self.clock.observe(versions, late=late)
             return
         for version, _ in versions:
             self.clock.order(version)
-        self.clock.observe(versions[-1][0])
+        self.clock.observe(versions[-1][0], late=late)
 
     def _resume(self, match: PrefixMatch) -> tuple[RadixNode, int]:
         """The node from which the text of a match has to be laid down, and from which character on."""

@@ -59,6 +59,7 @@ class Asked:
         logprobs: whether the worker was told to send logprobs.
         rid: the client's request id, if the worker used it for this generation.
         sent_at: the moment it was sent, for `WorkerVersions`.
+        steps: how often the current weight version had changed by then.
     """
 
     prompt: Prompt
@@ -66,6 +67,7 @@ class Asked:
     logprobs: bool
     rid: str | None
     sent_at: int
+    steps: int
 
 
 class Recorder:
@@ -98,6 +100,7 @@ class Recorder:
                 flags=alignment.flags if certain else alignment.flags | SpanFlag.UNCERTAIN,
                 ends=alignment.ends,
                 tail=alignment.tail,
+                late=asked.steps != self.tree.clock.steps,
                 request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
             ),
         )

@@ -23,6 +23,8 @@ class SampledReply:
     ends: bytes | None = None
     tail: tuple[HiddenToken, ...] = ()
     request_ids: tuple[str, ...] = ()
+    late: bool = False
+    """The current weight version has changed since it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

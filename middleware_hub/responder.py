@@ -135,6 +135,7 @@ class Responder:
                     force_logprobs or request.asked_for_logprobs(number),
                     request.rid(number),
                     sent_at,
+                    recorder.tree.clock.steps,
                 ),
                 drop_logprobs=force_logprobs and not request.asked_for_logprobs(number),
                 trajectory=request.wants_trajectory,

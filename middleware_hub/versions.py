@@ -71,6 +71,8 @@ class VersionClock:
         self._era_began = -1
         self._below = 0
         self.now = Stamp(0, -1)
+        self.steps = 0
+        """How often the current version has changed."""
 
     @property
     def known(self) -> list[str]:
@@ -89,13 +91,18 @@ class VersionClock:
             return known
         return int(version) if version.isascii() and version.isdigit() else self._newest + 1
 
-    def observe(self, version: str) -> None:
-        """A reply came with this version."""
+    def observe(self, version: str, *, late: bool = False) -> None:
+        """A reply came with this version; `late` if it was asked for before the current version became that.
+
+        A late one may still be of the version before: that is no sign of a run that was resumed.
+        """
         if version == self.current:
             self._below = 0
             return
         if self.current is None or self.order(version) >= self.now.order:
             self._become(version)
+            return
+        if late:
             return
         self._below += 1
         if self._below >= FALL_AFTER:
@@ -116,6 +123,7 @@ class VersionClock:
 
     def _become(self, version: str) -> None:
         self.current = version
+        self.steps += 1
         self._below = 0
         self.now = Stamp(self._era, self.order(version))
 
