@@ -10,6 +10,7 @@ from middleware_hub.records import Context
 from middleware_hub.spans import SpanFlag, chain_ids, pack_ids, unpack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.errors import BadRequestError
+from router.sglang import GenerateRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,15 @@ def check_ids(tokenizer: Tokenizer, ids: list[int]) -> None:
     if min(ids) < 0 or max(ids) >= limit:
         wrong = next(i for i in ids if not 0 <= i < limit)
         raise BadRequestError(f"`input_ids` has {wrong} in it, and the vocabulary is 0 to {limit - 1}")
+
+
+def check_options(tokenizer: Tokenizer, request: GenerateRequest) -> None:
+    """Raises BadRequestError for more top logprobs than the model has tokens: that would kill the worker, too."""
+    limit = tokenizer.vocabulary_size
+    if request.most_top_logprobs > limit:
+        raise BadRequestError(
+            f"`top_logprobs_num` is {request.most_top_logprobs}, and the vocabulary has {limit} tokens"
+        )
 
 
 def from_ids(tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, ids: list[int], parent: str | None) -> Prompt:

@@ -91,6 +91,7 @@ class RadixTreeMiddleware:
         request = GenerateRequest.parse(body)
         for ids in request.ids or ():
             prompting.check_ids(self.tokenizer, ids)
+        prompting.check_options(self.tokenizer, request)
         reason = request.unrecordable
         if reason is not None:
             await self._pass(scope, receive, send, body, reason)

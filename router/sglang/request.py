@@ -11,11 +11,12 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
-from router.sglang.json import JSON_ERRORS, is_null, parse_object, typed
+from router.sglang.json import JSON_ERRORS, decode_any, is_null, parse_object, typed
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 _MULTIMODAL = ("image_data", "video_data", "audio_data")
 _OURS = ("return_trajectory",)
+_LARGEST = 2**31 - 1
 _NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
 _LIST = re.compile(rb"\s*\[")
@@ -56,6 +57,7 @@ class GenerateRequest:
         prompts = texts or ids
         if prompts is not None:
             _check_sampling(fields, len(sampling), len(prompts), batch=batch)
+        _check_deadly(fields, sampling)
         counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
@@ -100,6 +102,12 @@ class GenerateRequest:
         """The adapter of a prompt; empty for none."""
         found = typed(self.fields, "lora_path", str | list[str | None], "a string, or a list of them")
         return (_nth(found, prompt, None) if isinstance(found, list) else found) or ""
+
+    @property
+    def most_top_logprobs(self) -> int:
+        """The largest `top_logprobs_num`; 0 if nobody asked for any."""
+        asked = _integers(self.fields.get("top_logprobs_num")) if any(self.wants_logprobs) else []
+        return max(asked, default=0)
 
     def rid(self, prompt: int) -> str | None:
         """The client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
@@ -182,6 +190,22 @@ def _check_sampling(fields: dict[str, Raw], entries: int, prompts: int, *, batch
     if _LIST.match(fields.get("sampling_params", b"")) and (not batch or entries < prompts):
         expected = f"a list of {prompts}, or one object for all" if batch else "one object, for there is one prompt"
         raise BadRequestError(f"`sampling_params` is a list of {entries}: give {expected}")
+
+
+def _check_deadly(fields: dict[str, Raw], sampling: list[dict[str, Raw]]) -> None:
+    """What SGLang 0.5.23 does not refuse, and dies of (tried)."""
+    if any(value < -1 for value in _integers(fields.get("logprob_start_len"))):
+        raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
+    if any(value > _LARGEST for one in sampling for value in _integers(one.get("top_k"))):
+        raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
+
+
+def _integers(raw: Raw | None) -> list[int]:
+    """The integers of a field that is one, or a list of them; other types are for the worker to refuse."""
+    if raw is None:
+        return []
+    value = decode_any(raw)
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
 
 
 def _nth(values: list[T], index: int, default: T) -> T:

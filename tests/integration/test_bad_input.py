@@ -84,6 +84,18 @@ BAD_REQUESTS: list[tuple[str, Any, str]] = [
     ("a boolean for a text", {"text": True}, "text"),
     ("empty text, but streamed", {"text": "", "stream": True}, "empty"),
     ("a bad id, but streamed", {"input_ids": [-1], "stream": True}, "-1"),
+    (
+        "more top logprobs than tokens",
+        {"text": "a", "return_logprob": True, "top_logprobs_num": 10**9},
+        "top_logprobs_num",
+    ),
+    (
+        "more top logprobs in a batch",
+        {"text": ["a", "b"], "return_logprob": True, "top_logprobs_num": [1, 10**9]},
+        "top",
+    ),
+    ("a logprob start below -1", {"text": "a", "logprob_start_len": -2}, "logprob_start_len"),
+    ("a top_k beyond int32", {"text": "a", "sampling_params": {"top_k": 2**31}}, "top_k"),
 ]
 
 
