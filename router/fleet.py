@@ -7,6 +7,7 @@ worker of the pool, draining ones too, and the answer holds each of theirs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,9 +82,8 @@ class Fleet:
         body = _object(raw)
         rid = body.get("rid")
         if body.get("abort_all") or not isinstance(rid, str) or not rid:
-            if body.get("abort_all"):
-                self.end_all()
-            await self.everywhere(scope, send, raw)
+            with self.flights.ending() if body.get("abort_all") else contextlib.nullcontext():
+                await self.everywhere(scope, send, raw)
             return
         meant = self.flights.named(rid)
         for flight, position in meant:
@@ -118,11 +118,6 @@ class Fleet:
     def _headers(self, scope: Scope) -> HeaderList:
         return request_headers(scope, forward_authorization=self._forward_authorization)
 
-    def end_all(self) -> None:
-        """Everything in flight is to end, and nothing of it is sent again."""
-        for flight in self.flights:
-            flight.end()
-
     def abandon(self, flight: Flight, scope: Scope) -> None:
         """The client of a request is gone: tell its worker, which would take seconds to notice."""
         worker = flight.worker
@@ -149,11 +144,14 @@ class Fleet:
     async def _ask(
         self, worker: Worker, method: str, target: str, headers: HeaderList, body: bytes, seconds: float | None
     ) -> dict[str, Any]:
-        """One worker's answer, or why there is none."""
+        """One worker's answer, or why there is none.
+
+        Sent once, and so on a new connection: one that its worker has just closed looks like a dead worker.
+        """
         answer: dict[str, Any] = {"id": worker.id, "url": worker.url, "status": None}
         try:
             async with asyncio.timeout(seconds):
-                status, content = await fetch(self._upstream, method, worker.url + target, headers, body)
+                status, content = await fetch(self._upstream, method, worker.url + target, headers, body, fresh=True)
         except UpstreamFailure as failure:
             return {**answer, "error": str(failure)}
         except TimeoutError:
@@ -170,10 +168,9 @@ class _Everywhere:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._fleet._max_body_bytes)
-        if self._aborts(_object(body)):
-            self._fleet.end_all()
         about_weights = "weight" in scope["path"] or "memory" in scope["path"] or "lora" in scope["path"]
-        await self._fleet.everywhere(scope, send, body, seconds=None if about_weights else CALL_SECONDS)
+        with self._fleet.flights.ending() if self._aborts(_object(body)) else contextlib.nullcontext():
+            await self._fleet.everywhere(scope, send, body, seconds=None if about_weights else CALL_SECONDS)
 
 
 def _never(_: dict[str, Any]) -> bool:

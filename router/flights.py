@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from router.workers.worker import Worker
 
@@ -59,20 +60,31 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: set[Flight] = set()
+        self._ending = 0
 
     def __len__(self) -> int:
         return len(self._flights)
 
-    def __iter__(self) -> Iterator[Flight]:
-        return iter(self._flights)
-
     def begin(self, flight: Flight) -> None:
         """A request was let in."""
         self._flights.add(flight)
+        if self._ending:
+            flight.end()
 
     def over(self, flight: Flight) -> None:
         """It has its reply, or nobody waits for it any more."""
         self._flights.discard(flight)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Workers are told to abort all they have: what is in flight, and what overtakes that on its way to them."""
+        for flight in self._flights:
+            flight.end()
+        self._ending += 1
+        try:
+            yield
+        finally:
+            self._ending -= 1
 
     def named(self, rid: str) -> list[tuple[Flight, int]]:
         """The generations that an abort of this id means: that one, or else all that begin so, as with SGLang."""

@@ -26,7 +26,7 @@ from router.errors import BadRequestError, ClientDisconnectedError, RouterError
 from router.fleet import Fleet
 from router.flights import FLIGHT, Flight
 from router.metrics import RouterMetrics
-from router.sglang.attempt import Attempt, aborted_replies, renamed, was_aborted
+from router.sglang.attempt import Attempt, aborted_replies, renamed, was_aborted, was_refused
 from router.sglang.stream import EventSplitter, event_data
 from router.upstream import UpstreamBrokenError
 
@@ -307,7 +307,9 @@ class _Gate:
         if not self._judged and (events or over):
             # The first event may come in many pieces; a stream that ends without one was not aborted.
             self._judged = True
-            self.opened = not events or not was_aborted(event_data(events[0]) or b"")
+            first = (event_data(events[0]) or b"") if events else b""
+            self.refused = self._again and was_refused(first)
+            self.opened = not self.refused and not was_aborted(first)
         if over or (self.opened and self._name is None):
             events.append(self._events.flush())
         return {**message, "body": b"".join(self._named(event) for event in events)}

@@ -80,10 +80,17 @@ class Upstream(Protocol):
 
 
 async def fetch(
-    upstream: Upstream, method: str, url: str, headers: Headers, body: Body = None, *, limit: int = 16 * 1024 * 1024
+    upstream: Upstream,
+    method: str,
+    url: str,
+    headers: Headers,
+    body: Body = None,
+    *,
+    fresh: bool = False,
+    limit: int = 16 * 1024 * 1024,
 ) -> tuple[int, bytes]:
     """A whole small reply, `(status, body)`. Raises one of the three failures; more than `limit` bytes are one, too."""
-    with closing(await upstream.send(method, url, headers, body)) as response:
+    with closing(await upstream.send(method, url, headers, body, fresh=fresh)) as response:
         content = bytearray()
         while chunk := await response.read():
             content += chunk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -141,6 +142,7 @@ class _Meta(msgspec.Struct):
 
 class _Head(msgspec.Struct):
     meta_info: _Meta | None = None
+    error: Any = None
 
 
 _head = msgspec.json.Decoder(_Head)
@@ -156,6 +158,18 @@ def was_aborted(reply: bytes | Raw) -> bool:
         return False
     finish = None if meta is None else meta.finish_reason
     return finish is not None and finish.type == "abort" and finish.status_code is None
+
+
+def was_refused(event: bytes) -> bool:
+    """Whether an event says that nothing will come of its stream. Its status is 200 all the same."""
+    if b'"error"' not in event and b'"abort"' not in event:
+        return False
+    try:
+        head = _head.decode(event)
+    except JSON_ERRORS:
+        return False
+    finish = None if head.meta_info is None else head.meta_info.finish_reason
+    return head.error is not None or (finish is not None and finish.type == "abort" and finish.status_code is not None)
 
 
 def aborted_replies(body: bytes, attempt: Attempt) -> tuple[list[Raw], list[int]]:

@@ -381,6 +381,8 @@ class FakeWorker:
         if self._server is None:
             return
         server, self._server = self._server, None
+        while _accepting():  # noqa: ASYNC110 - asyncio has no event for this, and it takes a few turns only
+            await asyncio.sleep(0)
         for listening in server.servers:
             listening.close()
         for connection in list(server.server_state.connections):
@@ -993,6 +995,11 @@ def _dump(payload: Any) -> bytes:
 
 def _item(value: Any, number: int) -> Any:
     return value[number] if isinstance(value, list) else value
+
+
+def _accepting() -> bool:
+    """Whether a connection is on its way from its acceptance to its protocol: asyncio loses it if its server closes then."""
+    return any(getattr(task.get_coro(), "__name__", "") == "_accept_connection2" for task in asyncio.all_tasks())
 
 
 def _kind(value: Any) -> str:
