@@ -48,6 +48,11 @@ class Flight:
         """Whether a generation is to end."""
         return self._all_asked or position in self._asked
 
+    @property
+    def unwanted(self) -> bool:
+        """Whether all of it is to end."""
+        return self._all_asked or (bool(self.names) and len(self._asked) == len(self.names))
+
     async def until_asked(self, positions: Sequence[int]) -> None:
         """Wait until each of these generations is to end."""
         while not all(self.asked(position) for position in positions):

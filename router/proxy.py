@@ -89,7 +89,7 @@ class Proxy:
         flight: Flight | None = (scope.get("state") or {}).get(FLIGHT)
         async with ClientConnection(receive, reads_body=streams_body) as client:
             while True:
-                with attempts.lease() as lease:
+                with attempts.lease(last=flight is not None and flight.unwanted) as lease:
                     if flight is not None:
                         flight.worker = lease.worker
                     try:
@@ -162,8 +162,13 @@ class _Attempts:
         self._stale: str | None = None
         self.fresh = not repeatable
 
-    def lease(self) -> Lease:
-        """The next worker. Raises NoWorkerError if there never was one, UpstreamError after the last attempt."""
+    def lease(self, *, last: bool = False) -> Lease:
+        """The next worker. Raises NoWorkerError if there never was one, UpstreamError after the last attempt.
+
+        `last`: nobody wants another attempt any more.
+        """
+        if last and self._failures:
+            raise self._exhausted()
         if self._lost >= (MAX_LOST if self._repeatable else 1):
             raise self._exhausted()
         try:

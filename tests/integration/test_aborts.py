@@ -802,3 +802,20 @@ def test_with_nobody_left_the_aborted_reply_is_returned(served: Stack, asks: lis
         worker.restart()
     assert (reply.status, finish(reply.json())) == (200, "abort")
     assert_kept(served.retrieve("A:" + record.text, namespace=space), record)
+
+
+@on("pair")
+def test_what_was_asked_to_end_is_not_begun_anew_where_its_worker_died(
+    served: Stack, asks: list[Asking], space: str
+) -> None:
+    """The worker never came to abort it, and nobody wants another one to begin."""
+    params = {"max_new_tokens": 5, "custom_params": {"fake": {"fault": "no_answer"}}}
+    asking = ask(served, asks, {"text": "A:", "rid": space, "sampling_params": params}, space)
+    until(lambda: any(worker.in_flight for worker in served.workers))
+    (holder,) = [worker for worker in served.workers if worker.in_flight]
+    assert served.post("/abort_request", {"rid": space}).status == 200
+    holder.kill()
+    try:
+        assert asking.answer().status == 502
+    finally:
+        holder.restart()
