@@ -7,6 +7,7 @@ at the worker, because a worker refuses an id it has seen. Here is what knows bo
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -61,10 +62,12 @@ class Flight:
 
 
 class Flights:
-    """All of them."""
+    """All of them, found by their names: as an exact one, and by how it begins."""
 
     def __init__(self) -> None:
         self._flights: set[Flight] = set()
+        self._by_name: dict[str, list[tuple[Flight, int]]] = {}
+        self._names: list[str] = []  # sorted
         self._ending = 0
 
     def __len__(self) -> int:
@@ -73,12 +76,21 @@ class Flights:
     def begin(self, flight: Flight) -> None:
         """A request was let in."""
         self._flights.add(flight)
+        for position, name in enumerate(flight.names):
+            if name not in self._by_name:
+                insort(self._names, name)
+            self._by_name.setdefault(name, []).append((flight, position))
         if self._ending:
             flight.end()
 
     def over(self, flight: Flight) -> None:
         """It has its reply, or nobody waits for it any more."""
         self._flights.discard(flight)
+        for position, name in enumerate(flight.names):
+            self._by_name[name].remove((flight, position))
+            if not self._by_name[name]:
+                del self._by_name[name]
+                del self._names[bisect_left(self._names, name)]
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -93,17 +105,21 @@ class Flights:
 
     def named(self, rid: str) -> list[tuple[Flight, int]]:
         """The generations that an abort of this id means: that one, or else all that begin so, as with SGLang."""
-        known = [
-            (flight, position, {name, flight.rids.get(position, name)})
-            for flight in self._flights
-            for position, name in enumerate(flight.names)
-        ]
-        exact = [(flight, position) for flight, position, names in known if rid in names]
-        return exact or [(f, position) for f, position, names in known if any(n.startswith(rid) for n in names)]
+        names = [rid] if rid in self._by_name else self._beginning(rid)
+        return [one for name in names for one in self._by_name[name]]
 
     def shares_prefix(self, rid: str, worker: Worker) -> bool:
         """Whether an abort of this id would (or might) end another generation of the same worker, too."""
+        if len(rid) >= RID_LENGTH:
+            longer = [name for name in self._beginning(rid) if name != rid]
+            return any(flight.worker is worker for name in longer for flight, _ in self._by_name[name])
+        # A short one may also begin an id that was made up, here for a later attempt or by the worker (`n > 1`).
         there = [flight for flight in self._flights if flight.worker is worker]
-        if len(rid) < RID_LENGTH and any(not flight.rids for flight in there):
-            return True  # The worker made up ids of its own (`n > 1`), and one may begin like this.
-        return any(other != rid and other.startswith(rid) for flight in there for other in flight.rids.values())
+        rids = [other for flight in there for other in flight.rids.values()]
+        return not all(flight.names for flight in there) or any(r != rid and r.startswith(rid) for r in rids)
+
+    def _beginning(self, rid: str) -> list[str]:
+        begin = end = bisect_left(self._names, rid)
+        while end < len(self._names) and self._names[end].startswith(rid):
+            end += 1
+        return self._names[begin:end]

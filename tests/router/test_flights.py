@@ -1,0 +1,58 @@
+"""Generations in flight are found by their names as a search through all of them would find them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.flights import RID_LENGTH, Flight, Flights
+from router.workers.worker import Worker
+
+# Short ones collide and are prefixes of each other, long ones look like UUIDs.
+RIDS = st.text(alphabet="ab", min_size=1, max_size=3) | st.text(alphabet="ab", min_size=1, max_size=2).map(
+    lambda end: "0" * RID_LENGTH + end
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), st.lists(RIDS, max_size=3), st.integers(0, 1)),
+        st.tuples(st.just("over"), st.integers(0, 20), st.just(0)),
+    ),
+    max_size=20,
+)
+
+
+@given(steps=STEPS, rid=RIDS, number=st.integers(0, 1))
+def test_names_and_prefixes_are_found(steps: list[tuple[str, object, int]], rid: str, number: int) -> None:
+    workers = [Worker("http://a:1"), Worker("http://b:1")]
+    flights, there = Flights(), list[Flight]()
+    for what, value, at in steps:
+        if what == "begin":
+            flight = Flight(value)  # type: ignore[arg-type]
+            flight.worker = workers[at]
+            flights.begin(flight)
+            there.append(flight)
+        elif there:
+            flights.over(there.pop(int(value) % len(there)))  # type: ignore[call-overload]
+    assert len(flights) == len(there)
+
+    everything = [(flight, position, name) for flight in there for position, name in enumerate(flight.names)]
+    exact = {(flight, position) for flight, position, name in everything if name == rid}
+    begun = {(flight, position) for flight, position, name in everything if name.startswith(rid)}
+    found = flights.named(rid)
+    assert len(found) == len(set(found))
+    assert set(found) == (exact or begun)
+
+    mine = [flight for flight in there if flight.worker is workers[number]]
+    longer = any(name != rid and name.startswith(rid) for flight in mine for name in flight.names)
+    unnamed = len(rid) < RID_LENGTH and any(not flight.names for flight in mine)
+    assert flights.shares_prefix(rid, workers[number]) is (longer or unnamed)
+
+
+def test_what_begins_while_everything_ends_is_to_end_too() -> None:
+    flights = Flights()
+    before, during, after = Flight(["a"]), Flight(["b"]), Flight(["c"])
+    flights.begin(before)
+    with flights.ending():
+        flights.begin(during)
+    flights.begin(after)
+    assert [flight.unwanted for flight in (before, during, after)] == [True, True, False]
