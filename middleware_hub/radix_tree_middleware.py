@@ -153,7 +153,7 @@ class RadixTreeMiddleware:
             self.metrics.sampled.inc(len(verdict.generation.span))
         if verdict.outcome != "exact":
             level = logging.WARNING if verdict.suspicious else logging.INFO
-            logger.log(level, "a reply was not recorded as exact: %s", verdict.header)
+            logger.log(level, "a reply was not recorded as exact: %s %s", verdict.reason, verdict.detail)
         if self.tree.over_budget and not self._collecting:
             self._collecting = True
             asyncio.get_running_loop().call_soon(self._collect)

@@ -105,7 +105,8 @@ class Recorder:
             ),
         )
         if alignment.flags & SpanFlag.MISMATCH:
-            return Verdict("inexact", ENGINE_MISMATCH, "the ids do not decode to the text", generation, text)
+            wrong = "the ids do not decode to the text: is --tokenizer-path the worker's own?"
+            return Verdict("inexact", ENGINE_MISMATCH, wrong, generation, text)
         return Verdict("exact", generation=generation, text=text)
 
     def _versions(self, reply: Reply, worker: str, sent_at: int) -> tuple[Versions, bool]:

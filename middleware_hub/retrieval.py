@@ -56,7 +56,11 @@ async def retrieve(
     """
     recall = tree.recall(namespace, text, request_id=request.request_id)
     if recall is None:
-        raise NotFoundError(f"this text does not begin with a recorded reply of request_id {request.request_id!r}")
+        raise NotFoundError(
+            f"this text does not begin with a recorded reply of request_id {request.request_id!r}: with n > 1 workers give "
+            "ids of their own (meta_info.id); it may be of another namespace, or evicted; POST /radix_tree/explain tells how "
+            "far the text is known"
+        )
     cut = recall.cut
     if cut.start < len(text) and request.strict:
         raise NotExactError(
@@ -132,7 +136,10 @@ def explain(tree: RadixTree, namespace: Namespace, text: str) -> dict[str, Any]:
     elif matched == 0:
         message = "no recorded text begins like this one"
     elif not recorded:
-        message = f"the text goes on behind the end of what is recorded, at character {matched}"
+        message = (
+            f"the text goes on behind the end of what is recorded, at character {matched}: an observation that no worker "
+            "was sent yet, if that is what stands there"
+        )
     else:
         message = f"at character {matched} the text has {text[matched]!r} where {recorded[-1][:1]!r} is recorded"
         stripped = recorded[-1].lstrip()

@@ -99,6 +99,7 @@ class Fleet:
             )
             await _answer(send, answers)
         else:
+            logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid)
             # Nobody here knows it: a sample of a group, or a generation that came past this router.
             await self.everywhere(scope, send, raw)
 

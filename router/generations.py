@@ -89,6 +89,7 @@ class Generations:
         """Attempts as configured, for as long as a job says that there is something left to do."""
 
         async def pause(seconds: float) -> None:
+            logger.info("a generation was aborted by its worker: it is sent again in %g s", seconds)
             await job.pause(seconds)
             self._retries.labels("retried").inc()
 
