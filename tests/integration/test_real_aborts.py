@@ -5,6 +5,7 @@ What is long here has `ignore_eos`: nothing ends it but what a test does to it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -193,3 +194,66 @@ def test_clients_that_leave_before_the_first_token_free_their_workers(
         with pytest.raises(TimeoutError):
             call(f"{router}/generate", {"text": f"Gone {number}", "sampling_params": LONG}, timeout=0.5)
     assert sum(until_idle(worker) for worker in sglang_workers) < 2.0
+
+
+def test_in_a_small_storm_nothing_is_lost(router: str, sglang_workers: list[SGLangServer]) -> None:
+    """Conversations of three turns, while everything is aborted, paused, updated, and left, here and at the workers."""
+    before = outcomes(router)
+    params = {"max_new_tokens": 60, "ignore_eos": True}
+    whole: list[tuple[str, Json]] = []
+    calm = threading.Event()
+
+    def converse(number: int) -> int:
+        text, sent = f"Storm {number}: ", 0
+        for _ in range(3):
+            reply = generate(router, text, params)
+            sent += 1
+            whole.append((text, reply))
+            text += reply["text"] + f"\nTool: {number}\n"
+        return sent
+
+    def leave(number: int) -> int:
+        body = {"text": f"Left {number}", "stream": True, "sampling_params": LONG, **WANTED}
+        events = stream(f"{router}/generate", body)
+        next(events)
+        events.close()  # type: ignore[attr-defined]
+        return 1
+
+    def trouble() -> None:
+        version = 1_000
+        while not calm.is_set():
+            version += 1
+            for url, path, body in (
+                (router, "/abort_request", {"abort_all": True}),
+                (router, "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}),
+                (sglang_workers[0].url, "/abort_request", {"abort_all": True}),
+                (router, "/pause_generation", {"mode": "in_place"}),
+                (router, "/continue_generation", {}),
+                (sglang_workers[1].url, "/abort_request", {"abort_all": True}),
+            ):
+                assert call(url + path, body).status == 200
+                calm.wait(0.2)  # the time in which something is sampled between two troubles
+
+    with ThreadPoolExecutor(32) as pool:
+        troubled = pool.submit(trouble)
+        try:
+            talks = [pool.submit(converse, number) for number in range(16)]
+            talks += [pool.submit(leave, number) for number in range(8)]
+            sent = sum(talk.result() for talk in talks)
+        finally:
+            calm.set()
+        troubled.result()
+    for worker in sglang_workers:
+        until_idle(worker)
+    assert outcomes(router) - before == sent, "one outcome for each generation"
+    kinds = {reply["meta_info"]["finish_reason"]["type"] for _, reply in whole}
+    assert "length" in kinds
+    assert kinds <= {"abort", "length"}
+    for text, reply in whole:
+        if reply["output_ids"]:
+            check(router, text, reply, request_id=reply["meta_info"]["id"])
+
+
+def outcomes(router: str) -> int:
+    lines = call(f"{router}/metrics").content.decode().splitlines()
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith("tito_radix_replies_total{"))

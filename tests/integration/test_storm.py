@@ -1,4 +1,6 @@
-"""A hundred conversations at once, while workers abort, pause, change their weights, die and come back, and clients leave.
+"""A hundred conversations at once, or five hundred, while workers abort, pause, change weights and die, and clients leave.
+
+`TITO_EXAMPLES=1` makes it five hundred, under another seed each time.
 
 Nothing here is waited for by the clock: whoever has finished a turn may be the one who does the next bad thing. The order
 in which threads get there is not the same in each run; what must hold afterwards is.
@@ -29,7 +31,7 @@ from tests.support.fake_worker import FakeWorker, Record
 from tests.support.stack import Stack, stack
 from tests.support.vocabularies import vocabulary
 
-CONVERSATIONS = 100
+CONVERSATIONS = 500 if MORE else 100
 TURNS = 8 * (MORE or 1)
 SHARE_OF_TROUBLE = 0.35
 BROKEN = (OSError, http.client.HTTPException)
