@@ -63,6 +63,8 @@ def align_context(
 
 def _monotonic(offsets: Sequence[tuple[int, int]], length: int) -> NDArray[np.int32]:
     """Ends that never fall, leave no character between two tokens to nobody, and reach the end of the text."""
+    if not offsets:
+        return np.zeros(0, dtype=np.int32)
     begins = np.array([begin for begin, _ in offsets], dtype=np.int32)
     ends = np.array([end for _, end in offsets], dtype=np.int32)
     ends[:-1] = np.maximum(ends[:-1], begins[1:])

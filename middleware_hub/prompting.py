@@ -46,9 +46,8 @@ async def from_text(
         packed, context, encoded = chain_ids(cut.span, cut.take), None, 0
         if cut.start < len(text):
             start, rest = cut.span is None, text[cut.start :]
-            tail = await tokenizer.encode(rest, start=start)
+            tail, alignment = await tokenizer.encode_aligned(rest, start=start)
             encoded = len(tail)
-            alignment = tokenizer.align(tail, rest, start=start)
             context = Context(pack_ids(tail), alignment.flags, alignment.ends)
             packed += context.ids
         if not packed:

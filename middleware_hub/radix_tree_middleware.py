@@ -99,7 +99,9 @@ class RadixTreeMiddleware:
         prompts: list[Prompt] = []
         try:
             for number in range(len(request.texts or request.ids or ())):
-                prompts.append(await self._prompt(scope, request, number))  # noqa: PERF401 - each is pinned from here on
+                prompts.append(await self._prompt(scope, request, number))
+                if number:
+                    await asyncio.sleep(0)
             out = request.with_ids([prompt.ids for prompt in prompts], force_logprobs=self.force_logprobs)
             responder = Responder(self.recorder, self, request, prompts, send, force_logprobs=self.force_logprobs)
             try:
@@ -191,9 +193,9 @@ class RadixTreeMiddleware:
         for text in [request.text] if isinstance(request.text, str) else request.text:
             answer = await retrieval.retrieve(self.tree, self.tokenizer, namespace, text, request)
             self.metrics.retrievals.labels(str(answer["exact"]).lower()).inc()
-            answers.append(answer)
+            answers.append(msgspec.json.encode(answer))
             await asyncio.sleep(0)
-        await send_json(send, 200, msgspec.json.encode(answers[0] if isinstance(request.text, str) else answers))
+        await send_json(send, 200, answers[0] if isinstance(request.text, str) else b"[%b]" % b",".join(answers))
 
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = RetrievalRequest.parse(await read_body(scope, receive, self._max_body_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Protocol
 
@@ -176,7 +177,7 @@ class Responder:
     async def _whole(self, body: bytes) -> None:
         assert self._start is not None
         if self._start["status"] == 200:
-            body = self._recorded(body)
+            body = await self._recorded(body)
         else:
             for generation in self._generations:
                 generation.verdict = Verdict("no", "worker error", f"status {self._start['status']}")
@@ -186,7 +187,7 @@ class Responder:
         await self._send(head)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _recorded(self, body: bytes) -> bytes:
+    async def _recorded(self, body: bytes) -> bytes:
         if not self._listed:
             return bytes(self._generations[0].whole(body))
         try:
@@ -195,8 +196,11 @@ class Responder:
             for generation in self._generations:
                 generation.verdict = Verdict("no", UNREADABLE, str(error))
             return body
-        shown = [Raw(generation.whole(raw)) for generation, raw in zip(self._generations, replies, strict=True)]
-        return msgspec.json.encode(shown)
+        shown = []
+        for generation, raw in zip(self._generations, replies, strict=True):
+            shown.append(bytes(generation.whole(raw)))
+            await asyncio.sleep(0)  # a batch may be large
+        return b"[%b]" % b",".join(shown)
 
     async def _stream(self, events: EventSplitter, message: Message) -> None:
         out = [self._event(event) for event in events.feed(message.get("body", b""))]

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -117,15 +119,32 @@ class Tokenizer:
             return encode(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode, text)
 
+    async def encode_aligned(self, text: str, *, start: bool) -> tuple[list[int], Alignment]:
+        """What `encode` gives, and how it lies over the text: a normalizer may make that as dear as encoding."""
+
+        def both() -> tuple[list[int], Alignment]:
+            ids = encode(text)
+            return ids, self.align(ids, text, start=start)
+
+        encode = self.encode_start if start else self.encode_tail
+        if len(text) < LONG_TEXT:
+            return both()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, both)
+
     def align(self, ids: Sequence[int], text: str, *, start: bool) -> Alignment:
         """How the ids of a context lie over its text."""
 
         def offsets() -> list[tuple[int, int]] | None:
-            encoding = (self._start if start else self._tail).encode(text, add_special_tokens=False)
+            encoding = (self._untrimmed if start else self._tail).encode(text, add_special_tokens=False)
             lead = len(ids) - len(encoding.ids)
             return [(0, 0)] * lead + encoding.offsets if list(ids[lead:]) == encoding.ids else None
 
         return align_context(self.vocabulary, ids, text, bos=self.bos if start else (), offsets=offsets)
+
+    @cached_property
+    def _untrimmed(self) -> Backend:
+        """The encoder of a start without its post-processor, which may trim spaces off the offsets."""
+        return Backend.from_str(json.dumps({**json.loads(self._start.to_str()), "post_processor": None}))
 
     def spell_prompt(self, ids: Sequence[int]) -> str:
         """The text of ids that a client sent: special tokens spelled, without a leading BOS and the dummy space behind it."""
@@ -211,7 +230,8 @@ def _vocabulary(backend: Backend, settings: dict[str, Any]) -> Vocabulary:
         )
     vocabulary = backend.get_vocab(with_added_tokens=False)
     pieces = {i: piece(token) for token, i in vocabulary.items()}
-    pieces |= {i: token.content.encode() for i, token in added.items()}
+    # Decoders treat added tokens like others (Gemma has `▁▁` among them), but what a text spells of a special one is its name.
+    pieces |= {i: token.content.encode() if token.special else piece(token.content) for i, token in added.items()}
     return Vocabulary(
         pieces,
         special=[i for i, token in added.items() if token.special],
@@ -249,11 +269,14 @@ def _boundaries(added: dict[int, Any], settings: dict[str, Any]) -> list[int]:
     inside_of_others = "\0".join(token.content[:-1] for token in added.values())
     first = [token.content for token in added.values() if not token.normalized]
     beginnings = {content[:size] for content in first for size in range(1, len(content))}
+    # A `single_word` token is looked for only where no word goes on, which an encoder of the rest alone cannot see.
+    apart = any(token.single_word for token in added.values())
     return [
         i
         for i, token in added.items()
         if not (token.lstrip or token.rstrip or token.single_word)
         and not (token.normalized and normalizer is not None)
         and token.content not in inside_of_others
+        and not (apart and re.search(r"\w\Z", token.content))
         and not (token.normalized and any(token.content[k:] in beginnings for k in range(1, len(token.content))))
     ]

@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DEFAULT = "default"
+MOST_DIGITS = 18
+"""A longer integer is a name."""
 FALL_AFTER = 3
 """So many replies in a row below the current version make theirs the current one."""
 
@@ -89,7 +91,8 @@ class VersionClock:
         known = self._orders.get(version)
         if known is not None:
             return known
-        return int(version) if version.isascii() and version.isdigit() else self._newest + 1
+        number = version.isascii() and version.isdigit() and len(version) <= MOST_DIGITS
+        return int(version) if number else self._newest + 1
 
     def observe(self, version: str, *, late: bool = False) -> None:
         """A reply came with this version; `late` if it was asked for before the current version became that.

@@ -7,14 +7,16 @@ bytes follows where every token ends: a character is *begun* by the token that h
     ends[i] = characters begun by tokens 0..i
 
 so that the tokens of one character share an end and go together, and `searchsorted(ends, cut, "right")` is the whole rule
-for a cut. One vectorised sum, as long as the bytes are valid UTF-8; where they are not, decoders put `�`, and the slow path
-counts as they do: a lossy decoder one for each maximal broken part, SentencePiece one for each byte of a broken run.
+for a cut, once a token is raised to the end of the one that finishes its last character (a token may finish one character
+and go on with whole ones: `EC 9E`, `88 EC 8A B5`). One vectorised sum, as long as the bytes are valid UTF-8; where they are
+not, decoders put `�`, and the slow path counts as they do: a lossy decoder one for each maximal broken part, SentencePiece
+one for each byte of a broken run.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +43,7 @@ class Vocabulary:
         *,
         special: Iterable[int],
         boundaries: Iterable[int] = (),
-        byte_ids: Iterable[int] = (),
+        byte_ids: Collection[int] = (),
         strips_lead: bool = False,
     ) -> None:
         self.strips_lead = strips_lead
@@ -50,6 +52,9 @@ class Vocabulary:
         # One more entry than there are ids: what an id beyond the table looks up, which decoders skip, too.
         self._begun = np.zeros(size + 1, dtype=np.int32)
         self._begun[:size] = [sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self._pieces]
+        # SentencePiece's byte tokens are one byte long: none of them finishes a character and begins another one.
+        joins = [] if byte_ids else [i for i, piece in enumerate(self._pieces) if piece and piece[0] & 0xC0 == 0x80]
+        self._joins = _mask(joins, size)
         self._special = _mask(special, size)
         self._boundary = _mask(boundaries, size)
         self._bytes = frozenset(byte_ids)
@@ -122,13 +127,13 @@ class Vocabulary:
             return np.frombuffer(span.ends, dtype=np.int32)
         if span.flags & SpanFlag.WHOLE:
             return np.full(len(span), span.width, dtype=np.int32)
-        ids = np.frombuffer(span.ids, dtype=np.int32)
-        widths = self._begun[self._within(ids)]
+        table = self._within(np.frombuffer(span.ids, dtype=np.int32))
+        widths = self._begun[table]
         if span.flags & SpanFlag.SKIPS_SPECIAL:
-            widths[: span.visible][self._special[self._within(ids[: span.visible])]] = 0
+            widths[: span.visible][self._special[table[: span.visible]]] = 0
         if span.flags & SpanFlag.BOS:
             widths[0] = 0
-        ends = np.cumsum(widths, dtype=np.int32)
+        ends = self._raised(np.cumsum(widths, dtype=np.int32), self._joins[table])
         if span.flags & SpanFlag.DUMMY:
             ends = np.maximum(ends - 1, 0, dtype=np.int32)
         span.ends = ends.tobytes()
@@ -140,18 +145,35 @@ class Vocabulary:
         widths = self._begun[table]
         if skip_special:
             widths[self._special[table]] = 0
-        return np.cumsum(widths, dtype=np.int32)
+        return self._raised(np.cumsum(widths, dtype=np.int32), self._joins[table])
+
+    @staticmethod
+    def _raised(ends: NDArray[np.int32], continues: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """`ends` in which tokens that share a character have the last one's. `continues`: which go on with an open one."""
+        if not continues.any():
+            return ends
+        has_text = continues | (np.diff(ends, prepend=np.int32(0)) > 0)
+        shares = False
+        for index in range(len(ends) - 1, -1, -1):
+            if shares:
+                ends[index] = ends[index + 1]
+            if has_text[index]:
+                shares = bool(continues[index])
+        return ends
 
     def counted(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
         """`ends` for any ids: decoded token by token, counting as the decoder does where bytes are not UTF-8."""
         ends: list[int] = []
         if not self._bytes:
             decoder, characters = codecs.getincrementaldecoder("utf-8")("replace"), 0
+            continues: list[bool] = []
             for i in ids:
-                if not (skip_special and i in self.special_ids):
-                    characters += len(decoder.decode(self.piece(i)))
+                piece = b"" if skip_special and i in self.special_ids else self.piece(i)
+                open_bytes = decoder.getstate()[0]
+                continues.append(bool(open_bytes and piece) and _goes_on(open_bytes, piece[:1]))
+                characters += len(decoder.decode(piece))
                 ends.append(characters + bool(decoder.getstate()[0]))
-            return np.array(ends, dtype=np.int32)
+            return self._raised(np.array(ends, dtype=np.int32), np.array(continues, dtype=np.bool_))
         kept = [i for i in ids if not (skip_special and i in self.special_ids)]
         widths: list[int] = []
         for run, broken in self._runs(kept, False):
@@ -185,6 +207,11 @@ class Vocabulary:
 
     def _index(self, token_id: int) -> int:
         return token_id if 0 <= token_id < len(self._pieces) else len(self._pieces)
+
+
+def _goes_on(open_bytes: bytes, byte: bytes) -> bool:
+    """Whether a byte belongs to the character that is open, rather than breaking it."""
+    return REPLACEMENT not in codecs.getincrementaldecoder("utf-8")("replace").decode(open_bytes + byte)
 
 
 def _mask(ids: Iterable[int], size: int) -> NDArray[np.bool_]:

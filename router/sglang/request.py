@@ -16,6 +16,8 @@ from router.sglang.json import JSON_ERRORS, decode_any, is_null, parse_object, t
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 _MULTIMODAL = ("image_data", "video_data", "audio_data")
 _OURS = ("return_trajectory",)
+MAX_REPLIES = 65_536
+"""In one request: each is kept track of from its beginning."""
 _LARGEST = 2**31 - 1
 _NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
@@ -61,6 +63,10 @@ class GenerateRequest:
         counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
+        if not 1 <= max(counts) * len(prompts or "1") <= MAX_REPLIES:
+            raise BadRequestError(
+                f"`n` must be at least 1, and a request must not ask for more than {MAX_REPLIES} replies"
+            )
         asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         return cls(
             fields,

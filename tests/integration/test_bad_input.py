@@ -94,6 +94,8 @@ BAD_REQUESTS: list[tuple[str, Any, str]] = [
         {"text": ["a", "b"], "return_logprob": True, "top_logprobs_num": [1, 10**9]},
         "top",
     ),
+    ("fewer than no samples", {"text": "a", "sampling_params": {"n": -1}}, "n"),
+    ("more samples than anybody wants", {"text": "a", "sampling_params": {"n": 10**11}}, "n"),
     ("a logprob start below -1", {"text": "a", "logprob_start_len": -2}, "logprob_start_len"),
     ("a top_k beyond int32", {"text": "a", "sampling_params": {"top_k": 2**31}}, "top_k"),
 ]

@@ -561,3 +561,28 @@ def test_a_prefill_counts_as_the_reply_it_begins_and_none_makes_it_context(talk:
     assert talk.sent("A:Hello") == first.input_ids + first.output_ids[:2]
     assert talk.sent("A:Hello", parent="none") == talk.start("A:Hello")
     assert talk.retrieve("A:Helloz")["loss_mask"].count(1) == 2
+
+
+# -- characters that are cut in two ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", ["있?", "있습?", "있습니?", "있습니까?", "있습니"])
+def test_tokens_that_share_a_character_go_together(talk: Talk, more: str) -> None:
+    """The second one finishes a character and goes on with whole ones: none of the two is inside of what was cut."""
+    ids = talk.ids("있습니다")
+    pieces = [talk.spelling.spell([number], skip_special=False).text for number in ids]
+    if talk.spelling.sentencepiece or "\ufffd" not in "".join(pieces):
+        pytest.skip("every token is whole characters here")
+    first = talk.say("Q:", ids).record
+    assert first.text == "있습니다"
+    sent = talk.sent("Q:" + more)
+    assert talk.spelling.spell(sent, skip_special=False).text.removeprefix(talk.spelling.bos or "") == "Q:" + more
+    found = talk.retrieve("Q:" + more)
+    assert talk.spelling.spell(found["tokens"], skip_special=False).text.endswith("Q:" + more)
+
+
+def test_a_stop_inside_tokens_that_share_a_character(talk: Talk) -> None:
+    first = talk.say("Q:", talk.ids("있습니다"), stop=["니"]).record
+    assert first.text == "있습"
+    sent = talk.sent("Q:있습니까?")
+    assert talk.spelling.spell(sent, skip_special=False).text.endswith("Q:있습니까?")

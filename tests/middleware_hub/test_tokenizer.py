@@ -441,3 +441,15 @@ def test_truncation_and_padding_of_the_folder_are_not_for_us() -> None:
     assert Tokenizer(backend).encode_start("longer than four") == list(
         toy_backend(plain("<a>")).encode("longer than four").ids
     )
+
+
+def test_a_word_that_a_single_word_token_could_begin_in_is_no_boundary() -> None:
+    """Behind `[INST` the tail `foo` is no word of its own, which the encoder of a tail cannot see."""
+    made = Tokenizer(toy_backend(plain("[INST"), plain("<a>"), plain("foo", single_word=True)))
+    assert boundaries(made) == {"<a>"}
+
+
+def test_a_text_that_a_normalizer_takes_away_is_no_token() -> None:
+    made = Tokenizer(toy_backend(normalizer=normalizers.Replace("\u200b", "")))
+    assert made.encode_tail("\u200b") == []
+    assert made.align([], "\u200b", start=False).ends == b""

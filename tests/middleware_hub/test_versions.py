@@ -175,3 +175,11 @@ def test_asking_for_a_distance_does_not_make_a_version_newer_than_what_comes_lat
         made.observe("c")
         made.observe("b")
     assert asked.known == silent.known
+
+
+def test_a_very_long_integer_is_a_name() -> None:
+    """Python refuses to read one of 5,000 digits, and nobody counts that far."""
+    made = clock("7")
+    made.set("9" * 5_000)
+    assert made.current == "9" * 5_000
+    assert made.order("8") == 8
