@@ -1,4 +1,7 @@
-"""Real workers and real routers for the tests marked `sglang`, one set per session: a worker takes half a minute to start."""
+"""What the integration tests share.
+
+Real workers and real routers are for the tests marked `sglang`, one set per session: a worker takes half a minute to start.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,33 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support import sglang_server
+from tests.support.asking import Asking
 from tests.support.client import call
 from tests.support.sglang_server import SGLangServer
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def asks() -> Iterator[list[Asking]]:
+    """Requests under way; whatever happens, they are closed."""
+    under_way: list[Asking] = []
+    yield under_way
+    for asking in under_way:
+        asking.close()
+
+
+@pytest.fixture
+def space() -> str:
+    """A namespace that nobody else has."""
+    return uuid.uuid4().hex
 
 
 @pytest.fixture(scope="session")

@@ -75,20 +75,6 @@ def on(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("served", [name], indirect=True)
 
 
-@pytest.fixture
-def asks() -> Iterator[list[Asking]]:
-    """Requests under way; whatever happens, they are closed."""
-    open_: list[Asking] = []
-    yield open_
-    for asking in open_:
-        asking.close()
-
-
-@pytest.fixture
-def space() -> str:
-    return uuid.uuid4().hex
-
-
 def words(served: Stack, *pieces: str) -> list[int]:
     return [number for piece in pieces for number in served.spelling.encode_tail(piece)]
 

@@ -39,19 +39,6 @@ def served(started: Stack) -> Iterator[Stack]:
     assert all(worker.dead is None for worker in started.workers)
 
 
-@pytest.fixture
-def asks() -> Iterator[list[Asking]]:
-    open_: list[Asking] = []
-    yield open_
-    for asking in open_:
-        asking.close()
-
-
-@pytest.fixture
-def space() -> str:
-    return uuid.uuid4().hex
-
-
 def say(served: Stack, space: str, text: str = "A:", tokens: int = 3) -> Reply:
     body = {"text": text, "sampling_params": {"max_new_tokens": tokens}}
     return served.generate(body, headers={"x-radix-namespace": space})

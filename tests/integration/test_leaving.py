@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
-import uuid
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,19 +49,6 @@ def served(started: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
 @pytest.fixture
 def worker(served: Stack) -> FakeWorker:
     return served.workers[0]
-
-
-@pytest.fixture
-def asks() -> Iterator[list[Asking]]:
-    open_: list[Asking] = []
-    yield open_
-    for asking in open_:
-        asking.close()
-
-
-@pytest.fixture
-def space() -> str:
-    return uuid.uuid4().hex
 
 
 def ask(served: Stack, asks: list[Asking], space: str, policy: str = "retry", **body: Any) -> Asking:
