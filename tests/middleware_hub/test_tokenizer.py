@@ -453,3 +453,16 @@ def test_a_text_that_a_normalizer_takes_away_is_no_token() -> None:
     made = Tokenizer(toy_backend(normalizer=normalizers.Replace("\u200b", "")))
     assert made.encode_tail("\u200b") == []
     assert made.align([], "\u200b", start=False).ends == b""
+
+
+def test_added_tokens_are_decoded_like_others() -> None:
+    """Gemma has runs of blanks among them; a special token keeps its name, which is what a text would spell."""
+    words = {"<unk>": 0, "a": 1, "b": 2, "▁": 3}
+    backend = Backend(models.BPE(vocab=words, merges=[], unk_token="<unk>"))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    backend.add_tokens([plain("▁▁▁▁")])
+    backend.add_special_tokens([plain("<x▁y>")])
+    made = Tokenizer(backend)
+    blanks, special = backend.token_to_id("▁▁▁▁"), backend.token_to_id("<x▁y>")
+    assert made.vocabulary.spell([1, blanks, 2]) == backend.decode([1, blanks, 2]) == "a    b"
+    assert made.vocabulary.literal(special) == "<x▁y>"
