@@ -46,6 +46,18 @@ def until_idle(worker: SGLangServer, seconds: float = 30.0) -> float:
     return time.monotonic() - begun
 
 
+def aborts_heard(workers: list[SGLangServer]) -> int:
+    """How often workers were told to abort, by their own access logs."""
+    return sum(worker.log_path.read_text(errors="replace").count('"POST /abort_request') for worker in workers)
+
+
+def until_heard(workers: list[SGLangServer], count: int) -> None:
+    deadline = time.monotonic() + 10
+    while aborts_heard(workers) < count:
+        assert time.monotonic() < deadline, "no worker was told that its client had left"
+        time.sleep(0.05)  # a poll of another process's log
+
+
 def generate(url: str, text: Any, params: Json, *, headers: dict[str, str] | None = None, **body: Any) -> Any:
     answer = call(f"{url}/generate", {"text": text, "sampling_params": params, **WANTED, **body}, headers=headers)
     assert answer.status == 200, answer.content
@@ -181,7 +193,9 @@ def test_a_client_that_leaves_frees_its_worker_at_once(
         ids = ids + event["output_ids"] if delta else event["output_ids"]
         seen = seen + event["text"] if delta else event["text"]
     worker = busy(sglang_workers)
+    heard = aborts_heard(sglang_workers)
     events.close()  # type: ignore[attr-defined]
+    until_heard(sglang_workers, heard + 1)
     assert until_idle(worker) < 5.0, "it went on to the end of 3,000 tokens"
     found = retrieve(router, text + seen)
     assert found["tokens"][: len(found["tokens"]) - found["response_length"] + len(ids)][-len(ids) :] == ids
@@ -190,9 +204,11 @@ def test_a_client_that_leaves_frees_its_worker_at_once(
 def test_clients_that_leave_before_the_first_token_free_their_workers(
     router: str, sglang_workers: list[SGLangServer]
 ) -> None:
+    heard = aborts_heard(sglang_workers)
     for number in range(4):
         with pytest.raises(TimeoutError):
             call(f"{router}/generate", {"text": f"Gone {number}", "sampling_params": LONG}, timeout=0.5)
+    until_heard(sglang_workers, heard + 4)
     assert sum(until_idle(worker) for worker in sglang_workers) < 5.0
 
 
