@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -23,6 +24,7 @@ RUN = SETUP.with_name("run.sh")
 
 _TERM_GRACE = 10.0  # a paused worker ignores SIGTERM for about a minute
 _LOG_TAIL = 60  # lines
+_HANDED_OUT: set[int] = set()  # a port is given once: its owner may not have bound it yet
 
 
 def sglang_dir() -> Path:
@@ -81,10 +83,19 @@ class SGLangServer:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now. SGLang cannot be given port 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that nobody will be given until the caller listens on it.
+
+    SGLang cannot be given port 0 and binds 20 s after it was told where. A port of the kernel's ephemeral range is handed
+    to somebody else in that time often enough to be met (a connection of the neighbour that starts beside it: uvicorn
+    then ends with 3), so this one lies below that range and below 22,000 to 29,999, where SGLang takes its own.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 22_000)  # not hypothesis's seeded one: runs side by side differ
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _HANDED_OUT:
+                _HANDED_OUT.add(port)
+                return port
 
 
 def start(*flags: str, log_path: Path) -> SGLangServer:
