@@ -13,8 +13,8 @@ For a reply the ids have to explain the text, or the reply is not what it claims
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,11 +26,10 @@ Offsets = Callable[[], Sequence[tuple[int, int]] | None]
 """The tokenizer's own `(begin, end)` characters of every id, or None if it has none for these ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alignment:
+class Alignment(msgspec.Struct, frozen=True):
     """See `spans.TokenSpan` for the fields; `tail` is the hidden tail of a reply."""
 
-    flags: SpanFlag
+    flags: int
     ends: bytes | None = None
     visible: int | None = None
     tail: tuple[HiddenToken, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,17 +31,22 @@ class RadixMetrics:
         self.reused = tokens.labels("reused")
         self.encoded = tokens.labels("encoded")
         self.sampled = tokens.labels("sampled")
-        self.matches = Counter(
+        matches = Counter(
             "tito_radix_matches_total",
             "Prompts by how they were matched (continued, fresh), and what is to be known about it (cut_in_token, "
             "tail_left_out, ambiguous_parent, unknown_parent)",
             ("kind",),
             registry=registry,
         )
+        self._matches = cache(matches.labels)
         self.retrievals = Counter(
             "tito_radix_retrievals_total", "Texts retrieved, by whether they were exact", ("exact",), registry=registry
         )
         registry.register(_TreeCollector(tree))
+
+    def matched(self, kind: str) -> None:
+        """A prompt was matched in this way; or this is to be known about its match."""
+        self._matches(kind).inc()
 
 
 class _TreeCollector(Collector):

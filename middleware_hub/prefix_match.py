@@ -8,9 +8,9 @@ chain:     [ context  ][  sampled  (EOS)    ][     context      ][ sampled ... ]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from middleware_hub.radix_node import Generation, HiddenToken
@@ -36,8 +36,7 @@ FRESH = Cut(None, 0, 0)
 """Nothing reused: the text is a start."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True):
     """What `RadixTree.match` found. `tree.pin(match)` keeps it from being collected while a request uses it.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from middleware_hub.prefix_match import PrefixMatch
 from middleware_hub.radix_tree import Namespace, RadixTree
@@ -13,8 +13,7 @@ from router.errors import BadRequestError
 from router.sglang import GenerateRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """The ids to send, and how they came about.
 
     Attributes:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from middleware_hub import tree_check
 from middleware_hub.ids_index import IdsIndex, begins_with

@@ -59,6 +59,7 @@ class RadixTreeMiddleware:
             config.tokenizer_path,
             trust_remote_code=config.trust_remote_code,
             add_special_tokens=config.add_special_tokens,
+            encodes_by=config.tokenizer_backend,
         )
         self.tree = RadixTree(
             self.tokenizer.vocabulary, max_tokens=config.token_budget, keep_versions=config.keep_versions
@@ -144,9 +145,9 @@ class RadixTreeMiddleware:
         match = prompt.match
         self.metrics.reused.inc(prompt.reused)
         self.metrics.encoded.inc(prompt.encoded)
-        self.metrics.matches.labels("fresh" if match.cut.span is None else "continued").inc()
+        self.metrics.matched("fresh" if match.cut.span is None else "continued")
         for reason in match.reasons:
-            self.metrics.matches.labels(reason).inc()
+            self.metrics.matched(reason)
 
     def count(self, verdict: Verdict) -> None:
         """Take note of what became of a reply, and make room if the budget is passed."""

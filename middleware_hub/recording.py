@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from middleware_hub.alignment import Alignment, align_reply
 from middleware_hub.prompting import Prompt
@@ -19,8 +19,7 @@ UNREADABLE = "unreadable reply"
 INTERNAL_ERROR = "internal error"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What became of a reply.
 
     Attributes:
@@ -49,8 +48,7 @@ class Verdict:
         return f"no; {self.reason}: {self.detail}" if self.detail else f"no; {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What one generation was asked for.
 
     Attributes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from middleware_hub.prefix_match import Cut
 from middleware_hub.radix_node import HiddenToken
 from middleware_hub.spans import SpanFlag, Versions
 
 
-@dataclass(frozen=True, slots=True)
-class SampledReply:
+class SampledReply(msgspec.Struct, frozen=True):
     """What a worker sampled, aligned with the text it sent."""
 
     ids: bytes
@@ -19,7 +20,7 @@ class SampledReply:
     versions: Versions
     logprobs: bytes | None = None
     visible: int | None = None
-    flags: SpanFlag = SpanFlag.NONE
+    flags: int = SpanFlag.NONE
     ends: bytes | None = None
     tail: tuple[HiddenToken, ...] = ()
     request_ids: tuple[str, ...] = ()
@@ -27,17 +28,15 @@ class SampledReply:
     """The current weight version has changed since it was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """What was put behind a reused chain to make the prompt: the ids, and how they lie over the text."""
 
     ids: bytes
-    flags: SpanFlag = SpanFlag.NONE
+    flags: int = SpanFlag.NONE
     ends: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Recall:
+class Recall(msgspec.Struct, frozen=True):
     """What is remembered of a whole text.
 
     Attributes:

@@ -23,7 +23,7 @@ from router.sglang import (
     edit_meta,
     event_data,
     event_index,
-    parse_reply,
+    read_reply,
     split_list,
 )
 
@@ -51,11 +51,13 @@ class _Generation:
 
     def whole(self, raw: bytes | Raw) -> bytes | Raw:
         """Record a reply that came in one piece; returns what the client gets to see of it."""
+        bare = raw
         try:
-            self.record(parse_reply(raw))
+            reply, bare = read_reply(raw)
+            self.record(reply)
         except UnreadableReplyError as error:
             self.verdict = Verdict("no", UNREADABLE, str(error))
-        return self._shown(raw, self.verdict)
+        return self._shown(raw, self.verdict, bare if self._drop else raw)
 
     def event(self, data: bytes) -> bytes | Raw:
         """Take in an event of the stream; returns what the client gets to see of it."""
@@ -63,8 +65,8 @@ class _Generation:
         if self.streamed.finished and self.verdict is None:
             # Before the client can know that it is over: it may ask for its tokens at once.
             self.close()
-            return self._shown(data, self.verdict)
-        return self._shown(data, None)
+            return self._shown(data, self.verdict, data)
+        return self._shown(data, None, data)
 
     def close(self) -> None:
         """The stream is over, in whatever way: record what came."""
@@ -87,8 +89,11 @@ class _Generation:
             logger.exception("a reply could not be recorded")
             self.verdict = Verdict("no", INTERNAL_ERROR)
 
-    def _shown(self, raw: bytes | Raw, verdict: Verdict | None) -> bytes | Raw:
-        """Without what only we asked for, with what the client asked of us; as it came if it cannot be edited."""
+    def _shown(self, raw: bytes | Raw, verdict: Verdict | None, bare: bytes | Raw) -> bytes | Raw:
+        """Without what only we asked for, with what the client asked of us; as it came if it cannot be edited.
+
+        `bare` is what to edit: `raw`, less what is dropped in any case.
+        """
         add = None
         if self._trajectory and verdict is not None and verdict.generation is not None:
             text = self._asked.prompt.match.text + verdict.text
@@ -100,7 +105,7 @@ class _Generation:
         try:
             if news is not None:
                 return self.streamed.whole(edit_meta(news, drop=self._drop, add=add))
-            return edit_meta(raw, drop=self._drop, add=add)
+            return edit_meta(bare, drop=self._drop, add=add)
         except UnreadableReplyError:
             return raw
 

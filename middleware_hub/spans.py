@@ -21,8 +21,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntFlag
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -35,33 +34,36 @@ Versions = str | tuple[tuple[str, int], ...]
 """The weight version of every token of a span, or `(version, end)` runs with ends counted in tokens of the span."""
 
 
-class SpanFlag(IntFlag):
-    """How the tokens of a span lie over its text, and what is known to be wrong with it."""
+class SpanFlag:
+    """How the tokens of a span lie over its text, and what is known to be wrong with it.
 
-    NONE = 0
-    BOS = 1
+    Bits of a plain int: those of an `IntFlag` cost a function call and a lookup each time two are put together.
+    """
+
+    NONE: Final = 0
+    BOS: Final = 1
     """The first token is a BOS that the text does not spell: it has no width."""
-    DUMMY = 2
+    DUMMY: Final = 2
     """The spelling begins with one space (a dummy prefix) that the text does not have."""
     SKIPS_SPECIAL = 4
     """Special tokens among the visible ones have no text (`skip_special_tokens`)."""
-    WHOLE = 8
+    WHOLE: Final = 8
     """Where its tokens end in the text is not known: it is reused whole or not at all."""
-    GIVEN = 16
+    GIVEN: Final = 16
     """A context whose ids a client chose: another encoding of its text than the tokenizer's, perhaps."""
-    UNCERTAIN = 32
+    UNCERTAIN: Final = 32
     """`version_uncertain`: the weights may have changed in mid-generation and the engine did not say where."""
-    MISMATCH = 64
+    MISMATCH: Final = 64
     """`engine_mismatch`: the ids do not decode to the text that the engine sent with them."""
-    SPLIT = 128
+    SPLIT: Final = 128
     """`split_character`: ids and text differ at an edge only, by a character that was cut in half."""
-    RECUT = 256
+    RECUT: Final = 256
     """`cut_in_token`: this context spells again the visible part of a token that was sampled and not kept."""
-    FOREIGN = 512
+    FOREIGN: Final = 512
     """What comes before was recorded under another text than this span's chain has: its character ends mean nothing here."""
 
 
-REASONS: tuple[tuple[SpanFlag, str], ...] = (
+REASONS: tuple[tuple[int, str], ...] = (
     (SpanFlag.UNCERTAIN, "version_uncertain"),
     (SpanFlag.MISMATCH, "engine_mismatch"),
     (SpanFlag.SPLIT, "split_character"),
@@ -82,10 +84,8 @@ def unpack_ids(ids: bytes) -> list[int]:
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     """Logprobs as bytes: float32 if every one of them is exactly a float32, else float64. Lossless either way."""
-    exact = np.array(logprobs, dtype=np.float64)
-    with np.errstate(over="ignore"):
-        short = exact.astype(np.float32)
-    return short.tobytes() if np.array_equal(short.astype(np.float64), exact) else exact.tobytes()
+    short = array("f", logprobs)
+    return short.tobytes() if short.tolist() == list(logprobs) else array("d", logprobs).tobytes()
 
 
 class TokenSpan(msgspec.Struct, gc=False, eq=False):
@@ -119,7 +119,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
     width: int
     logprobs: bytes | None = None
     versions: Versions | None = None
-    flags: SpanFlag = SpanFlag.NONE
+    flags: int = SpanFlag.NONE
     visible: int = -1
     ends: bytes | None = None
     offset: int = 0

@@ -9,21 +9,24 @@ taken out. (Encoding a sentinel before the tail and cutting its ids off again fa
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer as Backend
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from middleware_hub.alignment import Alignment, align_context
+from middleware_hub.encoder import encoder, is_verbatim, parts
+from middleware_hub.spans import SpanFlag
 from middleware_hub.vocabulary import Vocabulary
-from router.config import SpecialTokens
+from router.config import SpecialTokens, TokenizerBackend
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ logger = logging.getLogger(__name__)
 LONG_TEXT = 8_192
 """Characters from which on a text is encoded in a thread: about 1.5 ms of an event loop (200 us a thousand, measured)."""
 
+_VERBATIM = Alignment(SpanFlag.NONE)
 _PROBES = ("Hello world", " leading space", "naïve café 你好 🙂\n\n\tend", "x")
 
 
@@ -41,16 +45,26 @@ class Tokenizer:
         backend: the tokenizer as `tokenizers` has it; used as it is for starts.
         add_special_tokens: `auto` adds a BOS unless the text spells it already, `always` adds it, `never` does not.
         vocabulary_size: the model's, if known: the limit for ids that clients send.
+        encodes_by: see `encoder`.
     """
 
     def __init__(
-        self, backend: Backend, *, add_special_tokens: SpecialTokens = "auto", vocabulary_size: int | None = None
+        self,
+        backend: Backend,
+        *,
+        add_special_tokens: SpecialTokens = "auto",
+        vocabulary_size: int | None = None,
+        encodes_by: TokenizerBackend = "auto",
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
-        settings = json.loads(backend.to_str())
+        settings = _settings(backend)
+        tail = _without_privileges(settings)
         self._start = backend
-        self._tail = Backend.from_str(json.dumps(_without_privileges(settings)))
+        self._starts_plain = all(settings[key] == tail[key] for key in ("normalizer", "pre_tokenizer"))
+        self._encode_start = encoder(backend, settings, encodes_by)
+        self._encode_tail = self._encode_start if self._starts_plain else encoder(self._tail, tail, encodes_by)
+        self._verbatim = is_verbatim(settings)
         self._mode = add_special_tokens
         probe = backend.encode(_PROBES[0])
         added = probe.special_tokens_mask
@@ -62,7 +76,12 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, path: str, *, trust_remote_code: bool = False, add_special_tokens: SpecialTokens = "auto"
+        cls,
+        path: str,
+        *,
+        trust_remote_code: bool = False,
+        add_special_tokens: SpecialTokens = "auto",
+        encodes_by: TokenizerBackend = "auto",
     ) -> Tokenizer:
         """Load a tokenizer from a folder or a hub id.
 
@@ -79,7 +98,12 @@ class Tokenizer:
                 f"--tokenizer-path {path}: {type(loaded).__name__} is not a fast tokenizer; "
                 "a folder with a tokenizer.json is needed (save_pretrained of a fast tokenizer writes one)"
             )
-        tokenizer = cls(backend, add_special_tokens=add_special_tokens, vocabulary_size=_model_vocabulary(path))
+        tokenizer = cls(
+            backend,
+            add_special_tokens=add_special_tokens,
+            vocabulary_size=_model_vocabulary(path),
+            encodes_by=encodes_by,
+        )
         for text in _PROBES:
             expected = list(loaded(text)["input_ids"])
             mine = tokenizer.encode_start(text)
@@ -102,15 +126,14 @@ class Tokenizer:
 
     def encode_start(self, text: str) -> list[int]:
         """The ids the worker itself would make of this text, with nothing appended."""
-        ids: list[int] = self._start.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids = self._encode_start(text)
         if self._mode == "never" or (self._mode == "auto" and self.bos and ids[: len(self.bos)] == self.bos):
             return ids
         return self.bos + ids
 
     def encode_tail(self, text: str) -> list[int]:
         """The ids of a text that goes on behind tokens that are there already."""
-        ids: list[int] = self._tail.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+        return self._encode_tail(text)
 
     async def encode(self, text: str, *, start: bool) -> list[int]:
         """Either of the two; in a thread if the text is long, so that the event loop goes on."""
@@ -124,6 +147,8 @@ class Tokenizer:
 
         def both() -> tuple[list[int], Alignment]:
             ids = encode(text)
+            if self._verbatim and text.isascii() and not (start and self.bos):
+                return ids, _VERBATIM
             return ids, self.align(ids, text, start=start)
 
         encode = self.encode_start if start else self.encode_tail
@@ -142,9 +167,16 @@ class Tokenizer:
         return align_context(self.vocabulary, ids, text, bos=self.bos if start else (), offsets=offsets)
 
     @cached_property
+    def _tail(self) -> Backend:
+        """The encoder of a tail."""
+        return Backend.from_str(_dump(_without_privileges(_settings(self._start))))
+
+    @cached_property
     def _untrimmed(self) -> Backend:
         """The encoder of a start without its post-processor, which may trim spaces off the offsets."""
-        return Backend.from_str(json.dumps({**json.loads(self._start.to_str()), "post_processor": None}))
+        if self._starts_plain:
+            return self._tail
+        return Backend.from_str(_dump({**_settings(self._start), "post_processor": None}))
 
     def spell_prompt(self, ids: Sequence[int]) -> str:
         """The text of ids that a client sent: special tokens spelled, without a leading BOS and the dummy space behind it."""
@@ -173,28 +205,26 @@ def _model_vocabulary(path: str) -> int | None:
     return None
 
 
-def _parts(settings: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """A normalizer, pre-tokenizer or decoder with everything that its Sequences hold."""
-    if settings is None:
-        return
-    yield settings
-    for key in ("normalizers", "pretokenizers", "decoders", "processors"):
-        for part in settings.get(key, ()):
-            yield from _parts(part)
+def _settings(backend: Backend) -> dict[str, Any]:
+    settings: dict[str, Any] = msgspec.json.decode(backend.to_str())
+    return settings
+
+
+def _dump(settings: dict[str, Any]) -> str:
+    return msgspec.json.encode(settings).decode()
 
 
 def _without_privileges(settings: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer of a tail: what only a start gains is taken out, through nested Sequences."""
-    changed: dict[str, Any] = json.loads(json.dumps(settings))
-    changed["post_processor"] = None
-    for part in _parts(changed["pre_tokenizer"]):
+    pre_tokenizer = deepcopy(settings["pre_tokenizer"])
+    for part in parts(pre_tokenizer):
         if part["type"] == "Metaspace":
             part["prepend_scheme"] = "never"
             part.pop("add_prefix_space", None)
         elif part["type"] == "ByteLevel":
             part["add_prefix_space"] = False
-    changed["normalizer"] = _without_prepend(changed["normalizer"])
-    return changed
+    normalizer = _without_prepend(deepcopy(settings["normalizer"]))
+    return {**settings, "post_processor": None, "pre_tokenizer": pre_tokenizer, "normalizer": normalizer}
 
 
 def _without_prepend(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -208,7 +238,7 @@ def _without_prepend(normalizer: dict[str, Any] | None) -> dict[str, Any] | None
 
 def _vocabulary(backend: Backend, settings: dict[str, Any]) -> Vocabulary:
     added = backend.get_added_tokens_decoder()
-    decoders = {part["type"] for part in _parts(settings["decoder"])}
+    decoders = {part["type"] for part in parts(settings["decoder"])}
     if "ByteLevel" in decoders:
         alphabet = _byte_alphabet()
         byte_tokens: dict[str, int] = {}
@@ -259,8 +289,8 @@ def _byte_alphabet() -> dict[str, int]:
 def _boundaries(added: dict[int, Any], settings: dict[str, Any]) -> list[int]:
     """Added tokens that split a text before anything else looks at it, and touch nothing on either side."""
     normalizer, pre_tokenizer = settings["normalizer"], settings["pre_tokenizer"]
-    prefixed = any(part["type"] == "Prepend" for part in _parts(normalizer)) or any(
-        part.get("prepend_scheme") == "always" or part.get("add_prefix_space") is True for part in _parts(pre_tokenizer)
+    prefixed = any(part["type"] == "Prepend" for part in parts(normalizer)) or any(
+        part.get("prepend_scheme") == "always" or part.get("add_prefix_space") is True for part in parts(pre_tokenizer)
     )
     if prefixed:  # every section between added tokens gains a dummy space: a start is not the sum of its sections
         return []

@@ -16,6 +16,7 @@ one for each byte of a broken run.
 from __future__ import annotations
 
 import codecs
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -49,9 +50,11 @@ class Vocabulary:
         self.strips_lead = strips_lead
         size = max(pieces) + 1
         self._pieces = [pieces.get(i, b"") for i in range(size)]
+        ends = np.cumsum([len(piece) for piece in self._pieces])
+        begins = np.frombuffer(b"".join(self._pieces), dtype=np.uint8) & 0xC0 != 0x80
         # One more entry than there are ids: what an id beyond the table looks up, which decoders skip, too.
         self._begun = np.zeros(size + 1, dtype=np.int32)
-        self._begun[:size] = [sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self._pieces]
+        self._begun[:size] = np.diff(np.concatenate(([0], np.cumsum(begins)))[ends], prepend=0)
         # SentencePiece's byte tokens are one byte long: none of them finishes a character and begins another one.
         joins = [] if byte_ids else [i for i, piece in enumerate(self._pieces) if piece and piece[0] & 0xC0 == 0x80]
         self._joins = _mask(joins, size)
@@ -87,15 +90,16 @@ class Vocabulary:
         return self._joined(ids, skip_special).decode("utf-8", "replace")
 
     def _joined(self, ids: Sequence[int], skip_special: bool) -> bytes:
-        pieces, size = self._pieces, len(self._pieces)
-        if skip_special:
-            skip = self.special_ids
-            return b"".join([pieces[i] for i in ids if i not in skip and 0 <= i < size])
-        return b"".join([pieces[i] for i in ids if 0 <= i < size])
+        pieces = self._pieces
+        if skip_special and not self.special_ids.isdisjoint(ids):
+            ids = [i for i in ids if i not in self.special_ids]
+        if ids and (min(ids) < 0 or max(ids) >= len(pieces)):
+            ids = [i for i in ids if 0 <= i < len(pieces)]
+        return b"".join([pieces[i] for i in ids])
 
     def _spell_runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[str]:
         for run, broken in self._runs(ids, skip_special):
-            yield REPLACEMENT * len(run) if broken else b"".join(self.piece(i) for i in run).decode("utf-8", "replace")
+            yield REPLACEMENT * len(run) if broken else self._joined(run, False).decode("utf-8", "replace")
 
     def _runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[tuple[list[int], bool]]:
         """Ids cut where byte tokens begin and end, and whether a run of them is not UTF-8 as a whole."""
@@ -114,7 +118,7 @@ class Vocabulary:
         if run[0] not in self._bytes:
             return False
         try:
-            b"".join(self._pieces[i] for i in run).decode("utf-8")
+            self._joined(run, False).decode("utf-8")
         except UnicodeDecodeError:
             return True
         return False
@@ -141,7 +145,7 @@ class Vocabulary:
 
     def begun(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
         """`ends` for ids that spell valid UTF-8: a running sum over a table."""
-        table = self._within(np.array(ids, dtype=np.int64))
+        table = self._within(_as_array(ids))
         widths = self._begun[table]
         if skip_special:
             widths[self._special[table]] = 0
@@ -203,10 +207,19 @@ class Vocabulary:
         return int(found[-1]) + 1 if len(found) and not unspelled else 0
 
     def _within(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
+        if len(ids) and ids.min() >= 0 and ids.max() < len(self._pieces):
+            return ids
         return np.where((ids >= 0) & (ids < len(self._pieces)), ids, len(self._pieces))
 
     def _index(self, token_id: int) -> int:
         return token_id if 0 <= token_id < len(self._pieces) else len(self._pieces)
+
+
+def _as_array(ids: Sequence[int]) -> NDArray[np.int32]:
+    try:
+        return np.frombuffer(array("i", ids), dtype=np.int32)
+    except OverflowError:
+        return np.array([i if abs(i) < 2**31 else -1 for i in ids], dtype=np.int32)
 
 
 def _goes_on(open_bytes: bytes, byte: bytes) -> bool:

@@ -6,7 +6,6 @@ Nothing here knows workers or tokens, and nothing needs a framework: a middlewar
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
@@ -29,8 +28,7 @@ ROUTE_HINT = "route_hint"
 """Key in `scope["state"]` under which a middleware leaves a `RouteHint` for the proxy."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteHint:
+class RouteHint(msgspec.Struct, frozen=True):
     """What a middleware knows about a request that a routing policy may want to know."""
 
     text: str | None = None

@@ -6,16 +6,25 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from router.app import create_app
-from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig, RadixConfig, RouterConfig, ServerConfig, WorkersConfig
+from router.config import (
+    RADIX_TREE_MIDDLEWARE,
+    AbortConfig,
+    RadixConfig,
+    RouterConfig,
+    ServerConfig,
+    TokenizerBackend,
+    WorkersConfig,
+)
 from router.errors import BadRequestError, RouterError
 from router.policies import POLICIES
 from router.server import bind, configure_logging, serve
 from router.workers.worker import normalize_url
 
 NO_MIDDLEWARE = "none"
+DEMO_WORKER = "demo-worker"
 
 _EXAMPLES = f"""\
 examples:
@@ -25,6 +34,9 @@ examples:
   begin without workers and add them while it runs:
     tito-router --tokenizer-path /models/qwen3 --port 30000
     curl -X POST 'http://127.0.0.1:30000/add_worker?url=http://10.0.0.1:30001'
+
+  a worker to try it on, which needs neither SGLang nor a GPU ({DEMO_WORKER} --help tells more):
+    tito-router {DEMO_WORKER}
 
   only route:
     tito-router --middleware {NO_MIDDLEWARE} --worker-urls http://10.0.0.1:30001 --policy power_of_two
@@ -96,6 +108,12 @@ def parser() -> argparse.ArgumentParser:
 
     radix = parser.add_argument_group("the memory of tokens")
     radix.add_argument("--tokenizer-path", metavar="DIR-or-hub-id", help="the workers' tokenizer")
+    radix.add_argument(
+        "--tokenizer-backend",
+        choices=get_args(TokenizerBackend),
+        default=RadixConfig.tokenizer_backend,
+        help="what encodes texts; auto is fastokens where it gives the same ids as Hugging Face's (%(default)s)",
+    )
     radix.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the tokenizer")
     radix.add_argument(
         "--radix-max-tokens", type=int, metavar="N", help="how many to remember (a quarter of the machine's memory)"
@@ -157,15 +175,24 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             keep_versions=args.radix_keep_versions,
             force_logprobs=args.force_logprobs == "on",
             add_special_tokens=args.add_special_tokens,
+            tokenizer_backend=args.tokenizer_backend,
         ),
         middlewares=middlewares,
     )
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the router. Exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration."""
+    """Run the router, or a demo worker.
+
+    A router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration.
+    """
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] == [DEMO_WORKER]:
+        from router.embedded.cli import main as demo_worker  # a program of its own, with which a router shares nothing
+
+        demo_worker(given[1:])
     flags = parser()
-    args = flags.parse_args(argv)
+    args = flags.parse_args(given)
     try:
         config = config_from_args(args)
         configure_logging(config.server.log_level)

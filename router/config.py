@@ -16,6 +16,7 @@ _BYTES_PER_TOKEN = 16
 
 AbortPolicy = Literal["retry", "return"]
 SpecialTokens = Literal["auto", "always", "never"]
+TokenizerBackend = Literal["auto", "huggingface", "fastokens"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class RadixConfig:
     keep_versions: int = 5
     force_logprobs: bool = True
     add_special_tokens: SpecialTokens = "auto"
+    tokenizer_backend: TokenizerBackend = "auto"
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -123,9 +123,15 @@ class _Job:
 
     async def _run(self) -> None:
         """Attempts until nothing is left to do, or nothing may be done any more."""
-        retrying = self._generations.retrying(self)
+        if not await self._try():
+            return  # Nearly always; to ask tenacity what to do next costs as much as a third of the way to the worker.
+        outcomes = iter([True])
+
+        async def attempt() -> bool:
+            return next(outcomes, False) or await self._try()
+
         with contextlib.suppress(_EnoughError):
-            await retrying(self._try)
+            await self._generations.retrying(self)(attempt)
 
     async def _try(self) -> bool:
         """One attempt; whether another one is called for."""

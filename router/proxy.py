@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
-from dataclasses import dataclass
 from urllib.parse import quote
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from router.asgi import ROUTE_HINT, HeaderList, has_body, read_body, reply_headers, request_headers
@@ -37,8 +37,7 @@ MAX_LOST = 3
 """After so many connections that ended without a reply, the request is more likely the cause than the victim."""
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     method: str
     target: str  # path and query as the client wrote them
     headers: HeaderList

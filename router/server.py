@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import socket
@@ -21,6 +22,9 @@ KEEP_ALIVE_SECONDS = 3600
 """Longer than any client keeps an idle connection, so that none is closed while a client is taking it up again."""
 
 BACKLOG = 2048
+
+GC_THRESHOLDS = (20_000, 20, 50)
+"""New containers before a look at them, such looks before one at those that survived it, and of those before one at all."""
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -58,6 +62,17 @@ def _without_known_tracebacks(record: logging.LogRecord) -> bool:
     return True
 
 
+def _spare_the_collector() -> None:
+    """Have Python's garbage collector leave alone what is here to stay, and look at the rest less often.
+
+    It walks all containers that there are, over and over, to find cycles that nobody can reach. Here nearly all of them are
+    libraries and remembered tokens; with its defaults it took a fifth of the processor, and a third of the slowest replies.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 class _Server(uvicorn.Server):
     """The first signal drains, the second one stops at once; after draining the exit code is 0, not the signal's."""
 
@@ -84,6 +99,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Tells where it listens, which matters with --port 0."""
         await super().startup(sockets)
+        _spare_the_collector()
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from router.workers.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
-class RouteQuery:
+class RouteQuery(msgspec.Struct, frozen=True):
     """What is known of a request when its worker is chosen. Each may be missing."""
 
     text: str | None = None

@@ -1,6 +1,6 @@
 """The only place that knows SGLang's JSON: requests, replies, streams. Pure; the hub imports it, too."""
 
-from router.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, parse_reply, split_list
+from router.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
 from router.sglang.request import GenerateRequest, new_weight_version
 from router.sglang.stream import EventSplitter, StreamedReply, event_data, event_index
 
@@ -15,6 +15,6 @@ __all__ = [
     "event_data",
     "event_index",
     "new_weight_version",
-    "parse_reply",
+    "read_reply",
     "split_list",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -23,8 +22,7 @@ def new_rid() -> str:
     return uuid4().hex
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """A body of `POST /generate` on its way to a worker.
 
     Attributes:

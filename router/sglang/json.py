@@ -6,6 +6,7 @@ out or put in. No float is ever parsed and printed again on its way through.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -40,6 +41,12 @@ def typed(fields: dict[str, Raw], key: str, kind: Any, expected: str) -> Any:
     if raw is None or is_null(raw):
         return None
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return _decoder(kind).decode(raw)
     except JSON_ERRORS as error:
         raise BadRequestError(f"`{key}` must be {expected}: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Working out what a type means takes longer than most fields do."""
+    return msgspec.json.Decoder(kind)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw
@@ -32,6 +32,7 @@ LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
 
 decode_entries = msgspec.json.Decoder(list[LogprobEntry]).decode
+_decode_flat = msgspec.json.Decoder(list[float | int | None]).decode
 
 
 class _VersionSpan(msgspec.Struct):
@@ -49,7 +50,7 @@ class Meta(msgspec.Struct):
     completion_tokens: int | None = None
     weight_version: str | int | None = None
     weight_versions: list[_VersionSpan] | None = None
-    output_token_logprobs: list[LogprobEntry] | None = None
+    output_token_logprobs: list[LogprobEntry] | int | None = None
 
 
 class _Reply(msgspec.Struct):
@@ -65,8 +66,7 @@ class UnreadableReplyError(Exception):
     """A worker's reply is not what `/generate` answers; the message says what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """One finished generation, or what there is of one.
 
     Attributes:
@@ -96,7 +96,7 @@ class Reply:
 
     def checked_logprobs(self) -> list[float]:
         """The logprobs of a reply without `fault`."""
-        return [value for value in self.logprobs or () if value is not None]
+        return cast(list[float], self.logprobs or [])
 
     def fault(self, prompt_tokens: int, *, logprobs_asked: bool) -> str | None:
         """What contradicts what was asked, or itself, in this reply; None if all of it holds together (rule 1)."""
@@ -104,7 +104,7 @@ class Reply:
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
-        if any(i < 0 for i in self.ids):
+        if min(self.ids, default=0) < 0:
             return "a negative token id"
         if self.logprobs is None:
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
@@ -112,26 +112,94 @@ class Reply:
             return f"{len(self.logprobs)} logprobs, {len(self.ids)} ids"
         if self.logprob_ids != self.ids:
             return "the ids of output_token_logprobs are not output_ids"
-        if not all(value is not None and math.isfinite(value) for value in self.logprobs):
+        if not _all_finite(self.logprobs):
             return "a logprob that is not a finite number"
         return None
 
 
-def parse_reply(body: bytes | Raw) -> Reply:
-    """A reply to a request for one sample. Raises UnreadableReplyError."""
+def _all_finite(values: Sequence[float | None]) -> bool:
     try:
-        reply = _reply.decode(body)
+        return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
+    except (TypeError, ValueError, OverflowError):
+        return all(value is not None and math.isfinite(value) for value in values)
+
+
+def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
+    """A reply to a request for one sample, and as much of its body as matters to whoever leaves the logprobs out of it.
+
+    Raises UnreadableReplyError.
+
+    Of a long reply nine tenths are `output_token_logprobs`. SGLang prints them in one way, so they can be cut out and parsed by
+    themselves, and what remains is short:
+
+        {"text":"..","output_ids":[..],"meta_info":{..,"output_token_logprobs":[[-3.25,13,null],..],..}}
+        {"text":"..","output_ids":[..],"meta_info":{..,"output_token_logprobs":0,..}}       [-3.25,13,null,..]
+    """
+    cut = _cut_logprobs(bytes(body))
+    if cut is not None:
+        short, values, ids = cut
+        reply = _decode_reply(short)
+        # With the right ids, and 0 where they stood, they are these ids' logprobs and no other field of this name.
+        if reply.meta_info.output_token_logprobs == 0 and ids == reply.output_ids:
+            return _assembled(reply, values, ids), short
+    reply = _decode_reply(body)
+    entries = _entries(reply.meta_info)
+    if entries is None:
+        return _assembled(reply, None, None), body
+    return _assembled(reply, [entry[0] for entry in entries], [entry[1] for entry in entries]), body
+
+
+_ENTRIES = b'"output_token_logprobs":[['
+_END = b",null]]"
+
+
+def _cut_logprobs(body: bytes) -> tuple[bytes, list[float | None], list[int]] | None:
+    """The body with 0 in the place of its logprobs, the values, the ids; None if they are not there, or not in that form."""
+    begin = body.find(_ENTRIES) + len(_ENTRIES)
+    end = body.rfind(_END) + len(_END) - 2
+    if begin < len(_ENTRIES) or end < begin:
+        return None
+    entries = body[begin:end]
+    flat = entries.translate(None, b"[]")
+    try:
+        items: list[Any] = _decode_flat(b"[%b]" % flat)
+    except JSON_ERRORS:
+        return None
+    values, ids, texts = items[0::3], items[1::3], items[2::3]
+    count = len(texts)
+    if len(items) != 3 * count or texts.count(None) != count or len(entries) - len(flat) != 2 * (count - 1):
+        return None
+    return b"%b0%b" % (body[: begin - 2], body[end + 2 :]), values, ids
+
+
+def _decode_reply(body: bytes | Raw) -> _Reply:
+    try:
+        return _reply.decode(body)
     except JSON_ERRORS as error:
         raise UnreadableReplyError(str(error)) from error
-    entries = reply.meta_info.output_token_logprobs
+
+
+def _entries(meta: Meta) -> list[LogprobEntry] | None:
+    entries = meta.output_token_logprobs
+    if isinstance(entries, int):
+        raise UnreadableReplyError(f"output_token_logprobs is {entries}, not a list")
+    return entries
+
+
+def _assembled(reply: _Reply, logprobs: list[float | None] | None, logprob_ids: list[int] | None) -> Reply:
     ids = reply.output_ids
     if ids is None:  # the Rust frontend for an empty reply, and versions before output_ids
-        ids = [entry[1] for entry in entries or ()]
-    return assemble(reply.meta_info, ids, reply.text, entries)
+        ids = list(logprob_ids or ())
+    return assemble(reply.meta_info, ids, reply.text, logprobs, logprob_ids)
 
 
 def assemble(
-    meta: Meta, ids: list[int], text: str, entries: list[LogprobEntry] | None, other_text: str | None = None
+    meta: Meta,
+    ids: list[int],
+    text: str,
+    logprobs: list[float | None] | None,
+    logprob_ids: list[int] | None,
+    other_text: str | None = None,
 ) -> Reply:
     """A `Reply` of its parts."""
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
@@ -140,8 +208,8 @@ def assemble(
     return Reply(
         ids=ids,
         text=text,
-        logprobs=None if entries is None else [entry[0] for entry in entries],
-        logprob_ids=None if entries is None else [entry[1] for entry in entries],
+        logprobs=logprobs,
+        logprob_ids=logprob_ids,
         request_id=meta.id,
         prompt_tokens=meta.prompt_tokens,
         completion_tokens=meta.completion_tokens,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -24,8 +23,7 @@ T = TypeVar("T")
 _LIST = re.compile(rb"\s*\[")
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(msgspec.Struct, frozen=True):
     """A body of `POST /generate`, checked as far as the router has to understand it.
 
     One prompt or a batch of them, each sampled `samples` times: replies come prompt by prompt, `[p0s0, p0s1, p1s0, ...]`.

@@ -156,8 +156,10 @@ class StreamedReply:
             raise UnreadableReplyError(f"a text that is none: {error}") from error
         first, other = (cumulative, joined) if self._cumulative_text else (joined, cumulative)
         open_question = self._entries is None and not self._cumulative_ids and first != other
-        ids = self.ids if self._had_ids else [entry[1] for entry in self._entries or ()]
-        return assemble(self._meta, ids, first, self._entries, other if open_question else None)
+        logprobs = None if self._entries is None else [entry[0] for entry in self._entries]
+        logprob_ids = None if self._entries is None else [entry[1] for entry in self._entries]
+        ids = self.ids if self._had_ids else list(logprob_ids or ())
+        return assemble(self._meta, ids, first, logprobs, logprob_ids, other if open_question else None)
 
     def whole(self, news: bytes) -> bytes:
         """An (edited) `news` with the text and the ids put back that were cut out of it."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.errors import BadRequestError
 from router.sglang import (
@@ -22,7 +22,7 @@ from router.sglang import (
     edit_meta,
     event_data,
     event_index,
-    parse_reply,
+    read_reply,
     split_list,
 )
 
@@ -342,6 +342,15 @@ META: dict[str, Any] = {
 WHOLE: dict[str, Any] = {"text": "ab", "output_ids": [5, 7], "meta_info": META}
 
 
+def parse_reply(body: bytes) -> Reply:
+    return read_reply(body)[0]
+
+
+def compact(value: Any) -> bytes:
+    """As SGLang prints it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
 def changed(**meta: Any) -> Reply:
     """The reply above with other meta_info; a field of None is left out."""
     kept = {key: value for key, value in {**META, **meta}.items() if value is not None}
@@ -432,6 +441,56 @@ def test_without_output_ids_those_of_the_logprobs_are_taken(ids: dict[str, Any])
 def test_what_is_no_reply_is_unreadable(body: bytes) -> None:
     with pytest.raises(UnreadableReplyError):
         parse_reply(body)
+
+
+ODD = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.just("x]],["), st.lists(st.integers(0, 2), max_size=2))
+ENTRY = st.one_of(
+    st.tuples(st.floats(-9, 0), st.integers(0, 9), st.none()),
+    st.tuples(
+        st.one_of(st.floats(-9, 0), st.none()),
+        st.integers(0, 9),
+        st.one_of(st.none(), st.sampled_from(["a", "]]", "],["])),
+    ),
+    st.lists(st.one_of(ODD, st.floats(-9, 0)), max_size=6),
+)
+LOGPROBS = '"output_token_logprobs":[[-1.0,1,null]]'
+
+
+@given(
+    entries=st.one_of(st.lists(ENTRY, max_size=4), ODD),
+    text=st.one_of(st.just("ab"), st.just(LOGPROBS), st.just(", " + LOGPROBS)),
+    before=st.one_of(
+        st.just({}), st.just({"other": {"output_token_logprobs": [[-9.0, 9, None]]}}), st.just({LOGPROBS: 1})
+    ),
+    ids=st.sampled_from([{"output_ids": [5, 7]}, {}]),
+)
+def test_logprobs_are_read_alike_wherever_they_stand_and_however_they_are_printed(
+    entries: Any, text: str, before: dict[str, Any], ids: dict[str, Any]
+) -> None:
+    """Cut out where the body is laid out as SGLang does it, parsed in their place where it is not."""
+    body = {"text": text, **before, **ids, "meta_info": {**before, **META, "output_token_logprobs": entries}}
+
+    def read(raw: bytes) -> Any:
+        try:
+            reply, short = read_reply(raw)
+        except UnreadableReplyError:
+            return "unreadable"
+        return reply, json.loads(edit_meta(short, drop=LOGPROB_FIELDS))
+
+    found = read(compact(body))
+    assert found == read(json.dumps(body).encode())
+    if found != "unreadable":
+        assert found[1] == json.loads(edit_meta(compact(body), drop=LOGPROB_FIELDS))
+
+
+def test_a_long_reply_is_cut_without_a_trace() -> None:
+    entries = [[-number / 64, number, None] for number in range(2000)]
+    meta = {**META, "output_token_logprobs": entries, "last": 1}
+    body = compact({**WHOLE, "output_ids": list(range(2000)), "meta_info": meta})
+    reply, short = read_reply(body)
+    assert len(short) < len(body) / 3
+    assert edit_meta(short, drop=LOGPROB_FIELDS) == edit_meta(body, drop=LOGPROB_FIELDS)
+    assert (reply.logprobs, reply.logprob_ids) == ([entry[0] for entry in entries], [entry[1] for entry in entries])
 
 
 def test_a_reply_that_holds_together_has_no_fault() -> None:
