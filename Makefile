@@ -10,10 +10,16 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-sglang lint bench clean
+.PHONY: help demo serve install test test-sglang lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(INSTALLED) ## two small workers and a router on this machine: conversations as text, recovered token by token
+	@$(VENV)/bin/tito-router demo $(ARGS)
+
+serve: $(INSTALLED) ## the same, left running, with three lines to try it with
+	@$(VENV)/bin/tito-router demo --serve $(ARGS)
 
 install: $(INSTALLED) ## make .venv with everything but SGLang
 	@:
@@ -41,10 +47,11 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(PY) -m mypy || status=1; \
 	exit $$status
 
-bench: $(INSTALLED) ## measure; results go to benchmarks/results
+bench: $(INSTALLED) ## measure, 7 minutes; results go to benchmarks/results and into docs/performance.md
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
+	@$(PY) -m benchmarks.load --out benchmarks/results/load.json --page docs/performance.md
 
 clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay
 	@rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

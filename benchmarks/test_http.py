@@ -10,8 +10,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from router.app import create_app
 from router.config import RadixConfig, RouterConfig, WorkersConfig
+from router.embedded.worker import EmbeddedWorker
 from tests.support.client import call
-from tests.support.fake_worker import FakeWorker
 from tests.support.serving import serve
 from tests.support.vocabularies import vocabulary
 
@@ -19,13 +19,13 @@ TOKENS = 32_000
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[FakeWorker]:
-    with FakeWorker(vocabulary("qwen"), context_length=2 * TOKENS) as worker:
+def worker() -> Iterator[EmbeddedWorker]:
+    with EmbeddedWorker(vocabulary("qwen"), context_length=2 * TOKENS) as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
-def router(worker: FakeWorker) -> Iterator[str]:
+def router(worker: EmbeddedWorker) -> Iterator[str]:
     config = RouterConfig(
         workers=WorkersConfig(urls=(worker.url,)), radix=RadixConfig(tokenizer_path=str(vocabulary("qwen")))
     )
@@ -33,7 +33,7 @@ def router(worker: FakeWorker) -> Iterator[str]:
         yield url
 
 
-def test_retrieve_32k_tokens(benchmark: BenchmarkFixture, worker: FakeWorker, router: str) -> None:
+def test_retrieve_32k_tokens(benchmark: BenchmarkFixture, worker: EmbeddedWorker, router: str) -> None:
     rng = random.Random(0)
     worker.script(ids=[rng.randrange(1_000, 50_000) for _ in range(TOKENS)], finish="length")
     body = {"text": "Write a long one. ", "sampling_params": {"max_new_tokens": TOKENS, "skip_special_tokens": False}}
@@ -48,7 +48,7 @@ def test_retrieve_32k_tokens(benchmark: BenchmarkFixture, worker: FakeWorker, ro
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["worker", "router"])
-def test_a_turn_of_64_tokens(benchmark: BenchmarkFixture, worker: FakeWorker, router: str, direct: bool) -> None:
+def test_a_turn_of_64_tokens(benchmark: BenchmarkFixture, worker: EmbeddedWorker, router: str, direct: bool) -> None:
     """The difference of the two rows is what the router adds to a turn (one connection a call, so the floor is high)."""
     url = worker.url if direct else router
     number = iter(range(10**9))

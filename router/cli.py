@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -24,7 +25,8 @@ from router.server import bind, configure_logging, serve
 from router.workers.worker import normalize_url
 
 NO_MIDDLEWARE = "none"
-DEMO_WORKER = "demo-worker"
+COMMANDS = {"demo": "router.demo.cli", "demo-worker": "router.embedded.cli"}
+"""Programs of their own, with which a router shares nothing: imported only when they are asked for."""
 
 _EXAMPLES = f"""\
 examples:
@@ -35,8 +37,11 @@ examples:
     tito-router --tokenizer-path /models/qwen3 --port 30000
     curl -X POST 'http://127.0.0.1:30000/add_worker?url=http://10.0.0.1:30001'
 
-  a worker to try it on, which needs neither SGLang nor a GPU ({DEMO_WORKER} --help tells more):
-    tito-router {DEMO_WORKER}
+  see what it does, on this machine, with two small workers that need neither SGLang nor a GPU:
+    tito-router demo
+
+  one such worker, to try things on (`tito-router demo-worker --help` tells more):
+    tito-router demo-worker
 
   only route:
     tito-router --middleware {NO_MIDDLEWARE} --worker-urls http://10.0.0.1:30001 --policy power_of_two
@@ -187,10 +192,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     A router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration.
     """
     given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == [DEMO_WORKER]:
-        from router.embedded.cli import main as demo_worker  # a program of its own, with which a router shares nothing
-
-        demo_worker(given[1:])
+    if given and given[0] in COMMANDS:
+        importlib.import_module(COMMANDS[given[0]]).main(given[1:])
     flags = parser()
     args = flags.parse_args(given)
     try:

@@ -11,6 +11,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterable, Iterable, Sequence
 from contextlib import closing
+from functools import lru_cache
 from types import TracebackType
 from typing import Protocol
 
@@ -129,7 +130,7 @@ class AiohttpUpstream:
         data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > PIECEWISE_BYTES else body
         try:
             response = await session.request(
-                method, URL(url, encoded=True), headers=_decoded(headers), data=data, allow_redirects=False
+                method, _parsed(url), headers=_decoded(headers), data=data, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise ConnectFailedError(_describe(error)) from error
@@ -176,6 +177,12 @@ class _AiohttpResponse:
 
     def close(self) -> None:
         self._response.close()
+
+
+@lru_cache(maxsize=1024)
+def _parsed(url: str) -> URL:
+    """Nearly all requests go to the same few URLs."""
+    return URL(url, encoded=True)
 
 
 def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:

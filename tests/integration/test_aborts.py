@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
+from router.embedded.wire import StreamStyle
+from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, counted, in_no_workers_hands, outcomes, settle, until
 from tests.support.client import Answer, call
-from tests.support.fake_worker import FakeWorker, StreamStyle
 from tests.support.serving import read_request, serving_socket
 from tests.support.stack import STYLES, Stack, stack
 
@@ -60,8 +61,8 @@ def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
     found: Stack = request.getfixturevalue(getattr(request, "param", "eager"))
     style = request.node.callspec.params.get("stream") if hasattr(request.node, "callspec") else None
     for worker in found.workers:
-        worker._style = style or "cumulative"
-        worker._scripts.clear()  # of a test that failed
+        worker.stream_style = style or "cumulative"
+        worker.forget_scripts()  # of a test that failed
     logged = [len(worker.log) for worker in found.workers]
     yield found
     settle(found)
@@ -99,7 +100,7 @@ def ask(
     return asks[-1]
 
 
-def abort_behind_its_back(worker: FakeWorker, **body: Any) -> None:
+def abort_behind_its_back(worker: EmbeddedWorker, **body: Any) -> None:
     """As an engine does by itself, or a trainer that knows the worker's address."""
     assert call(worker.url + "/abort_request", body or {"abort_all": True}).status == 200
 
@@ -469,9 +470,15 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "version": ("/update_weight_version", {"new_version": "9"}),
     "version, said so": ("/update_weight_version", {"new_version": "9", "abort_all_requests": True}),
     "disk": ("/update_weights_from_disk", {"model_path": "x", "abort_all_requests": True}),
-    "tensor": ("/update_weights_from_tensor", {"weight_version": "10", "abort_all_requests": True}),
-    "distributed": ("/update_weights_from_distributed", {"abort_all_requests": True}),
-    "ipc": ("/update_weights_from_ipc", {"abort_all_requests": True}),
+    "tensor": (
+        "/update_weights_from_tensor",
+        {"serialized_named_tensors": [], "weight_version": "10", "abort_all_requests": True},
+    ),
+    "distributed": (
+        "/update_weights_from_distributed",
+        {"names": [], "dtypes": [], "shapes": [], "abort_all_requests": True},
+    ),
+    "ipc": ("/update_weights_from_ipc", {"zmq_handles": {}, "abort_all_requests": True}),
 }
 BY_ID = {"rid": "{rid}", "prefix": "{prefix}"}
 
@@ -716,7 +723,7 @@ def test_weights_that_change_within_a_reply_and_at_its_cut(served: Stack, asks: 
     worker.wait_for_arrivals(1)
     worker.set_weight_version("31")
     worker.hold(after=3)
-    worker.wait_for(lambda: any(len(job.sample.output_ids) == 3 for job in worker._jobs.values()))
+    worker.wait_for(lambda: any(len(job.sample.output_ids) == 3 for job in worker.jobs.values()))
     abort_behind_its_back(worker)
     assert asking.answer().json()["text"] == "Hellosum"
     cut = worker.log[-1]
@@ -795,7 +802,7 @@ def test_what_was_asked_to_end_is_not_begun_anew_where_its_worker_died(
     served: Stack, asks: list[Asking], space: str
 ) -> None:
     """The worker never came to abort it, and nobody wants another one to begin."""
-    params = {"max_new_tokens": 5, "custom_params": {"fake": {"fault": "no_answer"}}}
+    params = {"max_new_tokens": 5, "custom_params": {"script": {"fault": "no_answer"}}}
     asking = ask(served, asks, {"text": "A:", "rid": space, "sampling_params": params}, space)
     until(lambda: any(worker.in_flight for worker in served.workers))
     (holder,) = [worker for worker in served.workers if worker.in_flight]

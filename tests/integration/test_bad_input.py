@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.fake_worker import Fault
+from router.embedded.faults import Fault
 from tests.support.serving import dead_url
 from tests.support.stack import Stack, events, stack
 
@@ -38,8 +38,8 @@ def unharmed(served: Stack) -> Iterator[None]:
     assert served.idle(), served.inflight()
 
 
-def scripted(ids: list[int], **fake: Any) -> dict[str, Any]:
-    return {"custom_params": {"fake": {"ids": ids, **fake}}}
+def scripted(ids: list[int], **script: Any) -> dict[str, Any]:
+    return {"custom_params": {"script": {"ids": ids, **script}}}
 
 
 def problem(answer: Any) -> str:

@@ -1,4 +1,4 @@
-"""Random conversations through the router, its middleware and fake workers, judged by an oracle that keeps everything.
+"""Random conversations through the router, its middleware and embedded engines, judged by an oracle that keeps everything.
 
 Each example has namespaces of its own, so one application per vocabulary serves them all. TITO_EXAMPLES=20 runs twenty
 times as many of them.
@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, note, settings
 from hypothesis import strategies as st
 
+from router.embedded.worker import EmbeddedWorker
 from tests.conftest import MORE
-from tests.support.fake_worker import FakeWorker
 from tests.support.oracle import Chain, Oracle, Plan, Speller, Token, versions_of
 from tests.support.stack import Reply, Stack, stack
 from tests.support.vocabularies import NAMES, Name
@@ -248,11 +248,11 @@ class Play:
     def _sampling(self, turn: Turn) -> dict[str, Any]:
         words = self.words
         ids = [number for piece in turn.reply for number in words.ids(piece)]
-        fake: dict[str, Any] = {"ids": ids, "finish": "eos"}
-        params: dict[str, Any] = {"custom_params": {"fake": fake}}
+        script: dict[str, Any] = {"ids": ids, "finish": "eos"}
+        params: dict[str, Any] = {"custom_params": {"script": script}}
         match turn.end:
             case "length" | "abort":
-                fake["finish"] = turn.end
+                script["finish"] = turn.end
             case "stop" | "stop_no_trim":
                 params["stop"] = [turn.stop]
                 params["no_stop_trim"] = turn.end == "stop_no_trim"
@@ -262,24 +262,24 @@ class Play:
             case "two":
                 params["ignore_eos"] = True
                 ids += [words.token(words.special), words.token(words.eos)]
-                fake["finish"] = "length"
+                script["finish"] = "length"
             case "hidden_length":
                 ids += [words.token(words.special)]
-                fake["finish"] = "length"
+                script["finish"] = "length"
             case "no_skip":
                 params["skip_special_tokens"] = False
             case "no_trim_no_skip":
                 params["skip_special_tokens"] = False
                 params["no_stop_trim"] = True
-        if not ids and fake["finish"] != "eos":
-            fake["finish"] = "eos"  # the fake samples at least one token
+        if not ids and script["finish"] != "eos":
+            script["finish"] = "eos"  # the engine samples at least one token
         return params
 
     def _send(self, body: dict[str, Any], headers: dict[str, str], update: int | None) -> Reply:
         if update is None:
             return self.running.generate(body, headers=headers)
         self.version += 1
-        count = len(body["sampling_params"]["custom_params"]["fake"]["ids"])
+        count = len(body["sampling_params"]["custom_params"]["script"]["ids"])
         if not update or update > count or "stop" in body["sampling_params"]:
             self.running.set_weight_version(str(self.version))
             return self.running.generate(body, headers=headers)
@@ -403,8 +403,8 @@ def shown(found: dict[str, Any], tokens: list[Token]) -> Iterator[bool]:
     yield list(versions_of(found["weight_versions"])) == versions
 
 
-def _at_the_gate(worker: FakeWorker) -> bool:
-    jobs = list(worker._jobs.values())
+def _at_the_gate(worker: EmbeddedWorker) -> bool:
+    jobs = list(worker.jobs.values())
     return not jobs or any(job.waiting for job in jobs)
 
 
@@ -481,12 +481,12 @@ def test_the_same_prompt_has_the_same_ids_whatever_is_remembered(
 ) -> None:
     """Prompts that share no sampled token with what is remembered: every reply begins with what no prompt has."""
     words, space = Words(running.spelling), uuid.uuid4().hex
-    fake = {"ids": words.ids("§") + words.ids("lo")}
+    script = {"ids": words.ids("§") + words.ids("lo")}
     for template in [*prompts, *reversed(prompts)]:
         text = words.text(template)
         expected = words.spelling.encode_start(text)
         if all(number == words.bos for number in expected):
             continue  # nothing but a BOS: test_bad_input
-        body = {"text": text, "stream": stream, "sampling_params": {"custom_params": {"fake": fake}}}
+        body = {"text": text, "stream": stream, "sampling_params": {"custom_params": {"script": script}}}
         reply = running.generate(body, headers={"x-radix-namespace": space})
         assert reply.record.input_ids == expected

@@ -69,12 +69,12 @@ class Talk:
         body: dict[str, Any] | None = None,
         **sampling: Any,
     ) -> Reply:
-        fake: dict[str, Any] = {"ids": ids, "finish": finish}
+        script: dict[str, Any] = {"ids": ids, "finish": finish}
         headers = {"x-radix-namespace": self.space, "x-abort-policy": "return"}
         if parent:
             headers["x-radix-parent"] = parent
         prompt = {"text": text} if input_ids is None else {"input_ids": input_ids}
-        params = {"custom_params": {"fake": fake}, **sampling}
+        params = {"custom_params": {"script": script}, **sampling}
         return self.served.generate({**prompt, "sampling_params": params, **(body or {})}, headers=headers)
 
     def sent(self, text: str, **options: Any) -> list[int]:
@@ -243,7 +243,7 @@ def test_samples_of_one_request_are_apart(talk: Talk) -> None:
 def test_a_batch_is_so_many_requests(talk: Talk) -> None:
     body = {
         "text": ["A:", "B: long", "C"],
-        "sampling_params": {"custom_params": {"fake": {"ids": talk.ids("Hel", "lo")}}},
+        "sampling_params": {"custom_params": {"script": {"ids": talk.ids("Hel", "lo")}}},
     }
     reply = talk.served.generate(body, headers={"x-radix-namespace": talk.space})
     assert [one["text"] for one in reply.body] == ["Hello"] * 3
@@ -538,8 +538,8 @@ def test_other_keys_of_the_tree_do_not_answer(talk: Talk) -> None:
 
 def test_logprobs_are_the_same_floats(talk: Talk) -> None:
     odd = [-0.0, -1e-45, -3.4028234663852886e38, -0.1, -17.328125, -5e-324]
-    fake = {"ids": talk.ids("a") * 6, "finish": "length", "logprobs": odd}
-    body = {"text": "A:", "sampling_params": {"custom_params": {"fake": fake}}}
+    script = {"ids": talk.ids("a") * 6, "finish": "length", "logprobs": odd}
+    body = {"text": "A:", "sampling_params": {"custom_params": {"script": script}}}
     talk.served.generate(body, headers={"x-radix-namespace": talk.space})
     found = talk.retrieve("A:aaaaaa")["rollout_logp"][-6:]
     assert [value.hex() for value in found] == [value.hex() for value in odd]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
+from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, settle, until
 from tests.support.client import Answer, call
-from tests.support.fake_worker import FakeWorker
 from tests.support.oracle import versions_of
 from tests.support.serving import dead_url, read_request, serving_socket
 from tests.support.stack import Reply, Stack, stack
@@ -50,7 +50,7 @@ def begin(served: Stack, asks: list[Asking], space: str, text: str = "A:", **mor
     return asks[-1]
 
 
-def holder(served: Stack) -> FakeWorker:
+def holder(served: Stack) -> EmbeddedWorker:
     """The worker that has the only generation in flight."""
     until(lambda: any(worker.in_flight for worker in served.workers))
     return next(worker for worker in served.workers if worker.in_flight)
@@ -69,8 +69,8 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/flush_cache", {}),
     ("POST", "/update_weights_from_disk", {"model_path": "x", "weight_version": "2"}),
     ("POST", "/update_weights_from_tensor", {"serialized_named_tensors": ["x"], "weight_version": "3"}),
-    ("POST", "/update_weights_from_distributed", {"names": [], "weight_version": "4"}),
-    ("POST", "/update_weights_from_ipc", {"weight_version": "5"}),
+    ("POST", "/update_weights_from_distributed", {"names": [], "dtypes": [], "shapes": [], "weight_version": "4"}),
+    ("POST", "/update_weights_from_ipc", {"zmq_handles": {}, "weight_version": "5"}),
     ("POST", "/update_weight_version", {"new_version": "6"}),
     ("POST", "/abort_request", {"abort_all": True}),
 ]
@@ -289,8 +289,9 @@ def test_the_memory_outlives_a_flush(served: Stack, space: str) -> None:
 
 
 def new_version(served: Stack, version: str, path: str = "/update_weight_version") -> None:
-    body = {"new_version": version} if path == "/update_weight_version" else {"weight_version": version}
-    assert served.post(path, body).status == 200
+    (body,) = [body for _, known, body in CALLS if known == path]
+    name = "new_version" if path == "/update_weight_version" else "weight_version"
+    assert served.post(path, {**body, name: version}).status == 200
 
 
 @pytest.mark.parametrize("path", [path for _, path, body in CALLS if path.startswith("/update")])
@@ -391,7 +392,7 @@ def test_replies_of_the_old_version_that_come_late_do_not_turn_the_clock_back(
     spaces = [uuid.uuid4().hex for _ in range(count)]
     for worker in served.workers:
         worker.hold(after=2)
-        worker._spans = True
+        worker.version_spans = True
     try:
         under_way = [begin(served, asks, one) for one in spaces]
         until(lambda: sum(worker.in_flight for worker in served.workers) == count)
@@ -407,5 +408,5 @@ def test_replies_of_the_old_version_that_come_late_do_not_turn_the_clock_back(
             assert {name for _, name in versions_of(found["weight_versions"])} == {"60"}
     finally:
         for worker in served.workers:
-            worker._spans = False
+            worker.version_spans = False
     assert current(served) == "61"

@@ -1,32 +1,31 @@
 """Every form of POST /generate: the client sees what it would see of the worker itself, and what was sampled is kept.
 
-The table is a covering set: every two features that go together do so in a row. Each row runs on the fake worker, where
+The table is a covering set: every two features that go together do so in a row. Each row runs on the embedded engine, where
 all is compared byte for byte, and on a real engine, if that can be brought to it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import fields
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from router.config import AbortConfig
+from router.embedded.records import Record
+from router.embedded.vocabulary import Vocabulary, load_vocabulary
+from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
 from tests.support import sglang_server
 from tests.support.client import Answer, call
-from tests.support.fake_engine import Vocabulary, load_vocabulary
-from tests.support.fake_worker import FakeWorker, Record
 from tests.support.forms import BATCHES, FAULTS, Form, Json, Prompt, replies, table, view
 from tests.support.oracle import Speller, versions_of
+from tests.support.sglang_contract import contract
 from tests.support.sglang_server import SGLangServer
 from tests.support.stack import STYLES, Stack, stack
 
@@ -202,7 +201,7 @@ def test_every_two_features_that_go_together_do_so_in_a_row() -> None:
     assert missing == []
 
 
-# -- on the fake worker --------------------------------------------------------------------------------------------------
+# -- on the embedded engine --------------------------------------------------------------------------------------------------
 
 PIECES = (
     ("Hel", "lo", " w", "or", "ld"),
@@ -215,15 +214,15 @@ LOGPROBS = (-0.0, -1.1920928955078125e-07, -3.3467748165130615, -11.25, -0.69314
 HELD_AT = {"aborted": 3, "queued": 0, "update": 3}
 
 
-class Fakes:
+class Stacks:
     """A router for each vocabulary, with the one worker of three that streams as a form wants it."""
 
     def __init__(self, entered: ExitStack, **radix: Any) -> None:
         self._entered = entered
         self._radix = radix
-        self._started: dict[str, tuple[Stack, list[FakeWorker]]] = {}
+        self._started: dict[str, tuple[Stack, list[EmbeddedWorker]]] = {}
 
-    def __call__(self, form: Form) -> tuple[Stack, FakeWorker]:
+    def __call__(self, form: Form) -> tuple[Stack, EmbeddedWorker]:
         name: Any = form.vocabulary
         if name not in self._started:
             served = self._entered.enter_context(
@@ -247,26 +246,26 @@ class Fakes:
 
 
 @pytest.fixture(scope="module")
-def fakes() -> Iterator[Fakes]:
+def stacks() -> Iterator[Stacks]:
     with ExitStack() as entered:
-        started = Fakes(entered)
+        started = Stacks(entered)
         yield started
         started.check()
 
 
 @pytest.fixture(scope="module")
-def unforced() -> Iterator[Fakes]:
+def unforced() -> Iterator[Stacks]:
     """With `--force-logprobs off`."""
     with ExitStack() as entered:
-        started = Fakes(entered, force_logprobs=False)
+        started = Stacks(entered, force_logprobs=False)
         yield started
         started.check()
 
 
-class OnFake:
-    """A form on the fake worker: asked of the worker, or through the router, with the same outcome prepared."""
+class OnEmbedded:
+    """A form on the embedded engine: asked of the worker, or through the router, with the same outcome prepared."""
 
-    def __init__(self, form: Form, served: Stack, worker: FakeWorker) -> None:
+    def __init__(self, form: Form, served: Stack, worker: EmbeddedWorker) -> None:
         self.form = form
         self.served = served
         self.worker = worker
@@ -348,7 +347,7 @@ def recorded_header(form: Form, found: Mapping[int, Json]) -> str:
     return f"inexact; {kept} of {form.replies} replies are exact" if kept else "no; no tokens were sampled: abort"
 
 
-def check_kept(row: OnFake, number: int, reply: Json, record: Record, *, logprobs: bool) -> None:
+def check_kept(row: OnEmbedded, number: int, reply: Json, record: Record, *, logprobs: bool) -> None:
     """What is retrieved for prompt + reply is what was sent and what was sampled, as far as the client got it."""
     sampled = reply["output_ids"]
     count, context = len(sampled), len(record.input_ids)
@@ -376,8 +375,8 @@ def check_kept(row: OnFake, number: int, reply: Json, record: Record, *, logprob
     assert name in found["request_ids"]
 
 
-def check_form(form: Form, fakes: Fakes, *, forced: bool) -> None:
-    row = OnFake(form, *fakes(form))
+def check_form(form: Form, stacks: Stacks, *, forced: bool) -> None:
+    row = OnEmbedded(form, *stacks(form))
     version = row.worker.weight_version
     answer, records = row.ask(row.served.url, version)
     direct, truth = row.ask(row.worker.url, version)
@@ -415,55 +414,40 @@ def check_end(form: Form, found: Mapping[int, Json]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_the_client_sees_the_worker_and_the_tokens_are_kept(form: Form, fakes: Fakes) -> None:
-    check_form(form, fakes, forced=True)
+def test_the_client_sees_the_worker_and_the_tokens_are_kept(form: Form, stacks: Stacks) -> None:
+    check_form(form, stacks, forced=True)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.vocabulary == "qwen"], ids=str)
-def test_without_forced_logprobs_they_are_kept_if_the_client_asks(form: Form, unforced: Fakes) -> None:
+def test_without_forced_logprobs_they_are_kept_if_the_client_asks(form: Form, unforced: Stacks) -> None:
     check_form(form, unforced, forced=False)
 
 
 # -- SGLang's own contract, without an engine ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def contract() -> ModuleType:
-    """The types of SGLang's HTTP interface, loaded by their path: the package itself wants a GPU's worth of imports."""
-    package = sglang_server.package_path()
-    path = None if package is None else package / "api" / "v1" / "api_types.py"
-    if path is None or not path.is_file():
-        pytest.skip(f"no api_types.py of SGLang in {sglang_server.sglang_dir()}: run tests/sglang_cpu/setup.sh")
-    spec = importlib.util.spec_from_file_location("sglang_api_types", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where msgspec looks its annotations up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.sglang
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_requests_and_replies_are_what_sglang_specifies(form: Form, fakes: Fakes, contract: ModuleType) -> None:
-    """What the router sends, what the fake worker says, and what a client gets of it through the router."""
-    row = OnFake(form, *fakes(form))
+def test_requests_and_replies_are_what_sglang_specifies(form: Form, stacks: Stacks) -> None:
+    """What the router sends, what the embedded engine says, and what a client gets of it through the router."""
+    types = contract()
+    row = OnEmbedded(form, *stacks(form))
     version = row.worker.weight_version
     answer, records = row.ask(row.served.url, version)
     direct, _ = row.ask(row.worker.url, version)
-    sent = contract.GenerateRequest.from_json_value(records[0].body)
-    assert (sent.text, sent.return_logprob) == (None, True)
+    for record in records:
+        sent = types.GenerateRequest.from_json_value(record.body)
+        assert (sent.text, sent.return_logprob) == (None, True)
     for seen in (view(answer), view(direct)):
         for event in seen.rest:
             if event.startswith(b"data: {"):
-                assert contract.GenerateStreamError.from_json_value(json.loads(event[6:])).error is not None
+                assert types.GenerateStreamError.from_json_value(json.loads(event[6:])).error is not None
         if seen.status != 200:
-            assert contract.ErrorBody.from_json_value(json.loads(seen.parts[0][0])).message
+            assert types.ErrorBody.from_json_value(json.loads(seen.parts[0][0])).message
             continue
         for part in itertools.chain.from_iterable(seen.parts.values()):
             found = json.loads(part)
             for reply in found if isinstance(found, list) else [found]:
-                judged = contract.GenerateResponse.from_json_value(reply)
+                judged = types.GenerateResponse.from_json_value(reply)
                 assert (judged.text, judged.meta_info.id) == (reply["text"], reply["meta_info"]["id"])
 
 

@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.config import AbortConfig
+from router.embedded.faults import Fault
+from router.embedded.wire import StreamStyle
+from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, in_no_workers_hands, outcomes, settle, until
 from tests.support.client import call
-from tests.support.fake_worker import FakeWorker, Fault, StreamStyle
 from tests.support.stack import STYLES, Stack, stack
 
 EXACT = '{reason="",recorded="exact"}'
@@ -37,7 +39,7 @@ def at_once() -> Iterator[Stack]:
 def served(started: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """One worker, which speaks a test's `style`. At the end nothing is in flight, and the next request is served."""
     if hasattr(request.node, "callspec"):
-        started.workers[0]._style = request.node.callspec.params.get("style", "cumulative")
+        started.workers[0].stream_style = request.node.callspec.params.get("style", "cumulative")
     yield started
     settle(started)
     assert started.workers[0].dead is None
@@ -47,7 +49,7 @@ def served(started: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def worker(served: Stack) -> FakeWorker:
+def worker(served: Stack) -> EmbeddedWorker:
     return served.workers[0]
 
 
@@ -57,12 +59,12 @@ def ask(served: Stack, asks: list[Asking], space: str, policy: str = "retry", **
     return asks[-1]
 
 
-def freed(worker: FakeWorker, count: int = 0) -> None:
+def freed(worker: EmbeddedWorker, count: int = 0) -> None:
     """The worker is rid of all but so many."""
     worker.wait_for(lambda: worker.in_flight == count)
 
 
-def told_since(served: Stack, worker: FakeWorker, told: int) -> list[Any]:
+def told_since(served: Stack, worker: EmbeddedWorker, told: int) -> list[Any]:
     """What a worker was told to abort until now: a last call goes behind all others."""
     assert served.post("/abort_request", {"rid": "nobody's"}).status == 200
     (*before, last) = calls(worker, "/abort_request")[told:]
@@ -88,7 +90,7 @@ POLICIES = pytest.mark.parametrize("policy", ["retry", "return"])
 @pytest.mark.parametrize("after", [0, 2], ids=["queued", "running"])
 def test_a_client_that_left_before_the_first_token(
     served: Stack,
-    worker: FakeWorker,
+    worker: EmbeddedWorker,
     asks: list[Asking],
     space: str,
     rudely: bool,
@@ -121,7 +123,7 @@ def test_a_client_that_left_before_the_first_token(
 @pytest.mark.parametrize("seen", [1, 4])
 def test_what_was_streamed_to_a_client_that_left_is_kept(
     served: Stack,
-    worker: FakeWorker,
+    worker: EmbeddedWorker,
     asks: list[Asking],
     space: str,
     rudely: bool,
@@ -157,7 +159,7 @@ def test_what_was_streamed_to_a_client_that_left_is_kept(
 @LEAVES
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"text": ["A:", "B:"]}, {"sampling_params": {"n": 2}}])
 def test_a_client_that_leaves_while_a_retry_waits(
-    served: Stack, worker: FakeWorker, asks: list[Asking], space: str, rudely: bool, body: dict[str, Any]
+    served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str, rudely: bool, body: dict[str, Any]
 ) -> None:
     """The wait is over with it; no worker has anything of it, and none is asked again."""
     before, logged = outcomes(served), len(worker.log)
@@ -189,7 +191,7 @@ def test_a_client_that_leaves_while_a_retry_waits(
 )
 def test_a_client_that_leaves_a_batch(
     served: Stack,
-    worker: FakeWorker,
+    worker: EmbeddedWorker,
     asks: list[Asking],
     space: str,
     rudely: bool,
@@ -252,7 +254,7 @@ def test_a_client_that_leaves_a_second_attempt(at_once: Stack, asks: list[Asking
 
 @STREAMED
 def test_a_client_that_leaves_does_not_end_one_whose_id_begins_with_its_own(
-    served: Stack, worker: FakeWorker, asks: list[Asking], space: str, stream: bool
+    served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str, stream: bool
 ) -> None:
     """Workers abort by prefix. It is not told to abort this one, and notices by the connection."""
     told = len(calls(worker, "/abort_request"))
@@ -272,7 +274,7 @@ def test_a_client_that_leaves_does_not_end_one_whose_id_begins_with_its_own(
 
 
 def test_a_client_that_leaves_does_not_end_samples_whose_ids_only_the_worker_knows(
-    served: Stack, worker: FakeWorker, asks: list[Asking], space: str
+    served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str
 ) -> None:
     """Of `n > 1` each has an id that the worker made up, and a short id of a client's may be how one begins."""
     told = len(calls(worker, "/abort_request"))
@@ -292,7 +294,7 @@ def test_a_client_that_leaves_does_not_end_samples_whose_ids_only_the_worker_kno
     assert not told_since(served, worker, told)
 
 
-def test_one_of_many_leaves(served: Stack, worker: FakeWorker, asks: list[Asking], space: str) -> None:
+def test_one_of_many_leaves(served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str) -> None:
     """The others are answered."""
     worker.hold(after=1)
     many = [ask(served, asks, space, stream=number % 2 == 0, rid=f"{number}{space}") for number in range(8)]
@@ -314,7 +316,13 @@ def test_one_of_many_leaves(served: Stack, worker: FakeWorker, asks: list[Asking
 @POLICIES
 @pytest.mark.parametrize("body", [{}, {"text": ["A:", "B:"]}, {"sampling_params": {"n": 2}}], ids=["one", "list", "n"])
 def test_a_worker_that_dies_before_its_reply(
-    served: Stack, worker: FakeWorker, asks: list[Asking], space: str, stream: bool, policy: str, body: dict[str, Any]
+    served: Stack,
+    worker: EmbeddedWorker,
+    asks: list[Asking],
+    space: str,
+    stream: bool,
+    policy: str,
+    body: dict[str, Any],
 ) -> None:
     """With no other worker that is a 502, and one outcome for each generation."""
     before = outcomes(served)
@@ -337,7 +345,7 @@ def test_a_worker_that_dies_before_its_reply(
 @POLICIES
 @pytest.mark.parametrize("style", STYLES)
 def test_a_worker_that_dies_in_its_stream(
-    served: Stack, worker: FakeWorker, asks: list[Asking], space: str, policy: str, style: StreamStyle
+    served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str, policy: str, style: StreamStyle
 ) -> None:
     """The client's stream breaks off, visibly; what came of it is kept, and it has one outcome."""
     before = outcomes(served)
@@ -365,7 +373,7 @@ FAULTS: tuple[Fault, ...] = ("dies", "no_done", "http_500", "http_503", "not_jso
 @STREAMED
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whatever_becomes_of_a_generation_it_has_one_outcome(
-    served: Stack, worker: FakeWorker, asks: list[Asking], space: str, stream: bool, fault: Fault
+    served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str, stream: bool, fault: Fault
 ) -> None:
     before = outcomes(served)
     worker.script([9707, 9707], fault=fault)
@@ -378,7 +386,7 @@ def test_whatever_becomes_of_a_generation_it_has_one_outcome(
 
 
 def test_a_client_that_leaves_a_worker_that_never_answers(
-    served: Stack, worker: FakeWorker, asks: list[Asking], space: str
+    served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str
 ) -> None:
     before = outcomes(served)
     worker.fault("no_answer")
@@ -391,7 +399,7 @@ def test_a_client_that_leaves_a_worker_that_never_answers(
 
 @STREAMED
 def test_a_client_that_leaves_a_paused_worker(
-    served: Stack, worker: FakeWorker, asks: list[Asking], space: str, stream: bool
+    served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str, stream: bool
 ) -> None:
     """It is freed at once, and has nothing left to do when it goes on."""
     assert served.post("/pause_generation", {"mode": "in_place"}).status == 200
@@ -402,7 +410,7 @@ def test_a_client_that_leaves_a_paused_worker(
     assert served.post("/continue_generation", {}).status == 200
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_request(served: Stack, worker: FakeWorker) -> None:
+def test_a_client_that_leaves_in_the_middle_of_its_request(served: Stack, worker: EmbeddedWorker) -> None:
     """No worker hears of it, and it is no generation."""
     before, logged = outcomes(served), len(worker.log)
     parts = urlsplit(served.url)

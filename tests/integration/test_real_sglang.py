@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from router.embedded.vocabulary import Vocabulary, load_vocabulary
+from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
 from tests.support import sglang_server
 from tests.support.client import call, stream
-from tests.support.fake_engine import Vocabulary, load_vocabulary
-from tests.support.fake_worker import FakeWorker
 from tests.support.sglang_server import SGLangServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -272,21 +272,21 @@ CASES: list[Json] = [
 @pytest.mark.parametrize("number", [0, 1], ids=["cumulative", "incremental"])
 @pytest.mark.parametrize("streaming", [False, True], ids=["reply", "stream"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_fake_worker_says_the_same_about_the_same_ids(
+def test_the_embedded_engine_says_the_same_about_the_same_ids(
     sglang_workers: list[SGLangServer], vocabulary: Vocabulary, case: Json, streaming: bool, number: int
 ) -> None:
-    """All other tests rest on the fake: given the ids a real worker sampled, its text and its end are the real ones."""
+    """All other tests rest on it: given the ids a real worker sampled, its text and its end are the real ones."""
     params = {key: value for key, value in case.items() if key != "logit_bias_eos"}
     if "logit_bias_eos" in case:
         params["logit_bias"] = {str(vocabulary.eos_id): case["logit_bias_eos"]}
     style: Any = ("cumulative", "incremental")[number]
     ask = streamed if streaming else generate
-    with FakeWorker(sglang_server.model_path(), stream_style=style) as fake:
+    with EmbeddedWorker(sglang_server.model_path(), stream_style=style) as embedded:
         for prompt in ("Hello", "你好世界 😀", "def f(x):\n", user("Hi")):
             real = ask(sglang_workers[number].url, prompt, sampling_params=params)
             script = tuple(entry[0] for entry in real["meta_info"]["output_token_logprobs"])
-            fake.script(real["output_ids"], finish=None, logprobs=script)
-            copy = ask(fake.url, prompt, sampling_params=params)
+            embedded.script(real["output_ids"], finish=None, logprobs=script)
+            copy = ask(embedded.url, prompt, sampling_params=params)
             for key in ("text", "output_ids", "prompt_token_ids"):
                 assert copy[key] == real[key], (key, real)
             for key in ("finish_reason", "prompt_tokens", "completion_tokens", "output_token_logprobs"):

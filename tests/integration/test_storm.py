@@ -23,11 +23,12 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
+from router.embedded.records import Record
+from router.embedded.vocabulary import load_vocabulary
+from router.embedded.worker import EmbeddedWorker
 from tests.conftest import MORE
 from tests.support.asking import Asking, assert_kept, counted, outcomes, settle, until
 from tests.support.client import call
-from tests.support.fake_engine import load_vocabulary
-from tests.support.fake_worker import FakeWorker, Record
 from tests.support.stack import Stack, stack
 from tests.support.vocabularies import vocabulary
 
@@ -153,7 +154,7 @@ def streamed(storm: Storm, asking: Asking, text: str, leave_after: int | None) -
     if asking.response.status != 200:
         return []
     url = asking.response.getheader("x-router-worker")
-    style = next(worker._style for worker in storm.served.workers if worker.url == url)
+    style = next(worker.stream_style for worker in storm.served.workers if worker.url == url)
     events: list[dict[str, Any]] = []
     while (event := asking.event()) is not None:
         if "error" in event:
@@ -192,7 +193,7 @@ def trouble(storm: Storm, chance: random.Random) -> None:
     )[0]
     storm.note(what)
     if what == "abort":
-        rids = [rid for one in served.workers for rid in list(one._jobs)]
+        rids = [rid for one in served.workers for rid in list(one.jobs)]
         if rids:
             assert served.post("/abort_request", {"rid": chance.choice(rids)}).status in (200, 207, 502)
     elif what == "abort all there":
@@ -225,7 +226,7 @@ def update(storm: Storm, path: str, name: str, *, abort: bool) -> None:
     assert storm.served.post(path, body).status in (200, 207)
 
 
-def death(storm: Storm, worker: FakeWorker, chance: random.Random) -> None:
+def death(storm: Storm, worker: EmbeddedWorker, chance: random.Random) -> None:
     """A worker is gone for as long as a turn takes; one at a time, so that there are others."""
     with storm.lock:
         if storm.down:

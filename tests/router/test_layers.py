@@ -19,6 +19,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.app",
         "router.routes",
         "router.guard",
+        "router.demo.*",
         "middleware_hub.*_middleware",
         "middleware_hub.sessions.gateway",
         "middleware_hub.sessions.dialects.*",
@@ -42,6 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.client",
         "router.metrics",
         "middleware_hub.hub_metrics",
+        "middleware_hub.encoder",
         "middleware_hub.tokenizer",
         "middleware_hub.sessions.rendering",
     ),
@@ -68,13 +70,25 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.export",
     ),
     "words": ("router.errors", "router.config", "middleware_hub.spans"),
+    # A worker, which shares nothing with the router but the command line.
+    "embedded": ("router.embedded.*",),
     # Packages whose __init__ only has a docstring.
-    "names": ("router", "router.workers", "middleware_hub", "middleware_hub.sessions"),
+    "names": (
+        "router",
+        "router.workers",
+        "router.demo",
+        "router.embedded",
+        "middleware_hub",
+        "middleware_hub.sessions",
+    ),
 }
 FRAMEWORKS = frozenset({"starlette", "aiohttp", "transformers", "tenacity", "asyncio", "uvicorn"})
-ONLY_IN = {"aiohttp": "router.upstream", "uvicorn": "router.server", "transformers": "middleware_hub.tokenizer"}
-# A real engine of its own, which is a worker and no part of the router.
-ELSEWHERE = ("router.embedded",)
+ONLY_IN = {
+    "aiohttp": ("router.upstream",),
+    "uvicorn": ("router.server", "router.embedded.serve"),
+    "transformers": ("middleware_hub.tokenizer", "router.embedded.vocabulary"),
+}
+MAY_EMBED = ("router.demo.cli",)
 
 ORDER = list(LAYERS)
 
@@ -112,12 +126,15 @@ def faults(module: str, source: str) -> list[str]:
         package = name.partition(".")[0]
         if module.startswith("router") and package == "middleware_hub":
             found.append(f"{module} imports {name}: router never imports middleware_hub")
-        if package in ONLY_IN and module != ONLY_IN[package]:
+        if package in ONLY_IN and module not in ONLY_IN[package]:
             found.append(f"{module} imports {name}: only {ONLY_IN[package]} may")
         if layer in ("core", "words") and package in FRAMEWORKS:
             found.append(f"{module} imports {name}: the {layer} has no framework")
         target = layer_of(name)
-        if layer is not None and target is not None and ORDER.index(target) < ORDER.index(layer):
+        if "embedded" in (layer, target) and layer != target and name not in LAYERS["names"]:
+            if package in OURS and module not in MAY_EMBED:
+                found.append(f"{module} imports {name}: the embedded engine is a witness, and stands alone")
+        elif layer is not None and target is not None and ORDER.index(target) < ORDER.index(layer):
             found.append(f"{module} ({layer}) imports {name} ({target})")
     return found
 
@@ -128,8 +145,7 @@ def modules() -> dict[str, str]:
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            if not name.startswith(ELSEWHERE):
-                found[name] = path.read_text()
+            found[name] = path.read_text()
     return found
 
 
@@ -158,6 +174,12 @@ def test_the_table_is_about_these_files() -> None:
         ("middleware_hub.radix_tree", "from transformers import AutoTokenizer"),
         ("middleware_hub.radix_tree", "from middleware_hub.radix_tree_middleware import RadixTreeMiddleware"),
         ("router.newcomer", ""),
+        ("router.embedded.wire", "from router.sglang import StreamedReply"),
+        ("router.embedded.wire", "from router.errors import RouterError"),
+        ("router.embedded.wire", "import middleware_hub.spans"),
+        ("router.proxy", "from router.embedded.worker import EmbeddedWorker"),
+        ("router.app", "from router.embedded import worker"),
+        ("router.embedded.wire", "import uvicorn"),
     ],
 )
 def test_faults_are_found(module: str, source: str) -> None:
@@ -171,6 +193,9 @@ def test_faults_are_found(module: str, source: str) -> None:
         ("router.upstream", "import aiohttp"),
         ("router.workers.pool", "from router.policies.base import Policy\nimport random"),
         ("router.config", "from router.errors import BadRequestError"),
+        ("router.demo.cli", "from router.embedded.ngram import shipped_tokenizer"),
+        ("router.embedded.wire", "from router.embedded.engine import Engine\nimport asyncio"),
+        ("router.embedded.serve", "import uvicorn"),
     ],
 )
 def test_what_is_right_passes(module: str, source: str) -> None:

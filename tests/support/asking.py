@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from router.embedded.records import Record
+from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
-from tests.support.fake_worker import FakeWorker, Record
 from tests.support.oracle import versions_of
 from tests.support.stack import Stack
 
@@ -112,7 +113,7 @@ def outcomes(served: Stack) -> dict[str, int]:
     return counted(served, "tito_radix_replies_total")
 
 
-def calls(worker: FakeWorker, path: str) -> list[Any]:
+def calls(worker: EmbeddedWorker, path: str) -> list[Any]:
     """The bodies of all calls of a path that a worker has got."""
     return [call.body for call in worker.calls if call.path == path]
 

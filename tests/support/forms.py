@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.embedded.faults import Fault
+from router.embedded.wire import StreamStyle
 from tests.support.client import Answer
-from tests.support.fake_worker import Fault, StreamStyle
 
 Json = dict[str, Any]
 Prompt = str | list[int]
@@ -59,7 +60,7 @@ class Form:
         rid: `unnamed`; `named` by the client; `stem` (one string for a batch).
         params: `shared` by all prompts of a batch, or a list of them, one for `each`.
         pace: tokens per event of a stream.
-        vocabulary: of the fake worker.
+        vocabulary: of the embedded engine.
     """
 
     shape: str

@@ -1,7 +1,7 @@
 """A slow and literal reading of the exactness rules, to judge the real thing by.
 
 It keeps every chain as a whole list of tokens and looks at all of them for every question; nothing of the code under
-test is used here. What it is told comes from a fake worker's own log. Where the rules leave a choice, `Plan` has more
+test is used here. What it is told comes from a worker's own log. Where the rules leave a choice, `Plan` has more
 than one acceptable answer.
 """
 

@@ -1,4 +1,4 @@
-"""The whole product in front of fake workers, seen only from outside: over HTTP, and in the workers' own logs."""
+"""The whole product in front of embedded engines, seen only from outside: over HTTP, and in the workers' own logs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 
 from router.app import create_app
 from router.config import AbortConfig, RadixConfig, RouterConfig, ServerConfig, WorkersConfig
+from router.embedded.records import Record
+from router.embedded.wire import StreamStyle
+from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
-from tests.support.fake_worker import FakeWorker, Record, StreamStyle
 from tests.support.oracle import Speller, speller
 from tests.support.serving import serve
 from tests.support.vocabularies import Name, vocabulary
@@ -42,7 +44,7 @@ class Stack:
 
     name: Name
     url: str
-    workers: list[FakeWorker]
+    workers: list[EmbeddedWorker]
     spelling: Speller
 
     def post(
@@ -120,7 +122,7 @@ def stack(
     folder = vocabulary(name)
     with contextlib.ExitStack() as entered:
         workers = [
-            entered.enter_context(FakeWorker(folder, stream_style=style, seed=number, **worker))
+            entered.enter_context(EmbeddedWorker(folder, stream_style=style, seed=number, **worker))
             for number, style in enumerate(styles)
         ]
         config = RouterConfig(

@@ -53,7 +53,7 @@ _INST = (
 
 def vocabulary(name: Name) -> Path:
     """The folder of a vocabulary: built if it is not there, which takes some seconds and, for `qwen`, the network."""
-    target = _cache() / f"{name}-{_FORMAT}"
+    target = cache_folder() / "vocabularies" / f"{name}-{_FORMAT}"
     if not (target / "tokenizer_config.json").is_file():
         _build(name, target)
     return target
@@ -65,9 +65,10 @@ def load(name: Name) -> Tokenizer:
     return Tokenizer.from_file(str(vocabulary(name) / "tokenizer.json"))
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where what is made or fetched once is kept."""
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "tito-router" / "vocabularies"
+    return (Path(root) if root else Path.home() / ".cache") / "tito-router"
 
 
 def _build(name: Name, target: Path) -> None:

@@ -1,0 +1,149 @@
+"""`tito-router demo-worker`: a worker to try the router on, to test against, and to load."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from router.embedded.ngram import shipped_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_PACE = 200  # tokens per second
+
+_DESCRIPTION = """\
+A worker without a GPU and without SGLang, which talks as SGLang does. With its own tokenizer it is a small language
+model, whose replies have some sense and many spellings; with any other one it says noise, which nearly always is spelled
+in a way that no tokenizer would choose.
+"""
+_EXAMPLES = """\
+examples:
+  a worker, and a router in front of it, which is started with the line that the worker tells:
+    tito-router demo-worker &
+
+  something to measure a router with:
+    tito-router demo-worker --scripted --tokenizer-path Qwen/Qwen3-8B --log-level warning
+
+--scripted replies are cut out of a pool: max_new_tokens is their length, whatever else is asked for, and each of them is
+text, ids and logprobs that fit each other. It has no model to wait for, and so no pace unless one is given.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help shows all flags)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags. Names follow SGLang's server where it has one."""
+    parser = _Parser(
+        prog="tito-router demo-worker",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=30001, help="0 takes a free one (%(default)s)")
+    parser.add_argument(
+        "--tokenizer-path",
+        default=str(shipped_tokenizer()),
+        metavar="DIR-or-hub-id",
+        help="the shipped one if not given: %(default)s",
+    )
+    parser.add_argument("--scripted", action="store_true", help="replies out of a pool, for measuring load")
+    parser.add_argument(
+        "--tokens-per-second",
+        type=_pace,
+        metavar="N",
+        help=f"of each reply; 0 as fast as it can ({_PACE}; scripted: 0)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is sampled (%(default)s)")
+    parser.add_argument("--weight-version", default="default", metavar="NAME", help="the first one (%(default)s)")
+    parser.add_argument(
+        "--context-length", type=_count, default=32768, metavar="N", help="longer prompts are refused (%(default)s)"
+    )
+    parser.add_argument(
+        "--stream-interval", type=_count, default=1, metavar="N", help="tokens per event of a stream (%(default)s)"
+    )
+    parser.add_argument(
+        "--incremental-streaming-output", action="store_true", help="events tell only what is new in them"
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(%(default)s)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Serve until SIGTERM or SIGINT. Exits with 0 then, and with 1 if it cannot listen or a request has killed it."""
+    flags = parser()
+    args = flags.parse_args(argv)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # that PyTorch is not here is as it should be
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("uvicorn.error").setLevel("WARNING")
+
+    from router.embedded.worker import EmbeddedWorker  # slow to import: not for a --help
+
+    pace = args.tokens_per_second if args.tokens_per_second is not None else 0 if args.scripted else _PACE
+    over = threading.Event()
+    worker = EmbeddedWorker(
+        args.tokenizer_path,
+        scripted=args.scripted,
+        host=args.host,
+        port=args.port,
+        stream_style="incremental" if args.incremental_streaming_output else "cumulative",
+        stream_interval=args.stream_interval,
+        seed=args.seed,
+        weight_version=args.weight_version,
+        context_length=args.context_length,
+        token_delay=1 / pace if pace else 0.0,
+        keep_log=False,
+        on_death=lambda _reason: over.set(),
+        new_loop=_new_loop(),
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: over.set())
+    try:
+        worker.__enter__()
+    except OSError as error:
+        flags.exit(1, f"{flags.prog}: error: cannot listen on {args.host}:{args.port}: {error.strerror or error}\n")
+    logger.info("listening on %s, tokenizer %s", worker.url, worker.tokenizer_path)
+    logger.info("a router: tito-router --tokenizer-path %s --worker-urls %s", worker.tokenizer_path, worker.url)
+    over.wait()
+    dead = worker.dead
+    worker.__exit__()
+    if dead is not None:
+        flags.exit(1, f"{flags.prog}: killed by {dead}, as an SGLang worker would have been\n")
+    flags.exit(0)
+
+
+def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a count")
+    return number
+
+
+def _pace(text: str) -> float:
+    pace = float(text)
+    if not pace >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is no pace")
+    return pace

@@ -1,0 +1,66 @@
+"""What can be made to go wrong."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Fault = Literal[
+    "not_json",  # HTTP 200 and something else
+    "no_done",  # a stream that ends well, without [DONE]; a reply without its second half
+    "dies",  # the connection is reset in the middle of the answer
+    "no_answer",  # not a byte until the client goes away
+    "http_500",
+    "http_503",
+    "error_event",  # in a stream: the error after the first event; otherwise HTTP 503
+    "abort_503",  # an abort with a status code: HTTP 503, and in a stream an abort event
+    "wrong_completion_tokens",
+    "wrong_prompt_tokens",
+    "wrong_text",
+    "wrong_logprob_ids",
+    "nan_logprob",  # the literal NaN, which Python's json reads
+    "null_logprob",  # how orjson, and so SGLang, prints a NaN
+    "missing_logprob",
+    "no_logprobs",
+]
+
+BUSY: dict[str, Any] = {
+    "object": "error",
+    "message": "The request queue is full.",
+    "type": "503",
+    "param": None,
+    "code": 503,
+}
+BUSY_REASON: dict[str, Any] = {
+    "type": "abort",
+    "message": "The request queue is full.",
+    "status_code": 503,
+    "err_type": None,
+}
+GAVE_UP: dict[str, Any] = {
+    "error": {"message": "the engine gave up", "type": "internal_error", "code": 500, "retryable": False}
+}
+
+
+def spoil(payload: dict[str, Any], fault: Fault) -> None:
+    """Make a reply, or an event, wrong. Its lists are changed in place, so they must be its own."""
+    meta = payload["meta_info"]
+    logprobs = meta.get("output_token_logprobs")
+    match fault:
+        case "wrong_completion_tokens":
+            meta["completion_tokens"] += 1
+        case "wrong_prompt_tokens":
+            meta["prompt_tokens"] = meta.get("prompt_tokens", 0) + 1
+        case "wrong_text":
+            payload["text"] = "What these ids do not say. " + payload["text"]
+        case "wrong_logprob_ids" if logprobs:
+            logprobs[-1] = (logprobs[-1][0], logprobs[-1][1] ^ 1, logprobs[-1][2])
+        case "nan_logprob" if logprobs:
+            logprobs[-1] = (float("nan"), *logprobs[-1][1:])
+        case "null_logprob" if logprobs:
+            logprobs[-1] = (None, *logprobs[-1][1:])
+        case "missing_logprob" if logprobs:
+            logprobs.pop()
+            meta["output_token_logprobs_length"] = len(logprobs)
+        case "no_logprobs":
+            for key in [key for key in meta if "logprobs" in key]:
+                del meta[key]

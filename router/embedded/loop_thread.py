@@ -1,0 +1,31 @@
+"""An event loop in a thread of its own, for callers that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_PATIENCE = 30.0  # seconds: nothing that is called takes longer, unless it says so
+
+
+class LoopThread:
+    """Started once, and stopped once."""
+
+    def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._loop = new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
+        """Run it there, and wait for what it returns."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+    def stop(self) -> None:
+        """End the loop, with whatever is left in it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()

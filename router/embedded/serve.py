@@ -1,0 +1,97 @@
+"""Uvicorn in a running loop, with what no server wants to offer: to die in the middle of everything, and to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+
+
+class Server:
+    """Serves an application on a port.
+
+    Args:
+        app: an ASGI application.
+        host: where to listen.
+        port: 0 takes a free one, and keeps it.
+    """
+
+    def __init__(self, app: Any, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self._app = app
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether it listens."""
+        return self._server is not None
+
+    async def listen(self) -> None:
+        """Return when connections are accepted.
+
+        Raises:
+            OSError: the port is not to be had.
+        """
+        # With its protocol number: asyncio turns Nagle's algorithm off only then, and a reply in two writes would take 40 ms.
+        listener = socket.socket(proto=socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.host, self.port))
+        except OSError:
+            listener.close()
+            raise
+        self.port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            interface="asgi3",
+            proxy_headers=False,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=5,
+        )
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for this, and it takes a few turns only
+            await asyncio.sleep(0)
+
+    async def die(self) -> None:
+        """Cut all connections, and accept no others."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        while _accepting():  # noqa: ASYNC110 - asyncio has no event for this, and it takes a few turns only
+            await asyncio.sleep(0)
+        for listening in server.servers:
+            listening.close()
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        server.force_exit = server.should_exit = True
+
+    async def close(self) -> None:
+        """Die, and leave nothing behind in the loop."""
+        tasks = list(self._server.server_state.tasks) if self._server else []
+        await self.die()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1)  # they see that their client is gone
+        # uvicorn's own way out takes two tenths of a second, for connections that are already cut here.
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def reset(self, client: tuple[Any, ...]) -> None:
+        """Cut one client's connection, and no other."""
+        for connection in list(self._server.server_state.connections) if self._server else []:
+            if getattr(connection, "client", None) == client:
+                connection.transport.abort()
+
+
+def _accepting() -> bool:
+    """Whether a connection is on its way from its acceptance to its protocol: asyncio loses it if its server closes then."""
+    return any(getattr(task.get_coro(), "__name__", "") == "_accept_connection2" for task in asyncio.all_tasks())

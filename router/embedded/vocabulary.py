@@ -1,0 +1,61 @@
+"""A Hugging Face tokenizer folder, loaded by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """What a worker knows about its ids."""
+
+    tokenizer: Tokenizer
+    eos_id: int
+    eos_ids: frozenset[int]  # with those of generation_config.json, which SGLang heeds too
+    size: int
+    ordinary: tuple[int, ...]  # ids that are neither special nor added
+    special: frozenset[int]
+    crumbs: tuple[int, ...]  # ordinary ids of one to three ASCII letters or digits: what an encoder would have merged
+
+    def encode(self, text: str) -> list[int]:
+        """As a worker encodes a prompt: with whatever special tokens the tokenizer adds by itself."""
+        return list(self.tokenizer.encode(text).ids)
+
+    def encode_bare(self, text: str) -> list[int]:
+        """Without special tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of some ids."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+
+@lru_cache(maxsize=8)
+def load_vocabulary(folder: str | Path) -> Vocabulary:
+    """Load a tokenizer folder, or a hub id, once per process."""
+    wrapper = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer: Tokenizer = wrapper.backend_tokenizer
+    added = tokenizer.get_added_tokens_decoder()
+    generation = Path(folder) / "generation_config.json"
+    more = json.loads(generation.read_text()).get("eos_token_id", []) if generation.is_file() else []
+    vocab = {token: number for token, number in tokenizer.get_vocab().items() if number not in added}
+    return Vocabulary(
+        tokenizer=tokenizer,
+        eos_id=wrapper.eos_token_id,
+        eos_ids=frozenset([wrapper.eos_token_id, *([more] if isinstance(more, int) else more)]),
+        size=tokenizer.get_vocab_size(with_added_tokens=True),
+        ordinary=tuple(sorted(vocab.values())),
+        special=frozenset(number for number, token in added.items() if token.special),
+        crumbs=tuple(sorted(number for token, number in vocab.items() if _is_crumb(token))),
+    )
+
+
+def _is_crumb(token: str) -> bool:
+    return len(token) <= 3 and token.isascii() and token.isalnum()

@@ -1,0 +1,141 @@
+"""Make the tokenizer of the embedded engine's model: `router/embedded/data/tokenizer`.
+
+Usage: python scripts/make_embedded_data.py [--count-words]
+
+It is trained on two texts, both in the repository: the corpus that the model is counted from, and `embedded_words.txt`,
+which is how often each word stands in the docs and the sources. The second is a file of its own, and not read from the docs
+each time, because a tokenizer that changes with every line of documentation would make other ids each time;
+`--count-words` counts anew. The same inputs make the same files, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "router" / "embedded" / "data"
+CORPUS = DATA / "corpus.txt"
+WORDS = Path(__file__).with_name("embedded_words.txt")
+
+SIZE = 4_096
+CORPUS_WEIGHT = 4  # the corpus is shorter than the docs and what the model says comes from it
+COMMON = 6  # words that the docs and the sources have less often are left out
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+# Qwen's, in which each digit is a word.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# ChatML. Tools are told and called as the Hermes and Qwen models do it.
+TEMPLATE = """\
+{%- macro text(content) -%}
+{%- if content is string %}{{- content }}
+{%- elif content %}{%- for part in content if part.type == 'text' %}{{- part.text }}{%- endfor %}{%- endif %}
+{%- endmacro -%}
+{%- if tools %}
+{{- '<|im_start|>system\\nYou may call these tools:\\n' }}
+{%- for tool in tools %}{{- (tool.function if tool.function is defined else tool) | tojson + '\\n' }}{%- endfor %}
+{{- 'A call is spelled <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + text(message.content) }}
+{%- for call in message.tool_calls or [] %}
+{%- set function = call.function if call.function is defined else call %}
+{{- '\\n' if message.content or not loop.first }}
+{{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
+{{- function.arguments if function.arguments is string else function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+def count_words(root: Path = ROOT) -> str:
+    """How often the docs and the sources have each word, as the tokenizer splits them: lines of a count and JSON."""
+    paths = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    for package in ("router", "middleware_hub"):
+        paths += sorted((root / package).rglob("*.py"))
+    counted: Counter[str] = Counter()
+    split = _splitter()
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        counted.update(word for word, _span in split.pre_tokenize_str(text) if word.isascii() and len(word) > 1)
+    common = sorted(((word, count) for word, count in counted.items() if count >= COMMON), key=lambda item: item[0])
+    return "".join(f"{count} {json.dumps(word)}\n" for word, count in common)
+
+
+def make(folder: Path, corpus: Path = CORPUS, words: Path = WORDS) -> None:
+    """Write tokenizer.json and tokenizer_config.json into `folder`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [_splitter(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE - len(SPECIAL) - len(ADDED),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = _texts(corpus.read_text(encoding="utf-8"), words.read_text(encoding="utf-8"))
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in ADDED])
+    if tokenizer.get_vocab_size() != SIZE:
+        raise ValueError(f"the texts are too short for {SIZE} tokens: there are {tokenizer.get_vocab_size()}")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "tokenizer.json", json.loads(tokenizer.to_str()))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 32_768,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": TEMPLATE,
+    }
+    _write(folder / "tokenizer_config.json", config)
+
+
+def _splitter() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+
+
+def _texts(corpus: str, words: str) -> Iterator[str]:
+    # An added token is never merged out of pieces. Without its brackets it is a word like others: [<][think][>].
+    for token in SPECIAL:
+        corpus = corpus.replace(token, "\0")
+    for token in ADDED:
+        corpus = corpus.replace(token, f"\0{token.strip('</>')}\0")
+    for _ in range(CORPUS_WEIGHT):
+        yield from corpus.split("\0")
+    for line in words.splitlines():
+        count, word = line.split(" ", 1)
+        yield from [json.loads(word)] * int(count)
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    # Not as the library writes it, which may change.
+    path.write_bytes((json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
+
+
+def main() -> None:
+    """The script."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count-words", action="store_true", help="count the words of docs and sources anew before")
+    if parser.parse_args().count_words:
+        WORDS.write_text(count_words(), encoding="utf-8")
+    make(DATA / "tokenizer")
+
+
+if __name__ == "__main__":
+    main()

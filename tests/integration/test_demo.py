@@ -1,0 +1,90 @@
+"""What a stranger runs first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.client import call
+from tests.support.sglang_server import free_port
+
+ROOT = Path(__file__).parents[2]
+DEMO = [sys.executable, "-m", "router", "demo"]
+
+
+def test_the_demo_recovers_every_conversation() -> None:
+    done = subprocess.run(
+        [*DEMO, "--conversations", "3", "--turns", "3"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "9 of 9 turns" in done.stdout
+    assert "3 of 3 exact" in done.stdout
+    assert "its text encodes to" in done.stdout
+    assert not done.stderr
+
+
+def test_serve_leaves_it_running_and_its_lines_work() -> None:
+    port = free_port()
+    process = subprocess.Popen([*DEMO, "--serve", "--port", str(port)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = []
+        while not lines or not lines[-1].startswith("Ctrl-C"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        curls = [shlex.split(line) for line in lines if line.startswith("curl ")]
+        assert len(curls) == 3
+        answers = [call(words[1], json.loads(words[-1])).json() for words in curls]
+        first, second = (json.loads(words[-1])["text"] for words in curls[:2])
+        assert second.startswith(first + answers[0]["text"])
+        trajectory = answers[2]
+        assert trajectory["exact"]
+        sampled = [token for token, own in zip(trajectory["tokens"], trajectory["loss_mask"], strict=True) if own]
+        assert sampled == answers[0]["output_ids"] + answers[1]["output_ids"]
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        process.communicate()
+    deadline = time.monotonic() + 10
+    while _children_of(port) and time.monotonic() < deadline:
+        time.sleep(0.1)  # a poll of other processes: there is nothing to wait on
+    assert not _children_of(port)
+
+
+def _children_of(port: int) -> list[str]:
+    """Command lines of processes that were started by the one with this port."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if str(port) in words and path.parent.name != str(os.getpid()):
+            found.append(" ".join(words))
+    return found
+
+
+@pytest.mark.parametrize("arguments", [["--turns", "0"], ["--conversations", "x"], ["--nonsense"]], ids=" ".join)
+def test_a_wrong_flag_is_told(arguments: list[str]) -> None:
+    done = subprocess.run([*DEMO, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert re.search("error: ", done.stderr)
+
+
+def test_a_port_in_use_is_told() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run([*DEMO, "--serve", "--port", port], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "cannot listen" in done.stderr

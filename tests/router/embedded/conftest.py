@@ -1,0 +1,23 @@
+"""What these tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from router.embedded.worker import EmbeddedWorker
+from tests.support.vocabularies import vocabulary
+
+
+@pytest.fixture
+def worker() -> Iterator[EmbeddedWorker]:
+    with EmbeddedWorker(vocabulary("qwen")) as running:
+        yield running
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as running:
+        yield running

@@ -1,0 +1,124 @@
+"""`tito-router demo-worker`, as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from router.cli import parser as router_parser
+from router.embedded.cli import parser
+from router.embedded.ngram import shipped_tokenizer
+from tests.support.client import call, stream
+from tests.support.vocabularies import vocabulary
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = [sys.executable, "-m", "router", "demo-worker"]
+
+
+class Demo:
+    """A running one, and what it has told."""
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen([*COMMAND, "--port", "0", *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        self.told: list[str] = []
+        for line in self.process.stderr:
+            self.told.append(line)
+            if "a router:" in line:
+                break
+        found = re.search(r"listening on (http://\S+),", "".join(self.told))
+        assert found is not None, self.told
+        self.url = found[1]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, rest = self.process.communicate(timeout=20)
+        return self.process.returncode, rest
+
+
+@contextlib.contextmanager
+def demo(*flags: str) -> Iterator[Demo]:
+    running = Demo(*flags)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_tells_how_to_begin_and_stops_with_0(number: signal.Signals) -> None:
+    with demo("--tokens-per-second", "0", "--weight-version", "7") as running:
+        line = f"tito-router --tokenizer-path {shipped_tokenizer()} --worker-urls {running.url}\n"
+        assert running.told[-1].endswith(line)
+        reply = call(f"{running.url}/generate", {"text": "Hello"}).json()
+        assert reply["meta_info"]["weight_version"] == "7"
+        events = stream(f"{running.url}/generate", {"text": "Hello", "stream": True})
+        next(events)
+        begun = time.monotonic()
+        code, rest = running.end(number)
+        assert (code, rest) == (0, "")
+        assert time.monotonic() - begun < 2
+        events.close()
+
+
+def test_scripted_and_in_deltas() -> None:
+    flags = ["--tokenizer-path", str(vocabulary("qwen")), "--incremental-streaming-output", "--stream-interval", "4"]
+    with demo("--scripted", *flags) as running:
+        assert call(f"{running.url}/server_info").json()["incremental_streaming_output"] is True
+        body = {"text": "Hello", "stream": True, "sampling_params": {"max_new_tokens": 9}}
+        events = list(stream(f"{running.url}/generate", body))
+    assert [len(event["output_ids"]) for event in events] == [1, 4, 4]
+
+
+def test_a_pace() -> None:
+    with demo("--tokens-per-second", "100") as running:
+        begun = time.monotonic()
+        call(
+            f"{running.url}/generate", {"text": "Hello", "sampling_params": {"max_new_tokens": 30, "ignore_eos": True}}
+        )
+        assert time.monotonic() - begun > 0.29
+
+
+def test_what_would_kill_a_worker_ends_it_with_1() -> None:
+    with demo() as running:
+        with pytest.raises(ConnectionError):
+            call(f"{running.url}/generate", {"text": ""})
+        assert running.process.wait(20) == 1
+        assert running.process.stderr is not None
+        assert "killed by a request with an empty prompt" in running.process.stderr.read()
+
+
+def test_a_port_in_use_is_one_line_and_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run([*COMMAND, "--port", port], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"tito-router demo-worker: error: cannot listen on 127.0.0.1:{port}: Address already in use"
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags", [["--tokens-per-second", "-1"], ["--context-length", "0"], ["--port", "x"], ["--scripte"], ["more"]]
+)
+def test_wrong_flags_are_one_line_and_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(flags)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("(--help shows all flags)")
+
+
+def test_the_routers_help_tells_of_it() -> None:
+    assert "tito-router demo-worker" in router_parser().format_help()
+    assert "tito-router demo-worker" in parser().format_help()
