@@ -34,7 +34,7 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 test: $(INSTALLED) ## run all tests but those on a real SGLang
-	@$(PY) -m pytest -m "not sglang" $(ARGS)
+	@$(PY) -m pytest -m "not sglang" -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-sglang: $(INSTALLED) ## run the tests on a real SGLang, without a GPU; the first time makes one: Linux, 3.5 GB, minutes
 	@tests/sglang_cpu/setup.sh
