@@ -109,15 +109,15 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: TokenizerBackend
             raise BadRequestError(f"--tokenizer-backend fastokens: {error}") from error
         logger.info("texts are encoded by Hugging Face's tokenizers, not by fastokens: %s", error)
         return slow
-    return _Checked(slow, fast)
+    return FastEncoder(slow, fast)
 
 
 class _UnfitError(Exception):
     """fastokens is not used for this tokenizer."""
 
 
-class _Checked:
-    """Encodes by `fast` for as long as `slow` agrees. Called from several threads; what races here is only a count."""
+class FastEncoder:
+    """Encodes by fastokens for as long as `slow` agrees. Called from several threads; what races here is only a count."""
 
     def __init__(self, slow: Encode, fast: Encode) -> None:
         self._slow = slow
@@ -125,6 +125,7 @@ class _Checked:
         self._count = 0
 
     def __call__(self, text: str) -> list[int]:
+        """The ids of a text."""
         if self._fast is None:
             return self._slow(text)
         try:

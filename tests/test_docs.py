@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.cli import parser
+from router.cli import COMMANDS, parser
 from router.fleet import Fleet
 from router.policies import create_policy
 from router.routes import ControlRoutes, Lifecycle
@@ -24,6 +25,7 @@ from router.workers.pool import WorkerPool
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
 API = ROOT / "docs" / "http-api.md"
+COMMAND_LINE = ROOT / "docs" / "command-line.md"
 HERE = "127.0.0.1:30000"
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -70,9 +72,10 @@ def prose(page: Path) -> str:
     return _BLOCK.sub("", page.read_text())
 
 
-def flags() -> set[str]:
-    """All of the router's, but for --help."""
-    return {flag for action in parser()._actions for flag in action.option_strings} - {"-h", "--help"}
+def flags(command: str = "") -> set[str]:
+    """All of the router's, or of one of the commands beside it; but for --help."""
+    parse = importlib.import_module(COMMANDS[command]).parser() if command in COMMANDS else parser()
+    return {flag for action in parse._actions for flag in action.option_strings} - {"-h", "--help"}
 
 
 def routes() -> set[str]:
@@ -120,11 +123,12 @@ def test_json_is_json(page: Path) -> None:
 
 @every_page
 def test_commands_exist(page: Path) -> None:
-    """Flags of the router, targets of make, scripts; of curl the path, the JSON, and nothing it would get wrong."""
+    """Flags of the programs, targets of make, scripts; of curl the path, the JSON, and nothing it would get wrong."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for words in commands(page):
         if words[0] == "tito-router" or words[1:3] == ["-m", "router"]:
-            unknown = {word for word in words if word.startswith("--")} - flags()
+            command = words[1 if words[0] == "tito-router" else 3 :][:1]
+            unknown = {word for word in words if word.startswith("--")} - flags(*command)
             assert not unknown, words
         elif words[0] == "make":
             assert {word for word in words[1:] if "=" not in word} <= targets, words
@@ -154,9 +158,21 @@ def test_files_and_tests_exist(page: Path) -> None:
         assert not test or f"def {test}(" in found[0].read_text(), word
 
 
-def test_every_flag_is_documented() -> None:
-    rows = set(re.findall(r"^\| `(--[\w-]+)` \|", API.read_text(), re.MULTILINE))
-    assert rows == flags(), "the table of flags in docs/http-api.md"
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_flag_is_documented(command: str) -> None:
+    """In the table under the program's heading."""
+    heading = f"## tito-router {command}".rstrip()
+    _, _, rest = COMMAND_LINE.read_text().partition(f"\n{heading}\n")
+    section, _, _ = rest.partition("\n## ")
+    rows = set(re.findall(r"^\| `(--[\w-]+)` \|", section, re.MULTILINE))
+    assert rows == flags(command), f"the table under {heading!r} in docs/command-line.md"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {target.partition("#")[0] for target in _LINK.findall(index.read_text())}
+    missing = {page.name for page in index.parent.glob("*.md")} - linked - {index.name}
+    assert not missing
 
 
 def test_every_route_is_documented() -> None:

@@ -15,6 +15,7 @@ All state belongs to one event loop. Between two tokens, or some of them, others
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ from router.embedded.stopping import DEQUEUED, FinishReason
 from router.embedded.vocabulary import Vocabulary
 
 PauseMode = Literal["abort", "in_place", "retract"]
+
+logger = logging.getLogger(__name__)
 
 _CATCH_UP = 0.1  # seconds: so much of a delay that came too late is made up for
 
@@ -150,6 +153,9 @@ class Engine:
         record.logprobs = sample.logprobs
         record.versions = sample.versions.per_token()
         record.finish_reason = sample.finish
+        logger.debug(
+            "%s: %d read, %d sampled, %s", record.rid, len(record.input_ids), len(record.output_ids), sample.finish
+        )
         self.changed()
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -256,6 +262,7 @@ class Engine:
 
     async def pause(self, mode: PauseMode) -> None:
         """Close the front, and the scheduler; or, with `abort`, wait until the scheduler has nothing left."""
+        logger.info("paused: %s", mode)
         self._front_closed = True
         if mode == "abort":
             self.abort_all()
@@ -270,6 +277,7 @@ class Engine:
 
     def resume(self) -> None:
         """Open both."""
+        logger.info("continued")
         self._front_closed = self._scheduler_closed = False
         self.changed()
 
@@ -279,6 +287,7 @@ class Engine:
             await self.watchers.wait_for(lambda: not self.jobs)
         if version is not None:
             self.weight_version = version
+        logger.info("new weights, version %s", self.weight_version)
         self.changed()
 
     def idle(self) -> bool:

@@ -331,8 +331,9 @@ def test_the_shapes_are_the_same(
 class Talk:
     """Requests to one worker, some of them at the same time."""
 
-    def __init__(self, url: str, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, url: str, style: StreamStyle, pool: ThreadPoolExecutor) -> None:
         self.url = url
+        self.style = style
         self._pool = pool
 
     def say(self, path: str, body: Json = None) -> int:
@@ -349,15 +350,18 @@ class Talk:
         return not wait([begun], MOMENT).done
 
 
-def ending(begun: Future[Answered]) -> Json:
-    """How a reply ended, and what it had come to."""
+def ending(begun: Future[Answered], style: StreamStyle = "cumulative") -> Json:
+    """How a reply ended, what of it there was, and how much of it more than once."""
     status, kind, content = begun.result()
+    events = [content]
     if kind is not None and kind.startswith("text/event-stream"):
-        content = content.split(b"\n\n")[-3].removeprefix(b"data: ")
-    reply = json.loads(content)
-    meta = reply["meta_info"]
-    count, ids, told = meta["completion_tokens"], len(reply["output_ids"]), len(meta["output_token_logprobs"])
-    return status, meta["finish_reason"], kinds(reply), count > 0, ids if ids < 2 else ids == count, told == count
+        events = [event.removeprefix(b"data: ") for event in content.split(b"\n\n")[:-2]]
+    replies = [json.loads(event) for event in (events if style == "incremental" else events[-1:])]
+    reply, meta = replies[-1], replies[-1]["meta_info"]
+    count = meta["completion_tokens"]
+    ids = sum(len(one["output_ids"]) for one in replies) - count
+    told = sum(len(one["meta_info"]["output_token_logprobs"]) for one in replies) - count
+    return status, meta["finish_reason"], kinds(reply), count > 0, ids, told == count if told else "once"
 
 
 def abort_of_a_running_one(talk: Talk) -> Iterator[Json]:
@@ -429,7 +433,7 @@ def pause_that_retracts_a_stream(talk: Talk) -> Iterator[Json]:
     begun = talk.begin("both-10", stream=True)
     yield talk.say("/pause_generation", {"mode": "retract"})
     yield talk.say("/abort_request", {"rid": "both-10"})
-    yield ending(begun)
+    yield ending(begun, talk.style)
 
 
 SCENES: list[Callable[[Talk], Iterator[Json]]] = [
@@ -460,7 +464,7 @@ def test_the_course_is_the_same(
     with ThreadPoolExecutor(8) as pool:
         steps: list[list[Json]] = []
         for url in (sglang_workers[number].url, embedded[number].url):
-            talk = Talk(url, pool)
+            talk = Talk(url, STYLES[number], pool)
             try:
                 steps.append(list(scene(talk)))
             finally:

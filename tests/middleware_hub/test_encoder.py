@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from middleware_hub.encoder import CHECK_EVERY, _Checked, encoder, is_verbatim
+from middleware_hub.encoder import CHECK_EVERY, FastEncoder, encoder, is_verbatim
 from middleware_hub.vocabulary import Vocabulary
 from router.errors import BadRequestError
 from tests.support.vocabularies import Name, vocabulary
@@ -51,14 +51,14 @@ def test_ids_are_those_of_tokenizers(name: Name, text: str) -> None:
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 def test_byte_level_bpe_is_encoded_by_fastokens(name: Name) -> None:
-    assert isinstance(made(name), _Checked)
-    assert isinstance(made(name, "fastokens"), _Checked)
-    assert not isinstance(made(name, "huggingface"), _Checked)
+    assert isinstance(made(name), FastEncoder)
+    assert isinstance(made(name, "fastokens"), FastEncoder)
+    assert not isinstance(made(name, "huggingface"), FastEncoder)
 
 
 @pytest.mark.parametrize("name", SENTENCEPIECE)
 def test_what_it_was_not_made_for_is_not(name: Name) -> None:
-    assert not isinstance(made(name), _Checked)
+    assert not isinstance(made(name), FastEncoder)
     with pytest.raises(BadRequestError, match="--tokenizer-backend fastokens: this is no byte-level BPE"):
         made(name, "fastokens")
 
@@ -72,7 +72,7 @@ def test_nor_a_tokenizer_with_whims() -> None:
 
 def test_two_that_differ_are_not_used_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
     """The text that showed it is encoded rightly, and all later ones."""
-    checked = _Checked(lambda _text: [1], lambda _text: [2])
+    checked = FastEncoder(lambda _text: [1], lambda _text: [2])
     assert {tuple(checked("x")) for _ in range(CHECK_EVERY - 1)} == {(2,)}
     with caplog.at_level(logging.ERROR):
         assert checked("x") == [1]
@@ -84,7 +84,7 @@ def test_an_error_of_the_fast_one_costs_no_text(caplog: pytest.LogCaptureFixture
     def fails(_text: str) -> list[int]:
         raise RuntimeError("a limit was reached")
 
-    checked = _Checked(lambda _text: [1], fails)
+    checked = FastEncoder(lambda _text: [1], fails)
     with caplog.at_level(logging.ERROR):
         assert checked("x") == [1]
     assert "a limit was reached" in caplog.text

@@ -1,0 +1,184 @@
+"""Runs the blocks of a page, as its reader would: in order, in one folder, against what `make serve` starts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from router.app import create_app
+from router.config import AbortConfig, RadixConfig, RouterConfig, ServerConfig, WorkersConfig
+from router.embedded.ngram import shipped_tokenizer
+from router.embedded.worker import EmbeddedWorker
+from tests.integration.doc_pages import ROOT, Block, Piece, same
+from tests.support.serving import serve
+from tests.support.sglang_server import free_port
+
+BLOCK_SECONDS = 60
+TOKENS_PER_SECOND = 200  # as `tito-router demo-worker` without flags
+
+# `make` itself is not tried here: it would make the very .venv that this runs in. What its recipes call is.
+_MAKE = f"""\
+#!/bin/sh
+case "$*" in
+    demo) exec "{sys.executable}" -m router demo ;;
+    "serve &") exit 0 ;;
+    *) echo "make $*: not run, and not said so" >&2; exit 1 ;;
+esac
+"""
+
+
+@dataclass
+class Reading:
+    """A reader at work."""
+
+    router: str
+    workers: list[EmbeddedWorker]
+    folder: Path
+    namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _ports: dict[str, int] = field(default_factory=dict)
+    _started: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def read(self, piece: Piece) -> None:
+        """Run all blocks of it. AssertionError tells which one does not do what the page says."""
+        printed = None  # by the last command, if that was run
+        for block in piece.blocks:
+            printed = None if block.not_run is not None else self._do(block, printed)
+
+    def _do(self, block: Block, printed: str | None) -> str | None:
+        text = self._here(block.text)
+        match block.language:
+            case "bash" | "sh":
+                return self._bash(block, text)
+            case "python":
+                return self._python(block, text)
+            case "text":
+                self._compare(block, text, printed)
+            case "json":
+                json.loads(text)
+                if block.directly_behind_a_command:
+                    self._compare(block, text, printed)
+            case "yaml":
+                assert yaml.safe_load(text), block.place
+            case "diff":
+                assert all(line[:1] in ("+", "-", " ") for line in text.splitlines() if line), block.place
+            case "":
+                pass  # a drawing
+            case other:
+                raise AssertionError(f"{block.place}: nobody knows how to run {other}")
+        return printed
+
+    def _compare(self, block: Block, text: str, printed: str | None) -> None:
+        if printed is not None:
+            assert same(text, printed, block.varies), f"{block.place} says\n{text}\nand this was printed:\n{printed}"
+
+    def _bash(self, block: Block, text: str) -> str:
+        tools = self.folder / "tools"
+        tools.mkdir(exist_ok=True)
+        (tools / "make").write_text(_MAKE)
+        (tools / "make").chmod(0o755)
+        path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        output, errors = self.folder / "tools" / "output", self.folder / "tools" / "errors"
+        # To files, not to pipes: what a block leaves running would keep those open.
+        with output.open("wb") as stdout, errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", text],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            self._processes.append(process)
+            status = process.wait(BLOCK_SECONDS)
+        printed = output.read_text(encoding="utf-8")
+        said = f"{block.place}\n{text}\n{printed}\n{errors.read_text()}"
+        assert status == 0, said
+        # curl calls a 400 a success.
+        assert '{"error":' not in printed, said
+        return printed
+
+    def _python(self, block: Block, text: str) -> str:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(text, block.place, "exec"), self.namespace)
+        return printed.getvalue()
+
+    def _here(self, text: str) -> str:
+        """With the addresses of what runs here in the places of the page's."""
+        return re.sub(r"(?:(127\.0\.0\.1|10\.0\.0\.\d+):)?\b(3000\d)\b", self._address, text)
+
+    def _address(self, match: re.Match[str]) -> str:
+        host, port = match[1], match[2]
+        if port == "30000":
+            own = self.router.removeprefix("http://")
+            return own if host else own.rpartition(":")[2]
+        if host not in (None, "127.0.0.1"):
+            return self._worker(int(host.rpartition(".")[2]) - 1).removeprefix("http://")
+        # A port of this machine is one on which a block starts something itself.
+        if port not in self._ports:
+            self._ports[port] = free_port()
+        return f"{host}:{self._ports[port]}" if host else str(self._ports[port])
+
+    def _worker(self, number: int) -> str:
+        while len(self.workers) <= number:
+            self.workers.append(self._started.enter_context(EmbeddedWorker(seed=len(self.workers))))
+        return self.workers[number].url
+
+    def close(self) -> None:
+        """End what the blocks left running."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        for process in self._processes:
+            while _lives(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.02)  # a poll of processes that are no children of ours: there is nothing to wait on
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        self._started.close()
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def reading(
+    folder: Path, *, abort: AbortConfig | None = None, middlewares: tuple[str, ...] | None = None
+) -> Iterator[Reading]:
+    """What `make serve` starts, in this process, so that the workers' own logs can be asked what was sampled."""
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(EmbeddedWorker(seed=number, token_delay=1 / TOKENS_PER_SECOND)) for number in range(2)
+        ]
+        config = RouterConfig(
+            server=ServerConfig(),
+            workers=WorkersConfig(urls=tuple(worker.url for worker in workers), policy="round_robin"),
+            abort=abort or AbortConfig(),
+            radix=RadixConfig(tokenizer_path=str(shipped_tokenizer())),
+            **({} if middlewares is None else {"middlewares": middlewares}),
+        )
+        url = stack.enter_context(serve(create_app(config)))
+        reader = Reading(url, workers, folder)
+        stack.callback(reader.close)
+        yield reader
