@@ -84,6 +84,10 @@ def _joined(known: bytes, new: Raw) -> bytes:
     return b"".join((known, b",", inner)) if inner else known
 
 
+def _was_aborted(meta: Meta) -> bool:
+    return isinstance(meta.finish_reason, dict) and meta.finish_reason.get("type") == "abort"
+
+
 @dataclass(slots=True)
 class StreamedReply:
     """Puts a reply together from the events of its stream, of which three forms exist.
@@ -131,6 +135,8 @@ class StreamedReply:
             raw_meta = decode_object(fields["meta_info"])
             entries = raw_meta.pop("output_token_logprobs", None)
             self._meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
+            if entries is not None and not is_null(entries) and _was_aborted(self._meta):
+                entries = self._without_repetition(fields, entries, self._meta.completion_tokens)
             if "output_ids" in fields:
                 self._had_ids = True
                 self._take_ids(bytes(fields["output_ids"]), self._meta.completion_tokens)
@@ -149,17 +155,45 @@ class StreamedReply:
         """What has come so far; None before the first event."""
         if self._meta is None:
             return None
-        try:
-            cumulative = msgspec.json.decode(self._last_text, type=str)
-            joined = "".join(msgspec.json.decode(piece, type=str) for piece in self._pieces)
-        except JSON_ERRORS as error:
-            raise UnreadableReplyError(f"a text that is none: {error}") from error
-        first, other = (cumulative, joined) if self._cumulative_text else (joined, cumulative)
+        first, other = self._texts()
         open_question = self._entries is None and not self._cumulative_ids and first != other
         logprobs = None if self._entries is None else [entry[0] for entry in self._entries]
         logprob_ids = None if self._entries is None else [entry[1] for entry in self._entries]
         ids = self.ids if self._had_ids else list(logprob_ids or ())
         return assemble(self._meta, ids, first, logprobs, logprob_ids, other if open_question else None)
+
+    def _texts(self) -> tuple[str, str]:
+        """The text so far, and what it would be if events had been of the other kind."""
+        try:
+            cumulative = msgspec.json.decode(self._last_text, type=str)
+            joined = "".join(msgspec.json.decode(piece, type=str) for piece in self._pieces)
+        except JSON_ERRORS as error:
+            raise UnreadableReplyError(f"a text that is none: {error}") from error
+        return (cumulative, joined) if self._cumulative_text else (joined, cumulative)
+
+    def _without_repetition(self, fields: dict[str, Raw], entries: Raw, completed: int | None) -> Raw:
+        """Take out of a last event what SGLang repeats in it; returns its logprobs.
+
+        A stream of deltas that is retracted by a pause and then aborted ends (0.5.23) with the last id once more, all of the
+        text, and all of the logprobs. Sometimes the delta before it is joined to that: then it stands in front. Logprobs tell
+        it from an event of another kind, for there are too many of them; without them it is not told.
+        """
+        ids = msgspec.json.decode(fields.get("output_ids", Raw(b"[]")), type=list[int])
+        values, new, known = decode_entries(entries), ids[:-1], self._texts()[0]
+        text = msgspec.json.decode(fields["text"], type=str)
+        added = text[: (len(text) - len(known)) // 2]
+        repeats = (
+            len(self.ids) + len(new) == completed
+            and len(values) == len(new) + completed
+            and ids[-1:] == [*self.ids, *new][-1:]
+            and values[len(new) :] == [*(self._entries or ()), *values[: len(new)]]
+            and text == added + known + added
+        )
+        if not repeats:
+            return entries
+        fields["output_ids"] = Raw(msgspec.json.encode(new))
+        fields["text"] = Raw(msgspec.json.encode(added))
+        return Raw(msgspec.json.encode(values[: len(new)]))
 
     def whole(self, news: bytes) -> bytes:
         """An (edited) `news` with the text and the ids put back that were cut out of it."""

@@ -629,6 +629,28 @@ def test_a_pause_that_aborts_nothing_ends_nothing(served: Stack, asks: list[Aski
     assert finish(asking.answer().json()) == "abort"
 
 
+@pytest.mark.parametrize("style", ["cumulative", "incremental"])
+@on("patient")
+def test_what_is_aborted_after_a_pause_retracted_it_is_kept(
+    served: Stack, asks: list[Asking], space: str, style: StreamStyle
+) -> None:
+    """A stream of deltas then ends with all of it once more."""
+    worker = served.workers[0]
+    before, worker.stream_style = worker.stream_style, style
+    worker.hold(after=3)
+    asking = ask(served, asks, {"text": "A:", "rid": space, "stream": True}, space)
+    worker.wait_for_arrivals(1)
+    assert served.post("/pause_generation", {"mode": "retract"}).status == 200
+    asked_for(served, "rid", space)
+    asking.answer()
+    worker.stream_style = before
+    assert served.post("/continue_generation", {}).status == 200
+    found = served.retrieve("A:" + worker.log[-1].text, namespace=space, request_id=space)
+    assert found["exact"]
+    assert found["tokens"][-3:] == worker.log[-1].output_ids
+    assert found["loss_mask"][-4:] == [0, 1, 1, 1]
+
+
 @on("patient")
 def test_an_id_that_nobody_knows_goes_to_every_worker(served: Stack) -> None:
     told = len(calls(served.workers[0], "/abort_request"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -273,3 +274,29 @@ def test_in_a_small_storm_nothing_is_lost(router: str, sglang_workers: list[SGLa
 def outcomes(router: str) -> int:
     lines = call(f"{router}/metrics").content.decode().splitlines()
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith("tito_radix_replies_total{"))
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["cumulative", "deltas"])
+def test_what_is_aborted_after_a_pause_retracted_it_is_kept(
+    router_for: RouterFor, sglang_workers: list[SGLangServer], number: int
+) -> None:
+    """A stream of deltas then ends with all of it once more, and is not taken for a longer one."""
+    url, name = router_for(number), uuid.uuid4().hex
+    body = {"text": "Retract me", "sampling_params": LONG, "stream": True, "rid": name}
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(lambda: [event for event in stream(f"{url}/generate", body) if event is not None])
+        busy([sglang_workers[number]])
+        assert call(f"{url}/pause_generation", {"mode": "retract"}).status == 200
+        assert call(f"{url}/abort_request", {"rid": name}).status == 200
+        events = running.result(60)
+    assert call(f"{url}/continue_generation", {}).status == 200
+    assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    text = last = events[-1][
+        "text"
+    ]  # in either kind of stream it is all of it, with a delta in front if that was joined
+    if number == 1:
+        before = "".join(event["text"] for event in events[:-1])
+        text = before + last[: (len(last) - len(before)) // 2]
+    found = retrieve(url, "Retract me" + text, request_id=name)
+    assert found["exact"]
+    assert found["response_length"] == events[-1]["meta_info"]["completion_tokens"]

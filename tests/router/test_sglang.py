@@ -761,6 +761,29 @@ def test_without_logprobs_one_of_two_readings_is_the_reply(style: str, steps: li
         assert reply.other_text is None, "there is no doubt"
 
 
+@pytest.mark.parametrize("joined", [False, True], ids=["alone", "joined to the delta before"])
+@given(steps=STEPS)
+def test_a_stream_of_deltas_that_repeats_itself_at_its_end(joined: bool, steps: list[list[Token]]) -> None:
+    """As SGLang ends one that a pause had retracted, when it is aborted: nothing is lost, and nothing is there twice."""
+    events = [json.loads(event) for event in payloads(steps, "incremental")]
+    tokens = [token for step in steps for token in step]
+    events[-1]["meta_info"]["finish_reason"] = None
+    again = {"text": "".join(t[2] for t in tokens), "output_ids": [tokens[-1][0]]}
+    entries = [[t[1], t[0], None] for t in tokens]
+    meta = {**events[-1]["meta_info"], "finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}
+    if joined:
+        last = events.pop()
+        again = {key: last[key] + again[key] for key in again}
+        entries = last["meta_info"]["output_token_logprobs"] + entries
+    events.append({**again, "meta_info": {**meta, "output_token_logprobs": entries}})
+    reply = read([json.dumps(event).encode() for event in events]).reply()
+    assert reply is not None
+    assert reply.ids == [t[0] for t in tokens]
+    assert reply.text == "".join(t[2] for t in tokens)
+    assert reply.logprobs == [t[1] for t in tokens]
+    assert reply.fault(4, logprobs_asked=True) is None
+
+
 @given(steps=STEPS)
 def test_a_stream_that_does_not_count_is_read_by_what_its_events_begin_with(steps: list[list[Token]]) -> None:
     reply = read(payloads(steps, "cumulative", counted=False)).reply()
