@@ -93,9 +93,12 @@ class Vocabulary:
         pieces = self._pieces
         if skip_special and not self.special_ids.isdisjoint(ids):
             ids = [i for i in ids if i not in self.special_ids]
-        if ids and (min(ids) < 0 or max(ids) >= len(pieces)):
-            ids = [i for i in ids if 0 <= i < len(pieces)]
-        return b"".join([pieces[i] for i in ids])
+        try:
+            if min(ids, default=0) >= 0:
+                return b"".join([pieces[i] for i in ids])
+        except IndexError:
+            pass
+        return b"".join([pieces[i] for i in ids if 0 <= i < len(pieces)])
 
     def _spell_runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[str]:
         for run, broken in self._runs(ids, skip_special):
