@@ -47,7 +47,7 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(PY) -m mypy || status=1; \
 	exit $$status
 
-bench: $(INSTALLED) ## measure, 7 minutes; results go to benchmarks/results and into docs/performance.md
+bench: $(INSTALLED) ## measure, 10 minutes; results go to benchmarks/results and into docs/performance.md
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)

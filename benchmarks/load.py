@@ -253,7 +253,7 @@ def _line(row: Row) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__.split("\n")[0])
-    parser.add_argument("--connections", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--connections", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--reply-tokens", type=int, nargs="+", default=[200, 2000])
     parser.add_argument("--turns", type=int, default=4, help="requests of a conversation")
     parser.add_argument("--stream", action="store_true")

@@ -11,6 +11,9 @@ from prometheus_client.registry import Collector
 
 from middleware_hub.radix_tree import RadixTree
 
+REASONS = ("version", "least_recently_hit", "never_retrieved")
+"""Why replies are evicted; each has a series from the beginning, so that an alert on it has something to look at."""
+
 
 class RadixMetrics:
     """Counters of what passes, and a collector that reads the tree's own counts when asked."""
@@ -67,6 +70,6 @@ class _TreeCollector(Collector):
             "Replies collected, by reason; never_retrieved counts beside the two others",
             labels=["reason"],
         )
-        for reason, count in stats.evicted.items():
-            evicted.add_metric([reason], count)
+        for reason in REASONS:
+            evicted.add_metric([reason], stats.evicted[reason])
         yield evicted

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ HERE = "127.0.0.1:30000"
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 _INLINE = re.compile(r"`([^`\n]+)`")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -107,6 +109,21 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert file.exists(), target
         if anchor:
             assert anchor in anchors(file), f"{target}: {sorted(anchors(file))}"
+
+
+@every_page
+def test_pictures_are_there_and_say_what_they_show(page: Path) -> None:
+    for words, target in _PICTURE.findall(prose(page)):
+        assert (page.parent / target).is_file(), target
+        assert len(words.split()) > 10, f"{target}: {words!r} tells nobody what is in it"
+
+
+def test_every_picture_is_shown() -> None:
+    shown = {(page.parent / target).resolve() for page in PAGES for _, target in _PICTURE.findall(prose(page))}
+    pictures = set(ROOT.glob("docs/pictures/*"))
+    assert pictures <= shown
+    for picture in pictures:
+        assert ElementTree.parse(picture).getroot().get("viewBox"), picture
 
 
 @every_page

@@ -22,6 +22,9 @@ from router.demo.processes import StartError, everything
 from router.demo.report import Speller, example, table
 from router.embedded.ngram import shipped_tokenizer
 
+SEEDS = (3, 4)
+"""Of the two replies that `--serve` tells."""
+
 _DESCRIPTION = """\
 Two workers with a small language model and a router in front of them, on this machine, without a GPU. A group of
 conversations is played over text, as an agent would; then each is recovered from its text, token by token.
@@ -86,10 +89,9 @@ def _conclude(talks: Sequence[Conversation], seconds: float) -> int:
 def _serve(url: str) -> int:
     say(f"\nthe router is {url}. A turn, the next one behind it, and the tokens of both:\n")
     # With a seed a reply is the same each time, so that the lines can be told before anybody has run them.
-    sampling = {"max_new_tokens": 24, "sampling_seed": 6}
     text = "Question: What is 6 * 7?\n"
-    for observation in ("\nObservation: 42\n", ""):
-        body = {"text": text, "sampling_params": sampling}
+    for seed, observation in ((SEEDS[0], "\nObservation: 42\n"), (SEEDS[1], "")):
+        body = {"text": text, "sampling_params": {"max_new_tokens": 32, "sampling_seed": seed}}
         _, reply = call(url, "/generate", body)
         say(_curl(url, "/generate", body))
         text += reply["text"] + observation

@@ -71,15 +71,18 @@ class Conversation:
         """
         tokens, mask = self.trajectory["tokens"], self.trajectory["loss_mask"]
         runs = [[token for _, token in run] for is_sampled, run in _runs(mask, tokens) if is_sampled]
-        read = [ids for ids, text in zip(self.sampled, self.replies, strict=True) if text]
+        last = len(self.replies) - 1
+        read = [
+            ids for turn, (ids, text) in enumerate(zip(self.sampled, self.replies, strict=True)) if text or turn == last
+        ]
         kept = len(runs) == len(read) and all(run == ids[: len(run)] for run, ids in zip(runs, read, strict=True))
-        last_is_whole = not self.replies[-1] or runs[-1] == read[-1]
+        last_is_whole = kept and runs[-1] == read[-1]
         logprobs = [
             value for value, is_sampled in zip(self.trajectory["rollout_logp"], mask, strict=True) if is_sampled
         ]
         versioned = sum(run["end"] - run["start"] for run in self.trajectory["weight_versions"])
         known = all(value < 0 for value in logprobs) and versioned == len(logprobs)
-        return bool(self.trajectory["exact"]) and kept and last_is_whole and known
+        return bool(self.trajectory["exact"]) and last_is_whole and known
 
 
 def _runs(mask: Sequence[int], tokens: Sequence[int]) -> Any:
@@ -94,7 +97,8 @@ def play(url: str, number: int, turns: int, tell: Callable[[], None]) -> Convers
     for turn in range(turns):
         if turn:
             talk.text += f"\nObservation: {rng.choice(OBSERVATIONS)}\n"
-        headers, reply = call(url, "/generate", {"text": talk.text, "sampling_params": SAMPLING})
+        sampling = {**SAMPLING, "sampling_seed": 1000 * number + turn}  # the same for everybody who runs it
+        headers, reply = call(url, "/generate", {"text": talk.text, "sampling_params": sampling})
         talk.text += reply["text"]
         talk.replies.append(reply["text"])
         talk.sampled.append(reply["output_ids"])

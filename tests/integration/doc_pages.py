@@ -1,7 +1,7 @@
 """The code blocks of a page of documentation, and what its comments say about them.
 
-    <!-- not run: it needs a GPU -->      the next block is not run, and why
-    <!-- varies: \\d+ ms -->               in the next block, which is an output, whatever fits this may be something else
+<!-- not run: it needs a GPU -->      the next block is not run, and why
+<!-- varies: \\d+ ms -->               in the next block, which is an output, whatever fits this may be something else
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from middleware_hub.encoder import CHECK_EVERY, FastEncoder, encoder, is_verbatim
 from middleware_hub.vocabulary import Vocabulary
+from router.embedded.ngram import shipped_tokenizer
 from router.errors import BadRequestError
 from tests.support.vocabularies import Name, vocabulary
 
@@ -47,6 +49,69 @@ def expected(name: Name, text: str) -> list[int]:
 @settings(deadline=None)  # the first example loads a vocabulary
 def test_ids_are_those_of_tokenizers(name: Name, text: str) -> None:
     assert made(name)(text) == expected(name, text)
+
+
+def _split(pattern: str, **how: object) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False, **how}
+
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+WORD = r"[^\r\n\p{L}\p{N}]?"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# How the tokenizers of published models take texts apart, before BPE.
+SPLITS: dict[str, list[dict[str, object]]] = {
+    "gpt2": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}],
+    "llama3": [_split(rf"{CONTRACTIONS}|{WORD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}")],
+    "qwen3.5": [
+        _split(rf"{CONTRACTIONS}|{WORD}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}")
+    ],
+    "gpt-oss": [
+        _split(
+            rf"{WORD}{UPPER}*{LOWER}+{CONTRACTIONS}?|{WORD}{UPPER}+{LOWER}*{CONTRACTIONS}?"
+            rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+        )
+    ],
+    "deepseek": [
+        _split(r"\p{N}{1,3}"),
+        _split("[一-龥぀-ゟ゠-ヿ]+"),
+        _split(
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
+        ),
+    ],
+    "digits": [{"type": "Digits", "individual_digits": True}],
+}
+
+
+def taking_apart(parts: list[dict[str, object]], folder: Path) -> Tokenizer:
+    """A tokenizer that takes texts apart in this way, and for the rest is the one in a folder."""
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    parts = parts if parts[-1]["type"] == "ByteLevel" else [*parts, last]
+    return Tokenizer.from_str(json.dumps({**settings, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}))
+
+
+@cache
+def small_one(name: str) -> tuple[Tokenizer, Callable[[str], list[int]]]:
+    backend = taking_apart(SPLITS[name], shipped_tokenizer())
+    return backend, encoder(backend, json.loads(backend.to_str()), "fastokens")
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@given(text=TEXTS)
+@settings(deadline=None)
+def test_texts_are_taken_apart_as_published_models_do_it(name: str, text: str) -> None:
+    backend, encode = small_one(name)
+    assert encode(text) == backend.encode(text, add_special_tokens=False).ids
+
+
+def test_what_is_encoded_differently_is_noticed_at_the_start() -> None:
+    """The two libraries do not mean the same by the words of such a pattern."""
+    backend = taking_apart([_split(r"\w+", invert=True)], vocabulary("qwen"))
+    assert not isinstance(encoder(backend, json.loads(backend.to_str()), "auto"), FastEncoder)
+    with pytest.raises(BadRequestError, match=r"it encodes .* differently"):
+        encoder(backend, json.loads(backend.to_str()), "fastokens")
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)

@@ -94,6 +94,15 @@ def test_a_reply_that_stopped_at_once_leaves_nothing(tokenizer: Tokenizer) -> No
     assert not found.exact
 
 
+def test_a_last_reply_that_stopped_at_once_is_there_whole(tokenizer: Tokenizer) -> None:
+    """No next turn says how much of it is read, so the text ends where it does, stop string and all."""
+    found = talk(tokenizer)
+    found.replies[-1] = ""
+    assert found.exact
+    found.sampled[-1] = ids(tokenizer, " se", "arch", "Observation")
+    assert not found.exact
+
+
 def test_the_table_has_a_line_for_each_and_one_for_all(tokenizer: Tokenizer) -> None:
     lines = table([talk(tokenizer), talk(tokenizer)], Speller(tokenizer)).splitlines()
     assert lines[-1].split("  ")[0] == "all"
