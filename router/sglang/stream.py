@@ -156,11 +156,14 @@ class StreamedReply:
         if self._meta is None:
             return None
         first, other = self._texts()
+        meta = self._meta
+        if meta.finish_reason is None and meta.completion_tokens is not None and meta.completion_tokens < len(self.ids):
+            meta = msgspec.structs.replace(meta, completion_tokens=None)  # it was counted too early, see `_is_delta`
         open_question = self._entries is None and not self._cumulative_ids and first != other
         logprobs = None if self._entries is None else [entry[0] for entry in self._entries]
         logprob_ids = None if self._entries is None else [entry[1] for entry in self._entries]
         ids = self.ids if self._had_ids else list(logprob_ids or ())
-        return assemble(self._meta, ids, first, logprobs, logprob_ids, other if open_question else None)
+        return assemble(meta, ids, first, logprobs, logprob_ids, other if open_question else None)
 
     def _texts(self) -> tuple[str, str]:
         """The text so far, and what it would be if events had been of the other kind."""
@@ -235,10 +238,11 @@ class StreamedReply:
         meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
         ids = msgspec.json.decode(fields["output_ids"], type=list[int])
         entries = decode_entries(raw_entries) if raw_entries is not None and self._entries is not None else []
-        if meta.completion_tokens != len(self.ids) + len(ids):
+        completed = meta.completion_tokens
+        if completed is None or len(self.ids) + len(ids) < completed:
             return False
         if self._entries is not None:
-            if meta.completion_tokens != len(self._entries) + len(entries) or raw_entries is None:
+            if raw_entries is None or len(self._entries) + len(entries) < completed:
                 return False
             self._entries += entries
             self._raw_logprobs = _joined(self._raw_logprobs, raw_entries)
@@ -257,8 +261,10 @@ class StreamedReply:
             self._cumulative_ids = False
             self.ids += msgspec.json.decode(raw, type=list[int])
             return
-        self._grows_ids = bool(before and completed is not None and inner.startswith(self._raw_ids))
-        if before and inner.startswith(self._raw_ids):
+        # Behind deltas `_raw_ids` is none of the beginning of it.
+        goes_on = bool(before and self._cumulative_ids and inner.startswith(self._raw_ids))
+        self._grows_ids = goes_on and completed is not None
+        if goes_on:
             new = inner[len(self._raw_ids) :].lstrip(b", ")
             self.ids += msgspec.json.decode(b"[" + new + b"]", type=list[int])
         else:
@@ -284,8 +290,12 @@ class StreamedReply:
 
     @staticmethod
     def _is_delta(count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
-        """Whether a list that is not the first holds only what is new: then it is shorter than what is complete."""
-        return count != completed if completed is not None else not inner.startswith(previous)
+        """Whether a list that is not the first holds only what is new: then it is shorter than what is complete.
+
+        It may be longer than what is complete, and is not a delta then: of a cumulative event SGLang (0.5.23) counts the tokens
+        when it makes it, and prints the list when it sends it, by when a busy one has added to the list.
+        """
+        return count < completed if completed is not None else not inner.startswith(previous)
 
     def _take_text(self, raw: bytes) -> None:
         told_by_logprobs = self._entries is not None or self._cumulative_ids

@@ -249,6 +249,15 @@ KNOWN: dict[str, str] = {
 PARTIAL = ("/server_info", "/get_server_info")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def versions_put_back(sglang_workers: list[SGLangServer]) -> Iterator[None]:
+    """The workers are those of other tests, too, which take it that all have the same weights."""
+    yield
+    for worker in sglang_workers:
+        ask = Ask("/update_weight_version", {"new_version": "default", "abort_all_requests": False})
+        assert send(worker.url, ask)[0] == 200
+
+
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[list[EmbeddedWorker]]:
     """Like the real ones: the first streams cumulatively, the second in deltas."""

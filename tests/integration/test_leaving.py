@@ -419,3 +419,25 @@ def test_a_client_that_leaves_in_the_middle_of_its_request(served: Stack, worker
     reply = served.generate({"text": "A:", "sampling_params": {"max_new_tokens": 1}})
     assert len(worker.log) == logged + 1, reply
     assert total(outcomes(served)) == total(before) + 1
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["to its end", "until its client left"])
+def test_a_stream_that_is_ahead_of_its_own_count_is_kept(
+    served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str, leaves: bool
+) -> None:
+    """A busy SGLang counts the tokens of a cumulative event before it prints them."""
+    worker.fault("late_count")
+    worker.hold(after=6)
+    asking = ask(served, asks, space, rid=space, stream=True, sampling_params={"max_new_tokens": 9})
+    worker.wait_for_arrivals(1)
+    events = [asking.event() for _ in range(6)]
+    assert [event["meta_info"]["completion_tokens"] for event in events if event] == [1, 1, 2, 2, 3, 3]
+    if leaves:
+        asking.leave(rudely=True)
+        worker.wait_until_idle()
+    worker.release()
+    if not leaves:
+        assert len(asking.events()[-1]["output_ids"]) == 9
+    settle(served)
+    record = worker.log[-1]
+    assert_kept(served.retrieve("A:" + record.text, namespace=space, request_id=space), record)

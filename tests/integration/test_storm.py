@@ -25,9 +25,10 @@ import pytest
 from router.config import AbortConfig
 from router.embedded.records import Record
 from router.embedded.vocabulary import load_vocabulary
+from router.embedded.wire import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.conftest import MORE
-from tests.support.asking import Asking, assert_kept, counted, outcomes, settle, until
+from tests.support.asking import Asking, assert_kept, counted, outcomes, said_once, settle, until
 from tests.support.client import call
 from tests.support.stack import Stack, stack
 from tests.support.vocabularies import vocabulary
@@ -163,25 +164,29 @@ def streamed(storm: Storm, asking: Asking, text: str, leave_after: int | None) -
         if len(events) == leave_after:
             storm.note("left a stream")
             return []
-    said = [event["text"] for event in events]
-    ids = [event["output_ids"] for event in events]
     told = [
         _told(event["meta_info"] | {"finish_reason": event["meta_info"]["finish_reason"] or {"type": ""}})
         for event in events
     ]
-    _, request_id, finish = told[-1]
-    assert {one[1] for one in told} == {request_id}
-    logprobs = [one[0] for one in told]
-    return [
-        Got(
-            text,
-            "".join(said) if style == "incremental" else said[-1],
-            ids[-1] if style == "cumulative" else list(chain.from_iterable(ids)),
-            list(chain.from_iterable(logprobs)) if style == "incremental" else logprobs[-1],
-            request_id,
-            finish,
-        )
-    ]
+    assert {request_id for _, request_id, _ in told} == {told[-1][1]}
+    return [Got(text, *_put_together(style, events, [logprobs for logprobs, _, _ in told]), *told[-1][1:])]
+
+
+def _put_together(
+    style: StreamStyle, events: list[dict[str, Any]], logprobs: list[list[float]]
+) -> tuple[str, list[int], list[float]]:
+    """Text, ids and logprobs. After a pause that retracted it, the last event of an aborted stream says all of it again."""
+    said, ids = [event["text"] for event in events], [event["output_ids"] for event in events]
+    count = events[-1]["meta_info"]["completion_tokens"]
+    if style == "cumulative":
+        return said[-1], ids[-1], logprobs[-1]
+    joined = list(chain.from_iterable(ids))
+    if style == "mixed":
+        return said[-1], joined if len(joined) == count else ids[-1], logprobs[-1]
+    text = "".join(said)
+    if len(joined) > count:
+        text = said_once("".join(said[:-1]), said[-1])
+    return text, joined[:count], list(chain.from_iterable(logprobs))[:count]
 
 
 def trouble(storm: Storm, chance: random.Random) -> None:

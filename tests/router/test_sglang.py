@@ -761,6 +761,28 @@ def test_without_logprobs_one_of_two_readings_is_the_reply(style: str, steps: li
         assert reply.other_text is None, "there is no doubt"
 
 
+@given(steps=STEPS, logprobs=st.booleans(), texts=st.booleans(), data=st.data())
+def test_a_cumulative_stream_may_be_ahead_of_its_own_count(
+    steps: list[list[Token]], logprobs: bool, texts: bool, data: st.DataObject
+) -> None:
+    """SGLang counts the tokens of an event when it makes it, and prints them when it sends it. Only the last one is sure."""
+    events = [json.loads(event) for event in payloads(steps, "cumulative", logprobs=logprobs, texts=texts)]
+    counted = 1
+    for event in events[:-1]:
+        counted = data.draw(st.integers(counted, event["meta_info"]["completion_tokens"]))
+        event["meta_info"]["completion_tokens"] = counted
+    tokens = [token for step in steps for token in step]
+    raw = [compact(event) for event in events]
+    reply = read(raw).reply()
+    assert reply is not None
+    assert (reply.ids, reply.text) == ([t[0] for t in tokens], "".join(t[2] for t in tokens))
+    assert reply.logprobs == ([t[1] for t in tokens] if logprobs else None)
+    assert reply.fault(4, logprobs_asked=logprobs) is None
+    so_far = read(raw[: data.draw(st.integers(1, len(raw)))]).reply()
+    assert so_far is not None
+    assert so_far.fault(4, logprobs_asked=logprobs) is None
+
+
 @pytest.mark.parametrize("joined", [False, True], ids=["alone", "joined to the delta before"])
 @given(steps=STEPS)
 def test_a_stream_of_deltas_that_repeats_itself_at_its_end(joined: bool, steps: list[list[Token]]) -> None:

@@ -126,3 +126,8 @@ def assert_kept(found: dict[str, Any], record: Record) -> None:
     assert found["rollout_logp"][start:] == record.logprobs
     assert [version for at, version in versions_of(found["weight_versions"]) if at >= start] == record.versions
     assert found["exact"], found["reasons"]
+
+
+def said_once(before: str, last: str) -> str:
+    """The text of a stream of deltas that was retracted and aborted: its last event is all of it, behind a last delta."""
+    return before + last[: (len(last) - len(before)) // 2]
