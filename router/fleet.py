@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -31,9 +31,6 @@ CALL_SECONDS = 60.0
 
 ABORT_SECONDS = 10.0
 """How long a worker is told about a client that left."""
-
-AFTER_A_PAUSE = (0.1, 1.0)
-"""Seconds from the end of a pause to an abort of what was to end while it lasted, and from there to another one."""
 
 
 class Fleet:
@@ -60,6 +57,7 @@ class Fleet:
         """The table of paths and methods."""
         everywhere: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
             "/pause_generation": ("POST", lambda body: body.get("mode", "abort") == "abort"),
+            "/continue_generation": ("POST", _never),
             "/flush_cache": ("GET POST", _never),
             "/release_memory_occupation": ("GET POST", _never),
             "/resume_memory_occupation": ("GET POST", _never),
@@ -76,7 +74,6 @@ class Fleet:
             for path, (methods, aborts) in everywhere.items()
         }
         handlers["/abort_request"] = {"POST": self.abort_request}
-        handlers["/continue_generation"] = {"POST": self.continue_generation}
         return [Route(path, ByMethod(by_method)) for path, by_method in handlers.items()]
 
     async def abort_request(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,14 +82,11 @@ class Fleet:
         body = _object(raw)
         rid = body.get("rid")
         if body.get("abort_all") or not isinstance(rid, str) or not rid:
-            if body.get("abort_all"):
-                self.flights.mean_all()
             with self.flights.ending() if body.get("abort_all") else contextlib.nullcontext():
                 await self.everywhere(scope, send, raw)
             return
         meant = self.flights.named(rid)
         for flight, position in meant:
-            flight.named.add(position)
             flight.end((position,))
         calls, headers = [], self._headers(scope)
         for flight, position in meant:
@@ -108,29 +102,6 @@ class Fleet:
             logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid)
             # Nobody here knows it: a sample of a group, or a generation that came past this router.
             await self.everywhere(scope, send, raw)
-
-    async def continue_generation(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """End a pause; and then, once more, what was to end while it lasted.
-
-        A paused worker does not hear of it: what came to it in a pause is not with its scheduler yet, and the abort is lost.
-        """
-        body = await read_body(scope, receive, self._max_body_bytes)
-        await self.everywhere(scope, send, body)
-        if self.flights.meant:
-            self._in_background(self._abort_the_meant(self._headers(scope)))
-
-    async def _abort_the_meant(self, headers: HeaderList) -> None:
-        for seconds in AFTER_A_PAUSE:
-            # What waited is handed on to the scheduler one by one, and until then there is nothing to abort.
-            await asyncio.sleep(seconds)
-            await asyncio.gather(
-                *(
-                    self._abort(flight.worker, rid, headers)
-                    for flight in self.flights.meant
-                    for position, rid in flight.rids.items()
-                    if flight.worker is not None and position in flight.named
-                )
-            )
 
     async def everywhere(self, scope: Scope, send: Send, body: bytes, *, seconds: float | None = CALL_SECONDS) -> None:
         """Send a call to every worker. Raises NoWorkerError if there is none."""
@@ -156,12 +127,9 @@ class Fleet:
         headers = self._headers(scope)
         for rid in flight.rids.values():
             if not self.flights.shares_prefix(rid, worker):
-                self._in_background(self._abort(worker, rid, headers))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
+                task = asyncio.create_task(self._abort(worker, rid, headers))
+                self._aborts.add(task)
+                task.add_done_callback(self._aborts.discard)
 
     async def close(self) -> None:
         """Let the last aborts go out."""

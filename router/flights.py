@@ -27,14 +27,12 @@ class Flight:
         names: what the client calls each of its generations; empty where it has no say in it (`n > 1`).
         rids: what the worker calls them in the present attempt, by position in `names`; those not sent again are missing.
         worker: who has it, or had it last.
-        named: the generations that `/abort_request` meant, by their ids or all of them.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.rids: dict[int, str] = dict(enumerate(names))
         self.worker: Worker | None = None
-        self.named: set[int] = set()
         self._asked: set[int] = set()
         self._all_asked = False
         self._changed = asyncio.Event()
@@ -93,16 +91,6 @@ class Flights:
             if not self._by_name[name]:
                 del self._by_name[name]
                 del self._names[bisect_left(self._names, name)]
-
-    @property
-    def meant(self) -> list[Flight]:
-        """Those that `/abort_request` meant, and that are in flight all the same."""
-        return [flight for flight in self._flights if flight.named]
-
-    def mean_all(self) -> None:
-        """`/abort_request` means everything that is in flight."""
-        for flight in self._flights:
-            flight.named.update(range(len(flight.names)))
 
     @contextmanager
     def ending(self) -> Iterator[None]:

@@ -652,27 +652,6 @@ def test_what_is_aborted_after_a_pause_retracted_it_is_kept(
 
 
 @on("patient")
-@pytest.mark.parametrize("how", ["rid", "all"])
-@pytest.mark.parametrize("mode", ["in_place", "abort"])
-def test_what_comes_in_a_pause_and_is_to_end_ends_after_it(
-    served: Stack, asks: list[Asking], space: str, mode: str, how: str
-) -> None:
-    """A paused worker does not hear of the abort, and would run it to its end."""
-    worker = served.workers[0]
-    assert served.post("/pause_generation", {"mode": mode}).status == 200
-    asking = ask(served, asks, {"text": "A:", "rid": space, "sampling_params": {"max_new_tokens": 10_000}}, space)
-    other = ask(served, asks, {"text": "B:", "sampling_params": {"max_new_tokens": 4}}, space) if how == "rid" else None
-    worker.wait_for_arrivals(1 if other is None else 2)
-    worker.hold(after=3)
-    asked_for(served, how, space)
-    assert served.post("/continue_generation", {}).status == 200
-    assert finish(asking.answer().json()) == "abort"
-    worker.release()
-    if other is not None:
-        assert finish(other.answer().json()) == "length"
-
-
-@on("patient")
 def test_an_id_that_nobody_knows_goes_to_every_worker(served: Stack) -> None:
     told = len(calls(served.workers[0], "/abort_request"))
     assert served.post("/abort_request", {"rid": "nobody's"}).status == 200

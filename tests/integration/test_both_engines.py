@@ -254,7 +254,8 @@ def versions_put_back(sglang_workers: list[SGLangServer]) -> Iterator[None]:
     """The workers are those of other tests, too, which take it that all have the same weights."""
     yield
     for worker in sglang_workers:
-        ask = Ask("/update_weight_version", {"new_version": "default", "abort_all_requests": False})
+        body = {"new_version": "default", "abort_all_requests": False}
+        ask = Ask("put back", "POST", "/update_weight_version", body)
         assert send(worker.url, ask)[0] == 200
 
 

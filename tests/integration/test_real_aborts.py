@@ -300,19 +300,3 @@ def test_what_is_aborted_after_a_pause_retracted_it_is_kept(
     found = retrieve(url, "Retract me" + text, request_id=name)
     assert found["exact"]
     assert found["response_length"] == events[-1]["meta_info"]["completion_tokens"]
-
-
-def test_what_comes_in_a_pause_and_is_to_end_ends_after_it(router: str, sglang_workers: list[SGLangServer]) -> None:
-    """The worker has not heard of the abort."""
-    assert call(f"{router}/pause_generation", {"mode": "in_place"}).status == 200
-    with ThreadPoolExecutor() as pool:
-        reply = in_background(pool, router, "Never mind", LONG, rid="never-mind")
-        deadline = time.monotonic() + 20
-        while not any(one["load"] for one in call(f"{router}/workers").json()["workers"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)  # a poll: until it is at its worker
-        assert call(f"{router}/abort_request", {"rid": "never-mind"}).status == 200
-        assert call(f"{router}/continue_generation", {}).status == 200
-        partial = reply.result()
-    assert partial["meta_info"]["finish_reason"]["type"] == "abort"
-    assert len(partial["output_ids"]) < 3_000
