@@ -36,60 +36,9 @@ CHECK_EVERY = 1024
 _PROBES = 300
 _KNOWN_PARTS = frozenset({"Split", "ByteLevel", "Digits", "Sequence", "NFC"})
 _AWKWARD = (
-    *(
-        "a",
-        "Z",
-        "the",
-        " the",
-        "hello",
-        "World",
-        " ",
-        "  ",
-        "    ",
-        "\t",
-        "\n",
-        "\n\n",
-        "\r\n",
-        " \n",
-        "\u00a0",
-        "\u3000",
-    ),
-    *(
-        "1",
-        "23",
-        "4567",
-        "3.14",
-        ".",
-        "...",
-        "!?",
-        "'s",
-        "'LL",
-        "'",
-        '"',
-        "{}",
-        "()",
-        "_x",
-        "def f(x):\n    return x\n",
-    ),
-    *(
-        "é",
-        "e\u0301",
-        "ü",
-        "ß",
-        "ſ",
-        "İ",
-        "ﬁ",
-        "ÅÅ",
-        "你好",
-        "日本語",
-        "안녕",
-        "\u1112\u1161\u11ab",
-        "ไทย",
-        "שלום",
-        "हिन्दी",
-    ),
-    *("🙂", "👍🏽", "👩\u200d💻", "\u200d", "\ufffd", "\x00", "\x1f", "\ue000", "𝒳", "א\u05b0"),
-    *("<", "|", ">", "<|", "|>", "im"),
+    *"a Z the hello World 1 23 4567 3.14 . ... !? 's 'LL ' \" {} () _x < | > <| |> im é ü ß ſ İ ﬁ 你好 日本語 안녕 ไทย".split(),
+    *"שלום हिन्दी 🙂 👍🏽 𝒳 e\u0301 A\u030a \u1112\u1161\u11ab א\u05b0 \u200d \ufffd \ue000 \x00 \x02".split(" "),
+    *(" the", " ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", " \n", "\u00a0", "\u3000", "def f(x):\n    return x\n"),
 )
 
 Encode = Callable[[str], list[int]]
@@ -161,13 +110,15 @@ def is_verbatim(settings: dict[str, Any]) -> bool:
     """
     steps = [part for key in ("normalizer", "pre_tokenizer") for part in parts(settings[key])]
     kinds = {part["type"] for part in steps}
+    model = settings["model"]
     return (
-        settings["model"]["type"] == "BPE"
+        model["type"] == "BPE"
+        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
         and "ByteLevel" in kinds
         and kinds <= _KNOWN_PARTS
         and not any(part.get("add_prefix_space") or part.get("behavior") == "Removed" for part in steps)
         and not any(token["lstrip"] or token["rstrip"] for token in settings["added_tokens"])
-        and set(pre_tokenizers.ByteLevel.alphabet()) <= settings["model"]["vocab"].keys()
+        and set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
     )
 
 

@@ -35,11 +35,6 @@ from tests.support.vocabularies import vocabulary
 
 CONVERSATIONS = 500 if MORE else 100
 TURNS = 8 * (MORE or 1)
-TOLD = (
-    200,
-    207,
-    502,
-)  # all workers, some, or none of them: on a machine that is busy enough none may be reached in time
 SHARE_OF_TROUBLE = 0.35
 BROKEN = (OSError, http.client.HTTPException)
 
@@ -205,18 +200,18 @@ def trouble(storm: Storm, chance: random.Random) -> None:
     if what == "abort":
         rids = [rid for one in served.workers for rid in list(one.jobs)]
         if rids:
-            assert served.post("/abort_request", {"rid": chance.choice(rids)}).status in TOLD
+            assert served.post("/abort_request", {"rid": chance.choice(rids)}).status in (200, 207, 502)
     elif what == "abort all there":
         with contextlib.suppress(*BROKEN):
             call(worker.url + "/abort_request", {"abort_all": True})
     elif what == "abort all":
-        assert served.post("/abort_request", {"abort_all": True}).status in TOLD
+        assert served.post("/abort_request", {"abort_all": True}).status in (200, 207)
     elif what == "pause":
         mode = chance.choice(("abort", "retract", "in_place"))
-        assert served.post("/pause_generation", {"mode": mode}).status in TOLD
+        assert served.post("/pause_generation", {"mode": mode}).status in (200, 207)
         if chance.random() < 0.5:
             update(storm, "/update_weights_from_disk", "weight_version", abort=False)
-        assert served.post("/continue_generation", {}).status in TOLD
+        assert served.post("/continue_generation", {}).status in (200, 207)
     elif what == "update":
         update(storm, "/update_weight_version", "new_version", abort=chance.random() < 0.5)
     elif what == "update there":
@@ -234,7 +229,7 @@ def new_version(storm: Storm) -> str:
 def update(storm: Storm, path: str, name: str, *, abort: bool) -> None:
     body = {name: new_version(storm), "abort_all_requests": abort, "model_path": "x"}
     answer = storm.served.post(path, body)
-    assert answer.status in TOLD, answer.content
+    assert answer.status in (200, 207), answer.content
 
 
 def death(storm: Storm, worker: EmbeddedWorker, chance: random.Random) -> None:

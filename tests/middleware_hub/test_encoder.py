@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from middleware_hub.encoder import CHECK_EVERY, FastEncoder, encoder, is_verbatim
 from middleware_hub.vocabulary import Vocabulary
@@ -19,8 +20,21 @@ from router.embedded.ngram import shipped_tokenizer
 from router.errors import BadRequestError
 from tests.support.vocabularies import Name, vocabulary
 
+ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTE_LEVEL: tuple[Name, ...] = ("qwen", "tekken")
 SENTENCEPIECE: tuple[Name, ...] = ("mistral-v1", "mistral-v1-legacy")
+
+
+@cache
+def backend(name: Name) -> Tokenizer:
+    return Tokenizer.from_file(str(vocabulary(name) / "tokenizer.json"))
+
+
+@cache
+def json_of(name: Name) -> dict[str, Any]:
+    return dict(json.loads(backend(name).to_str()))
+
+
 TEXTS = st.text(max_size=60) | st.lists(
     st.sampled_from(
         [" ", "  ", "\n", "\r\n", "'s", "the", " the", "12", "é", "e\u0301", "한", "\u1112\u1161\u11ab", "👍🏽"]
@@ -28,11 +42,6 @@ TEXTS = st.text(max_size=60) | st.lists(
     | st.sampled_from(["<think>", "<|im_end|>", "<|im", "[INST]", "</s>", "\ufffd", "\u200d"]),
     max_size=20,
 ).map("".join)
-
-
-@cache
-def backend(name: Name) -> Tokenizer:
-    return Tokenizer.from_file(str(vocabulary(name) / "tokenizer.json"))
 
 
 @cache
@@ -175,17 +184,20 @@ def test_one_with_dummy_spaces_is_not_verbatim(name: Name) -> None:
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
         {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}},
         {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": dict.fromkeys(ALPHABET, 0), "end_of_word_suffix": "</w>"}},
         {"added_tokens": [{"id": 9, "content": "<x>", "lstrip": True, "rstrip": False}]},
     ],
-    ids=["a normalizer", "a space in front", "what is split off is lost", "bytes without a token", "lstrip"],
+    ids=[
+        "a normalizer",
+        "a space in front",
+        "what is split off is lost",
+        "bytes without a token",
+        "a suffix",
+        "lstrip",
+    ],
 )
 def test_what_changes_characters_is_not_verbatim(changed: dict[str, object]) -> None:
     assert not is_verbatim({**json_of("qwen"), **changed})
-
-
-@cache
-def json_of(name: Name) -> dict[str, object]:
-    return dict(json.loads(backend(name).to_str()))
 
 
 @cache
