@@ -73,14 +73,21 @@ def retrieve(url: str, text: str, **body: Any) -> Json:
 
 
 def busy(workers: list[SGLangServer]) -> SGLangServer:
-    """The worker that runs something: waits until one does."""
+    """The worker that samples something: waits until one does.
+
+    To run is not enough: what is aborted between its arrival and its first token has no token to be kept.
+    """
     deadline = time.monotonic() + 20
+    before = [(0, 0)] * len(workers)
     while time.monotonic() < deadline:
-        for worker in workers:
-            if call(f"{worker.url}/flush_cache", {}).status != 200:
-                return worker
-        time.sleep(0.02)
-    raise AssertionError("nothing runs")
+        for number, worker in enumerate(workers):
+            load = call(f"{worker.url}/v1/loads?include=core").json()["loads"][0]
+            running, tokens = load["num_running_reqs"], load["num_used_tokens"]
+            if running and running == before[number][0] and tokens > before[number][1]:
+                return worker  # the same ones as before, and longer
+            before[number] = running, tokens
+        time.sleep(0.01)  # a poll of another process: there is nothing to wait on
+    raise AssertionError("nothing is sampled")
 
 
 def in_background(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Future[Any]:
