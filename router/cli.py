@@ -13,7 +13,11 @@ from router.app import create_app
 from router.config import (
     RADIX_TREE_MIDDLEWARE,
     AbortConfig,
+    BreakerConfig,
+    HealthConfig,
+    QueueConfig,
     RadixConfig,
+    RetryConfig,
     RouterConfig,
     ServerConfig,
     TokenizerBackend,
@@ -102,6 +106,122 @@ def parser() -> argparse.ArgumentParser:
         "--policy", default=WorkersConfig.policy, metavar="NAME", help=f"{', '.join(POLICIES)} (%(default)s)"
     )
 
+    workers.add_argument(
+        "--connect-timeout-secs",
+        type=float,
+        default=WorkersConfig.connect_timeout,
+        metavar="S",
+        help="what a connection may take (%(default)s)",
+    )
+    workers.add_argument(
+        "--request-timeout-secs",
+        type=float,
+        metavar="S",
+        help="what the first byte of a reply may take; then it is aborted and sent elsewhere (a pause counts: no limit)",
+    )
+    workers.add_argument(
+        "--stream-idle-timeout-secs", type=float, metavar="S", help="what may pass between two events (no limit)"
+    )
+
+    health = parser.add_argument_group("the health of workers")
+    health.add_argument(
+        "--health-check-interval-secs",
+        type=float,
+        default=HealthConfig.interval,
+        metavar="S",
+        help="between two probes of a worker (%(default)s)",
+    )
+    health.add_argument(
+        "--health-check-timeout-secs", type=float, default=HealthConfig.timeout, metavar="S", help="(%(default)s)"
+    )
+    health.add_argument(
+        "--health-failure-threshold",
+        type=int,
+        default=HealthConfig.failure_threshold,
+        metavar="N",
+        help="bad probes in a row after which nothing more is sent to a worker (%(default)s)",
+    )
+    health.add_argument(
+        "--health-success-threshold",
+        type=int,
+        default=HealthConfig.success_threshold,
+        metavar="N",
+        help="good ones in a row after which it is taken back (%(default)s)",
+    )
+    health.add_argument(
+        "--version-gate",
+        action="store_true",
+        help="send nothing to a worker at another weight version than a call through here gave to all",
+    )
+    health.add_argument(
+        "--cb-failure-threshold",
+        type=int,
+        default=BreakerConfig.failure_threshold,
+        metavar="N",
+        help="requests in a row that fail by a worker's fault and open its circuit breaker (%(default)s)",
+    )
+    health.add_argument(
+        "--cb-timeout-duration-secs",
+        type=float,
+        default=BreakerConfig.timeout,
+        metavar="S",
+        help="until an open one lets a request through to see (%(default)s)",
+    )
+    health.add_argument(
+        "--cb-success-threshold",
+        type=int,
+        default=BreakerConfig.success_threshold,
+        metavar="N",
+        help="such requests in a row that close it (%(default)s)",
+    )
+    health.add_argument("--disable-circuit-breaker", action="store_true", help="leave it to the probes")
+
+    retry = parser.add_argument_group("full workers, and the queue")
+    retry.add_argument(
+        "--retry-max-retries",
+        type=int,
+        default=RetryConfig.attempts,
+        metavar="N",
+        help="attempts in all at workers that answer 429 or 503 (%(default)s)",
+    )
+    retry.add_argument(
+        "--retry-initial-backoff-ms",
+        type=float,
+        default=RetryConfig.first_wait * 1000,
+        metavar="MS",
+        help="(%(default)g)",
+    )
+    retry.add_argument(
+        "--retry-max-backoff-ms",
+        type=float,
+        default=RetryConfig.longest_wait * 1000,
+        metavar="MS",
+        help="(%(default)g)",
+    )
+    retry.add_argument(
+        "--retry-backoff-multiplier", type=float, default=RetryConfig.multiplier, metavar="X", help="(%(default)s)"
+    )
+    retry.add_argument(
+        "--retry-jitter-factor", type=float, default=RetryConfig.jitter, metavar="X", help="0 to 1 (%(default)s)"
+    )
+    retry.add_argument("--disable-retries", action="store_true", help="answer with their 429 or 503 at once")
+    retry.add_argument("--max-inflight", type=int, metavar="N", help="requests at all workers together (no limit)")
+    retry.add_argument("--max-inflight-per-worker", type=int, metavar="N", help="(no limit)")
+    retry.add_argument(
+        "--queue-size",
+        type=int,
+        default=QueueConfig.size,
+        metavar="N",
+        help="requests that may wait for room; others get 429 (%(default)s)",
+    )
+    retry.add_argument(
+        "--queue-timeout-secs",
+        type=float,
+        default=QueueConfig.timeout,
+        metavar="S",
+        help="how long one may wait, then it gets 408 (%(default)s)",
+    )
+
     abort = parser.add_argument_group("aborted generations")
     abort.add_argument("--abort-policy", choices=("retry", "return"), default=AbortConfig.policy, help="(%(default)s)")
     abort.add_argument(
@@ -171,7 +291,7 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             shutdown_grace=args.shutdown_grace,
             log_level=args.log_level,
         ),
-        workers=WorkersConfig(urls=tuple(normalize_url(url) for url in args.worker_urls), policy=args.policy),
+        workers=_workers_config(args),
         abort=AbortConfig(policy=args.abort_policy, attempts=args.abort_retries, wait=args.abort_retry_wait),
         radix=RadixConfig(
             tokenizer_path=args.tokenizer_path,
@@ -183,6 +303,42 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             tokenizer_backend=args.tokenizer_backend,
         ),
         middlewares=middlewares,
+    )
+
+
+def _workers_config(args: argparse.Namespace) -> WorkersConfig:
+    return WorkersConfig(
+        urls=tuple(normalize_url(url) for url in args.worker_urls),
+        policy=args.policy,
+        connect_timeout=args.connect_timeout_secs,
+        request_timeout=args.request_timeout_secs,
+        stream_idle_timeout=args.stream_idle_timeout_secs,
+        health=HealthConfig(
+            interval=args.health_check_interval_secs,
+            timeout=args.health_check_timeout_secs,
+            failure_threshold=args.health_failure_threshold,
+            success_threshold=args.health_success_threshold,
+            version_gate=args.version_gate,
+        ),
+        breaker=BreakerConfig(
+            failure_threshold=args.cb_failure_threshold,
+            success_threshold=args.cb_success_threshold,
+            timeout=args.cb_timeout_duration_secs,
+            enabled=not args.disable_circuit_breaker,
+        ),
+        retry=RetryConfig(
+            attempts=1 if args.disable_retries else args.retry_max_retries,
+            first_wait=args.retry_initial_backoff_ms / 1000,
+            longest_wait=args.retry_max_backoff_ms / 1000,
+            multiplier=args.retry_backoff_multiplier,
+            jitter=args.retry_jitter_factor,
+        ),
+        queue=QueueConfig(
+            max_inflight=args.max_inflight,
+            max_inflight_per_worker=args.max_inflight_per_worker,
+            size=args.queue_size,
+            timeout=args.queue_timeout_secs,
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Literal
@@ -46,6 +47,16 @@ class ServerConfig:
             )
 
 
+def _positive(flag: str, seconds: float) -> None:
+    if not 0 < seconds < math.inf:
+        raise BadRequestError(f"{flag} must be a positive number, not {seconds}")
+
+
+def _at_least_one(flag: str, count: int) -> None:
+    if count < 1:
+        raise BadRequestError(f"{flag} must be at least 1, not {count}")
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -54,13 +65,101 @@ def _is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
+class HealthConfig:
+    """How workers are probed. Times in seconds; thresholds are probes in a row."""
+
+    interval: float = 10.0
+    timeout: float = 5.0
+    failure_threshold: int = 3
+    success_threshold: int = 2
+    version_gate: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("--health-check-interval-secs", self.interval)
+        _positive("--health-check-timeout-secs", self.timeout)
+        _at_least_one("--health-failure-threshold", self.failure_threshold)
+        _at_least_one("--health-success-threshold", self.success_threshold)
+
+
+@dataclass(frozen=True)
+class BreakerConfig:
+    """The circuit breaker of each worker: failures in a row that open it, seconds until it is tried, successes to close it."""
+
+    failure_threshold: int = 10
+    success_threshold: int = 3
+    timeout: float = 60.0
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least_one("--cb-failure-threshold", self.failure_threshold)
+        _at_least_one("--cb-success-threshold", self.success_threshold)
+        _positive("--cb-timeout-duration-secs", self.timeout)
+
+
+@dataclass(frozen=True)
+class RetryConfig:
+    """What a full worker (429, 503) costs: `attempts` in all, with waits in seconds that grow and are spread by `jitter`."""
+
+    attempts: int = 5
+    first_wait: float = 0.05
+    longest_wait: float = 30.0
+    multiplier: float = 1.5
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        _at_least_one("--retry-max-retries", self.attempts)
+        if not 0 <= self.first_wait <= self.longest_wait < math.inf:
+            raise BadRequestError("--retry-initial-backoff-ms must be 0 to --retry-max-backoff-ms")
+        if not 1 <= self.multiplier < math.inf:
+            raise BadRequestError(f"--retry-backoff-multiplier must be at least 1, not {self.multiplier}")
+        if not 0 <= self.jitter <= 1:
+            raise BadRequestError(f"--retry-jitter-factor must be 0 to 1, not {self.jitter}")
+
+
+@dataclass(frozen=True)
+class QueueConfig:
+    """How much is sent to the workers at once, and what may wait for that. None: no limit."""
+
+    max_inflight: int | None = None
+    max_inflight_per_worker: int | None = None
+    size: int = 100
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("--max-inflight", self.max_inflight),
+            ("--max-inflight-per-worker", self.max_inflight_per_worker),
+        ):
+            if value is not None:
+                _at_least_one(flag, value)
+        if self.size < 0:
+            raise BadRequestError(f"--queue-size must not be negative, got {self.size}")
+        _positive("--queue-timeout-secs", self.timeout)
+
+
+@dataclass(frozen=True)
 class WorkersConfig:
-    """The workers, and how one is chosen."""
+    """The workers, how one is chosen, and what is held against one. Times in seconds, None for ever."""
 
     urls: tuple[str, ...] = ()
     policy: str = "least_inflight"
     connect_timeout: float = 5.0
     probe_timeout: float = 2.0
+    request_timeout: float | None = None
+    stream_idle_timeout: float | None = None
+    health: HealthConfig = field(default_factory=HealthConfig)
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+
+    def __post_init__(self) -> None:
+        _positive("--connect-timeout-secs", self.connect_timeout)
+        for flag, value in (
+            ("--request-timeout-secs", self.request_timeout),
+            ("--stream-idle-timeout-secs", self.stream_idle_timeout),
+        ):
+            if value is not None:
+                _positive(flag, value)
 
 
 @dataclass(frozen=True)

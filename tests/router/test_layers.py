@@ -52,6 +52,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.sglang.*",
         "router.policies",
         "router.policies.*",
+        "router.requests",
+        "router.workers.breaker",
         "router.workers.pool",
         "router.workers.worker",
         "middleware_hub.alignment",
