@@ -75,7 +75,7 @@ class ClosingWorker:
         served = 0
         while True:
             head, body = await read_request(reader)
-            if "server_info" in head.split("\r\n")[0]:
+            if any(path in head.split("\r\n")[0] for path in ("server_info", "/ping", "model_info")):
                 writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
                 return
             self.requests += 1
