@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -44,6 +44,12 @@ class RadixMetrics:
         self._matches = cache(matches.labels)
         self.retrievals = Counter(
             "tito_radix_retrievals_total", "Texts retrieved, by whether they were exact", ("exact",), registry=registry
+        )
+        self.staleness = Histogram(
+            "tito_radix_staleness_versions",
+            "Weight versions between the oldest token of a reply and the current version when the reply was recorded",
+            registry=registry,
+            buckets=(0, 1, 2, 3, 5, 8, 13),
         )
         registry.register(_TreeCollector(tree))
 

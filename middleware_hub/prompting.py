@@ -11,6 +11,7 @@ from middleware_hub.spans import SpanFlag, chain_ids, pack_ids, unpack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.errors import BadRequestError
 from router.sglang import GenerateRequest
+from router.tracing import OFF, Tracer
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -35,18 +36,22 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 async def from_text(
-    tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, text: str, parent: str | None
+    tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, text: str, parent: str | None, tracer: Tracer = OFF
 ) -> Prompt:
     """The prompt of a request with text. Raises BadRequestError if the text encodes to no token at all."""
-    match = tree.match(namespace, text, parent=parent)
+    with tracer.span("match", characters=len(text)) as span:
+        match = tree.match(namespace, text, parent=parent)
+        span.set(tokens=match.cut.tokens)
     tree.pin(match)
     try:
         cut = match.cut
         packed, context, encoded = chain_ids(cut.span, cut.take), None, 0
         if cut.start < len(text):
             start, rest = cut.span is None, text[cut.start :]
-            tail, alignment = await tokenizer.encode_aligned(rest, start=start)
-            encoded = len(tail)
+            with tracer.span("encode", characters=len(rest)) as span:
+                tail, alignment = await tokenizer.encode_aligned(rest, start=start)
+                encoded = len(tail)
+                span.set(tokens=encoded)
             context = Context(pack_ids(tail), alignment.flags, alignment.ends)
             packed += context.ids
         if not packed:
@@ -74,14 +79,23 @@ def check_options(tokenizer: Tokenizer, request: GenerateRequest) -> None:
         )
 
 
-def from_ids(tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, ids: list[int], parent: str | None) -> Prompt:
+def from_ids(
+    tree: RadixTree,
+    tokenizer: Tokenizer,
+    namespace: Namespace,
+    ids: list[int],
+    parent: str | None,
+    tracer: Tracer = OFF,
+) -> Prompt:
     """The prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered."""
     text, packed = tokenizer.spell_prompt(ids), pack_ids(ids)
 
     def width(count: int) -> int:
         return len(tokenizer.spell_prompt(ids[:count]))
 
-    match = tree.match_ids(namespace, text, packed, width, parent=parent)
+    with tracer.span("match", characters=len(text)) as span:
+        match = tree.match_ids(namespace, text, packed, width, parent=parent)
+        span.set(tokens=match.cut.tokens)
     rest = ids[match.cut.tokens :]
     context = None
     if rest or match.cut.start < len(text):

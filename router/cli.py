@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import NoReturn, get_args
+
+import prometheus_client
 
 from router.app import create_app
 from router.config import (
@@ -15,17 +19,20 @@ from router.config import (
     AbortConfig,
     BreakerConfig,
     HealthConfig,
+    LogFormat,
     QueueConfig,
     RadixConfig,
     RetryConfig,
     RouterConfig,
     ServerConfig,
     TokenizerBackend,
+    TraceConfig,
     WorkersConfig,
 )
 from router.errors import BadRequestError, RouterError
+from router.logs import configure_logging
 from router.policies import POLICIES
-from router.server import bind, configure_logging, serve
+from router.server import bind, serve
 from router.workers.worker import normalize_url
 
 NO_MIDDLEWARE = "none"
@@ -79,10 +86,29 @@ def parser() -> argparse.ArgumentParser:
     server = parser.add_argument_group("server")
     server.add_argument("--host", default=ServerConfig.host, help="address to listen on (%(default)s)")
     server.add_argument("--port", type=int, default=ServerConfig.port, help="0 takes a free one (%(default)s)")
-    server.add_argument("--api-key", action="append", default=[], metavar="KEY", help="ask for this key; repeatable")
+    server.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="[TENANT:]KEY",
+        help="ask for a key, one tenant's; repeatable; @FILE has one a line, and does not show in the list of processes",
+    )
+    server.add_argument(
+        "--admin-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="ask for this one for what changes the fleet or shows what others do; repeatable, or @FILE",
+    )
     server.add_argument("--insecure", action="store_true", help="listen beyond this machine without any --api-key")
     server.add_argument(
         "--max-body-bytes", type=int, default=ServerConfig.max_body_bytes, metavar="N", help="(%(default)s)"
+    )
+    server.add_argument(
+        "--max-header-bytes", type=int, default=ServerConfig.max_header_bytes, metavar="N", help="(%(default)s)"
+    )
+    server.add_argument(
+        "--max-connections", type=int, metavar="N", help="of clients (half as many as files may be open)"
     )
     server.add_argument(
         "--shutdown-grace",
@@ -97,10 +123,23 @@ def parser() -> argparse.ArgumentParser:
         default=ServerConfig.log_level,
         help="(%(default)s)",
     )
+    server.add_argument(
+        "--log-format",
+        choices=get_args(LogFormat),
+        default=ServerConfig.log_format,
+        help="json is one object a line (%(default)s)",
+    )
 
     workers = parser.add_argument_group("workers")
     workers.add_argument(
         "--worker-urls", nargs="+", action="extend", default=[], metavar="URL", help="more can be added while it runs"
+    )
+    workers.add_argument(
+        "--worker-allow",
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="a network that workers may be in; repeatable (anywhere)",
     )
     workers.add_argument(
         "--policy", default=WorkersConfig.policy, metavar="NAME", help=f"{', '.join(POLICIES)} (%(default)s)"
@@ -260,6 +299,16 @@ def parser() -> argparse.ArgumentParser:
         help="before a text that begins anew; auto does as the tokenizer's own model (%(default)s)",
     )
 
+    trace = parser.add_argument_group("traces")
+    trace.add_argument(
+        "--enable-trace", action="store_true", help="export OpenTelemetry spans: pip install 'tito-router[otel]'"
+    )
+    trace.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="HOST:PORT-or-URL",
+        help="where they go, as OTLP over HTTP (localhost:4318, or what OTEL_EXPORTER_OTLP_ENDPOINT says)",
+    )
+
     parser.add_argument_group("plug-ins").add_argument(
         "--middleware",
         action="append",
@@ -285,11 +334,15 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
         server=ServerConfig(
             host=args.host,
             port=args.port,
-            api_keys=tuple(args.api_key),
+            api_keys=_keys("--api-key", args.api_key),
+            admin_keys=_keys("--admin-key", args.admin_key),
             insecure=args.insecure,
             max_body_bytes=args.max_body_bytes,
+            max_header_bytes=args.max_header_bytes,
+            max_connections=args.max_connections,
             shutdown_grace=args.shutdown_grace,
             log_level=args.log_level,
+            log_format=args.log_format,
         ),
         workers=_workers_config(args),
         abort=AbortConfig(policy=args.abort_policy, attempts=args.abort_retries, wait=args.abort_retry_wait),
@@ -302,13 +355,33 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             add_special_tokens=args.add_special_tokens,
             tokenizer_backend=args.tokenizer_backend,
         ),
+        trace=TraceConfig(enabled=args.enable_trace, endpoint=args.otlp_traces_endpoint),
         middlewares=middlewares,
     )
+
+
+def _keys(flag: str, given: Sequence[str]) -> tuple[str, ...]:
+    """The keys of a flag, and those of files that it names: one a line; lines that are empty or begin with `#` have none."""
+    keys: list[str] = []
+    for value in given:
+        if not value.startswith("@"):
+            keys.append(value)
+            continue
+        try:
+            lines = [line.strip() for line in Path(value[1:]).read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequestError(f"{flag} {value}: the file cannot be read: {error}") from error
+        found = [line for line in lines if line and not line.startswith("#")]
+        if not found:
+            raise BadRequestError(f"{flag} {value}: there is no key in the file")
+        keys += found
+    return tuple(keys)
 
 
 def _workers_config(args: argparse.Namespace) -> WorkersConfig:
     return WorkersConfig(
         urls=tuple(normalize_url(url) for url in args.worker_urls),
+        allow=tuple(args.worker_allow),
         policy=args.policy,
         connect_timeout=args.connect_timeout_secs,
         request_timeout=args.request_timeout_secs,
@@ -354,13 +427,22 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     args = flags.parse_args(given)
     try:
         config = config_from_args(args)
-        configure_logging(config.server.log_level)
+        configure_logging(config.server.log_level, config.server.log_format)
+        _own_the_process()
         app = create_app(config)
         listener = bind(config.server)
     except RouterError as error:
         flags.exit(2, f"{flags.prog}: error: {error}\n")
     with listener:
         sys.exit(serve(app, config.server, listener))
+
+
+def _own_the_process() -> None:
+    """What holds for a whole process is for its command to decide, not for `create_app`."""
+    # Beside each counter there would be another series, of when it was made.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it without types
+    # It says on stderr, past the log, that there is no PyTorch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def _version() -> str:

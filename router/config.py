@@ -7,6 +7,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 from router.errors import BadRequestError
 
@@ -16,6 +17,7 @@ _BYTES_PER_TOKEN = 16
 """What a cached token costs with all that belongs to it: 8 of id and logprob, about 4 of text, the rest of bookkeeping."""
 
 AbortPolicy = Literal["retry", "return"]
+LogFormat = Literal["text", "json"]
 SpecialTokens = Literal["auto", "always", "never"]
 TokenizerBackend = Literal["auto", "huggingface", "fastokens"]
 
@@ -26,24 +28,31 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 30000
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     insecure: bool = False
     max_body_bytes: int = 256 * 1024 * 1024
+    max_header_bytes: int = 64 * 1024
+    max_connections: int | None = None  # None: what the process may have open
     shutdown_grace: float = 180.0
     log_level: str = "info"
+    log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise BadRequestError(f"--port must be 0 to 65535, not {self.port}")
         if self.max_body_bytes < 1:
             raise BadRequestError(f"--max-body-bytes must be at least 1, not {self.max_body_bytes}")
+        if self.max_header_bytes < 1024:
+            raise BadRequestError(f"--max-header-bytes must be at least 1024, not {self.max_header_bytes}")
+        if self.max_connections is not None:
+            _at_least_one("--max-connections", self.max_connections)
         if self.shutdown_grace < 0:
             raise BadRequestError(f"--shutdown-grace must not be negative, got {self.shutdown_grace}")
-        if not all(self.api_keys):
-            raise BadRequestError("--api-key must not be empty")
         if not self.api_keys and not self.insecure and not _is_loopback(self.host):
             raise BadRequestError(
                 f"--host {self.host} lets other machines in: set --api-key, or --insecure to let everybody in"
+                + (" (--admin-key alone leaves generating free)" if self.admin_keys else "")
             )
 
 
@@ -142,6 +151,7 @@ class WorkersConfig:
     """The workers, how one is chosen, and what is held against one. Times in seconds, None for ever."""
 
     urls: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
     policy: str = "least_inflight"
     connect_timeout: float = 5.0
     probe_timeout: float = 2.0
@@ -153,6 +163,7 @@ class WorkersConfig:
     queue: QueueConfig = field(default_factory=QueueConfig)
 
     def __post_init__(self) -> None:
+        _ = self.networks
         _positive("--connect-timeout-secs", self.connect_timeout)
         for flag, value in (
             ("--request-timeout-secs", self.request_timeout),
@@ -160,6 +171,14 @@ class WorkersConfig:
         ):
             if value is not None:
                 _positive(flag, value)
+
+    @property
+    def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """Where workers may be; everywhere if there are none. BadRequestError for what is no network."""
+        try:
+            return tuple(ipaddress.ip_network(network) for network in self.allow)
+        except ValueError as error:
+            raise BadRequestError(f"--worker-allow must be a network like 10.0.0.0/8 or fd00::/8: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -203,6 +222,33 @@ class RadixConfig:
 
 
 @dataclass(frozen=True)
+class TraceConfig:
+    """Whether spans are exported, and where to: HOST:PORT, or a URL. None leaves it to the exporter."""
+
+    enabled: bool = False
+    endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.url
+        except ValueError as error:
+            raise BadRequestError(
+                f"--otlp-traces-endpoint must be HOST:PORT or an http URL, not {self.endpoint!r}"
+            ) from error
+
+    @property
+    def url(self) -> str | None:
+        """Where spans are posted to. A URL without a path gets the one of the standard."""
+        if self.endpoint is None:
+            return None
+        url = self.endpoint if "://" in self.endpoint else f"http://{self.endpoint}"
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError(url)
+        return url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1/traces"
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """All of it."""
 
@@ -210,4 +256,5 @@ class RouterConfig:
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     abort: AbortConfig = field(default_factory=AbortConfig)
     radix: RadixConfig = field(default_factory=RadixConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
     middlewares: tuple[str, ...] = (RADIX_TREE_MIDDLEWARE,)

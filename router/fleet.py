@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -17,9 +17,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from router.asgi import ByMethod, Handler, HeaderList, read_body, request_headers, send_json
-from router.errors import NoWorkerError
+from router.callers import caller_of
+from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.flights import Flight, Flights
-from router.sglang.json import JSON_ERRORS
+from router.sglang.json import JSON_ERRORS, parse_object
+from router.sglang.request import new_weight_version
 from router.upstream import Upstream, UpstreamFailure, fetch
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
@@ -77,23 +79,31 @@ class Fleet:
         return [Route(path, ByMethod(by_method)) for path, by_method in handlers.items()]
 
     async def abort_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """End generations by the id that the client knows, or all of them. None of them is sent again."""
+        """End generations by the id that the client knows, or all of them. None of them is sent again.
+
+        Raises BadRequestError for a body that is no object, and ForbiddenError for an end of all by somebody who may not.
+        """
         raw = await read_body(scope, receive, self._max_body_bytes)
-        body = _object(raw)
+        fields, body, caller = parse_object(raw), _object(raw), caller_of(scope)
         rid = body.get("rid")
         if body.get("abort_all") or not isinstance(rid, str) or not rid:
+            if not caller.admin:
+                raise ForbiddenError(
+                    "without a `rid`, /abort_request is about everybody: it wants an admin key (--admin-key)"
+                )
             with self.flights.ending() if body.get("abort_all") else contextlib.nullcontext():
                 await self.everywhere(scope, send, raw)
             return
-        meant = self.flights.named(rid)
+        meant = self.flights.named(rid, caller.tenant if caller.confined else None)
         for flight, position in meant:
             flight.end((position,))
         calls, headers = [], self._headers(scope)
         for flight, position in meant:
             at_worker = flight.rids.get(position)
             if flight.worker is not None and at_worker is not None:
-                calls.append((flight.worker, msgspec.json.encode({**body, "rid": at_worker})))
-        if meant:
+                told = {**fields, "rid": at_worker} if caller.admin else {"rid": at_worker}
+                calls.append((flight.worker, msgspec.json.encode(told)))
+        if meant or caller.confined:
             answers = await asyncio.gather(
                 *(self._ask(worker, "POST", "/abort_request", headers, one, CALL_SECONDS) for worker, one in calls)
             )
@@ -114,6 +124,9 @@ class Fleet:
         answers = await asyncio.gather(
             *(self._ask(worker, method, target, headers, body, seconds) for worker in workers)
         )
+        version = new_weight_version(body) if "weight" in scope["path"] else None
+        if version is not None:
+            self._pool.new_version(version, {answer["id"] for answer in answers if _done(answer)})
         await _answer(send, answers)
 
     def _headers(self, scope: Scope) -> HeaderList:
@@ -124,12 +137,20 @@ class Fleet:
         worker = flight.worker
         if worker is None:
             return
+        for abort in self._aborts_of(flight, worker, scope):
+            task = asyncio.create_task(abort)
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+    async def recall(self, flight: Flight, scope: Scope) -> None:
+        """A request goes to another worker: the one that has it now is told to end it, and given time to do so."""
+        if flight.worker is not None:
+            await asyncio.gather(*self._aborts_of(flight, flight.worker, scope))
+
+    def _aborts_of(self, flight: Flight, worker: Worker, scope: Scope) -> list[Coroutine[None, None, None]]:
         headers = self._headers(scope)
-        for rid in flight.rids.values():
-            if not self.flights.shares_prefix(rid, worker):
-                task = asyncio.create_task(self._abort(worker, rid, headers))
-                self._aborts.add(task)
-                task.add_done_callback(self._aborts.discard)
+        alone = [rid for rid in flight.rids.values() if not self.flights.shares_prefix(rid, worker)]
+        return [self._abort(worker, rid, headers) for rid in alone]
 
     async def close(self) -> None:
         """Let the last aborts go out."""
@@ -183,11 +204,22 @@ def _aborts_all(body: dict[str, Any]) -> bool:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """A body as far as it is an object; whether it should be one is for the workers to say."""
+    """A body as far as it is an object; whether it should be one is for the workers to say.
+
+    Raises BadRequestError for what may be one, and is nested too deeply to tell.
+    """
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
+    except RecursionError as error:
+        raise BadRequestError(f"the body cannot be read: {error}") from error
     except JSON_ERRORS:
         return {}
+
+
+def _done(answer: dict[str, Any]) -> bool:
+    """Whether a worker did what it was told. About weights it may say with a 200 that it did not."""
+    status, body = answer["status"], answer.get("body")
+    return status is not None and status < 300 and not (isinstance(body, dict) and body.get("success") is False)
 
 
 def _readable(content: bytes) -> Any:

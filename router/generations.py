@@ -21,7 +21,9 @@ from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.asgi import header, read_body, replay, with_body
+from router.callers import caller_of
 from router.config import AbortConfig, AbortPolicy
+from router.disguise import Disguise, Undisguising, disguised
 from router.errors import BadRequestError, ClientDisconnectedError, RouterError
 from router.fleet import Fleet
 from router.flights import FLIGHT, Flight
@@ -37,11 +39,21 @@ class Generations:
     """Serves `/generate` by one attempt of the application inside, or by several."""
 
     def __init__(
-        self, app: ASGIApp, fleet: Fleet, metrics: RouterMetrics, abort: AbortConfig, *, max_body_bytes: int
+        self,
+        app: ASGIApp,
+        fleet: Fleet,
+        metrics: RouterMetrics,
+        abort: AbortConfig,
+        *,
+        max_body_bytes: int,
+        isolated: bool = False,
     ) -> None:
+        """`isolated`: workers are given ids that no client has chosen, for there are others whom those might hit."""
         self._app = app
+        self._isolated = isolated
         self._fleet = fleet
         self._retries = metrics.abort_retries
+        self._outcomes = metrics.generations
         self._abort = abort
         self._max_body_bytes = max_body_bytes
 
@@ -53,23 +65,30 @@ class Generations:
         policy = self._policy(scope)
         body = await read_body(scope, receive, self._max_body_bytes)
         attempt = Attempt.first(body)
-        flight = Flight(() if attempt is None else attempt.rids)
+        names = () if attempt is None else attempt.rids
+        if self._isolated:
+            body, attempt, disguise = disguised(body, attempt)
+            send = send if disguise is None else Undisguising(disguise, send).send
+        flight = Flight(names, None if attempt is None else attempt.rids, tenant=caller_of(scope).tenant)
         flights = self._fleet.flights
         flights.begin(flight)
+        account = _Account(send)
         try:
             if attempt is None or policy == "return":
-                await self.once(scope, receive, send, flight, body if attempt is None else attempt.encode())
+                await self.once(scope, receive, account.send, flight, body if attempt is None else attempt)
             elif not attempt.stream:
-                await _Whole(self, scope, receive, flight, attempt).serve(send)
+                await _Whole(self, scope, receive, flight, attempt).serve(account.send)
             elif not attempt.listed:
-                await _Stream(self, scope, receive, flight, attempt).serve(send)
+                await _Stream(self, scope, receive, flight, attempt).serve(account.send)
             else:
-                await self.once(scope, receive, send, flight, attempt.encode())
+                await self.once(scope, receive, account.send, flight, attempt)
         except ClientDisconnectedError:
+            account.outcome = "orphaned"
             self._fleet.abandon(flight, scope)
             raise
         finally:
             flights.over(flight)
+            self._outcomes.labels(account.outcome).inc(1 if attempt is None else attempt.replies)
 
     def _policy(self, scope: Scope) -> AbortPolicy:
         asked = header(scope, b"x-abort-policy")
@@ -79,8 +98,16 @@ class Generations:
             raise BadRequestError(f"x-abort-policy must be one of {', '.join(get_args(AbortPolicy))}, not {asked!r}")
         return cast(AbortPolicy, asked)
 
-    async def once(self, scope: Scope, receive: Receive, send: Send, flight: Flight, body: bytes) -> None:
-        """One attempt."""
+    async def once(self, scope: Scope, receive: Receive, send: Send, flight: Flight, attempt: Attempt | bytes) -> None:
+        """One attempt, as far as aborts are concerned: the application inside may ask several workers."""
+        flight.renew = None
+        if isinstance(attempt, bytes):
+            body = attempt
+        else:
+            body = attempt.encode()
+            if attempt.rids:
+                renewal = _Renewal(flight, attempt, send)
+                flight.renew, send = renewal.body, renewal.send
         inner = with_body(scope, body)
         inner["state"][FLIGHT] = flight
         await self._app(inner, replay(body, receive), send)
@@ -103,6 +130,46 @@ class Generations:
 
     def _given_up(self, _: tenacity.RetryCallState) -> None:
         self._retries.labels("given_up").inc()
+
+
+class _Renewal:
+    """Lets a request go to a worker that has seen it already: under other ids, of which nobody else learns.
+
+    SGLang refuses an id that it is serving, and still aborts one for a while after its stream has ended.
+    """
+
+    def __init__(self, flight: Flight, attempt: Attempt, send: Send) -> None:
+        self._flight = flight
+        self._attempt = attempt
+        self._outward = self._send = send
+
+    def body(self) -> bytes:
+        """The request under new ids."""
+        disguise = Disguise(self._attempt.rids)
+        self._flight.rids = dict(zip(self._flight.rids, disguise.rids, strict=True))
+        self._send = Undisguising(disguise, self._outward).send
+        return msgspec.structs.replace(self._attempt, rids=disguise.rids).encode()
+
+    async def send(self, message: Message) -> None:
+        """What the application inside calls."""
+        await self._send(message)
+
+
+class _Account:
+    """What came of a request: `answered` when a good reply has gone out to its end, else `failed`; or what it is set to."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._good = False
+        self.outcome = "failed"
+
+    async def send(self, message: Message) -> None:
+        """To the client."""
+        await self._send(message)
+        if message["type"] == "http.response.start":
+            self._good = message["status"] < 400
+        elif self._good and not message.get("more_body", False):
+            self.outcome = "answered"
 
 
 class _EnoughError(Exception):
@@ -157,7 +224,7 @@ class _Job:
             gone.cancel()
 
     async def _send_on(self, attempt: Attempt, send: Send) -> None:
-        await self._generations.once(self._scope, self._receive, send, self._flight, attempt.encode())
+        await self._generations.once(self._scope, self._receive, send, self._flight, attempt)
 
 
 class _Whole(_Job):

@@ -30,6 +30,7 @@ from router.metrics import RouterMetrics
 from router.policies.base import RouteQuery
 from router.requests import REQUEST, Phase, RequestRecord
 from router.sglang.attempt import refusal_status
+from router.tracing import OFF, Span, Tracer
 from router.upstream import (
     ConnectFailedError,
     Upstream,
@@ -93,7 +94,9 @@ class Proxy:
         on_trouble: Callable[[Worker], None],
         max_body_bytes: int,
         forward_authorization: bool,
+        tracer: Tracer = OFF,
     ) -> None:
+        self._tracer = tracer
         self._pool = pool
         self._queue = queue
         self._upstream = upstream
@@ -130,8 +133,8 @@ class Proxy:
                 self._metrics.decided(lease.reason)
                 if attempts.reason is not None:
                     self._metrics.retries.labels(attempts.reason).inc()
-                with lease:
-                    wait = await self._attempt(request, attempts, lease.worker, send, client)
+                with lease, self._tracer.span("upstream", worker=lease.worker.url) as span:
+                    wait = await self._attempt(request, attempts, lease.worker, send, client, span)
                 if wait is None:
                     return
                 if wait:
@@ -176,7 +179,7 @@ class Proxy:
             return None
 
     async def _attempt(
-        self, request: _Request, attempts: Attempts, worker: Worker, send: Send, client: ClientConnection
+        self, request: _Request, attempts: Attempts, worker: Worker, send: Send, client: ClientConnection, span: Span
     ) -> float | None:
         """Ask one worker. None when the client has its reply, else the seconds to wait before the next attempt."""
         if request.flight is not None:
@@ -189,9 +192,10 @@ class Proxy:
         seconds = self._config.request_timeout
         try:
             async with asyncio.timeout(seconds):
-                response, first = await self._ask(request, attempts, worker, client)
+                response, first = await self._ask(request, attempts, worker, client, span.inject(request.headers))
         except UpstreamFailure as failure:
             why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
+            span.fail(why)
             self._failed(attempts, worker, why, str(failure))
             self._on_trouble(worker)
             return 0.0
@@ -199,10 +203,12 @@ class Proxy:
             if request.flight is not None:
                 await self._recall(request.flight, request.scope)
             assert seconds is not None
+            span.fail("timeout")
             self._failed(attempts, worker, "timeout", f"no reply within {seconds:g} s")
             return 0.0
         with contextlib.closing(response):
             status = _status(response, first)
+            span.set(status=status)
             if status in BUSY:
                 wait = attempts.wait_after_busy(worker, status, _retry_after(response))
                 if wait is not None:
@@ -216,13 +222,13 @@ class Proxy:
         return None
 
     async def _ask(
-        self, request: _Request, attempts: Attempts, worker: Worker, client: ClientConnection
+        self, request: _Request, attempts: Attempts, worker: Worker, client: ClientConnection, headers: HeaderList
     ) -> tuple[UpstreamResponse, bytes]:
         """A reply and the first piece of its body."""
         response = await self._upstream.send(
             request.method,
             worker.url + request.target,
-            request.headers,
+            headers,
             client.body() if request.streams_body else request.body,
             fresh=attempts.fresh,
         )

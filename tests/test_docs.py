@@ -16,12 +16,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.cli import COMMANDS, parser
+from router.config import HealthConfig
 from router.fleet import Fleet
 from router.policies import create_policy
+from router.requests import Requests
 from router.routes import ControlRoutes, Lifecycle
 from router.upstream import AiohttpUpstream
-from router.workers.health import Admission
+from router.workers.admission import Admission
+from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
+from router.workers.probe import Prober
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
@@ -83,8 +87,9 @@ def flags(command: str = "") -> set[str]:
 def routes() -> set[str]:
     """The router's own paths, and the middleware's, which are read off its source: making one takes a tokenizer."""
     pool = WorkerPool(create_policy("random"))
-    admission = Admission(pool, AiohttpUpstream(connect_timeout=1.0), probe_timeout=1.0)
-    control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle())
+    prober = Prober(AiohttpUpstream(connect_timeout=1.0), seconds=1.0, wants_version=False)
+    admission = Admission(pool, prober, HealthChecks(pool, prober, HealthConfig()))
+    control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle(), Requests())
     own = {route.path.replace("{key:path}", "{id}") for route in control.routes()}
     source = (ROOT / "middleware_hub" / "radix_tree_middleware.py").read_text()
     hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
-from router.sglang.json import JSON_ERRORS, decode_any, is_null, parse_object, typed
+from router.sglang.json import JSON_ERRORS, is_null, parse_object, typed
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 _MULTIMODAL = ("image_data", "video_data", "audio_data")
@@ -110,7 +110,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     @property
     def most_top_logprobs(self) -> int:
         """The largest `top_logprobs_num`; 0 if nobody asked for any."""
-        asked = _integers(self.fields.get("top_logprobs_num")) if any(self.wants_logprobs) else []
+        asked = _integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
         return max(asked, default=0)
 
     def rid(self, prompt: int) -> str | None:
@@ -198,17 +198,15 @@ def _check_sampling(fields: dict[str, Raw], entries: int, prompts: int, *, batch
 
 def _check_deadly(fields: dict[str, Raw], sampling: list[dict[str, Raw]]) -> None:
     """What SGLang 0.5.23 does not refuse, and dies of (tried)."""
-    if any(value < -1 for value in _integers(fields.get("logprob_start_len"))):
+    if any(value < -1 for value in _integers(fields, "logprob_start_len")):
         raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
-    if any(value > _LARGEST for one in sampling for value in _integers(one.get("top_k"))):
+    if any(value > _LARGEST for one in sampling for value in _integers(one, "top_k")):
         raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
 
 
-def _integers(raw: Raw | None) -> list[int]:
+def _integers(fields: dict[str, Raw], key: str) -> list[int]:
     """The integers of a field that is one, or a list of them; other types are for the worker to refuse."""
-    if raw is None:
-        return []
-    value = decode_any(raw)
+    value = typed(fields, key, Any, "JSON")
     return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
 
 

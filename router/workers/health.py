@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import random
 from collections.abc import Callable
@@ -45,7 +46,10 @@ class HealthChecks:
         """Begin to probe a worker; one that is probed already goes on as before."""
         if worker not in self._tasks:
             self._wake[worker] = asyncio.Event()
-            self._tasks[worker] = asyncio.create_task(self._watch(worker), name=f"probes of {worker.url}")
+            # Not in the context of the call that added the worker: its request id is not that of the probes.
+            self._tasks[worker] = asyncio.create_task(
+                self._watch(worker), name=f"probes of {worker.url}", context=contextvars.Context()
+            )
 
     def trouble(self, worker: Worker) -> None:
         """A connection to it broke: look now, and do not trust what is known of its weights."""

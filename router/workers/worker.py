@@ -97,8 +97,8 @@ class Worker:
     def worth_a_try(self) -> bool:
         """Whether a request that has nowhere else to go may be sent to it.
 
-        It has never answered; or it did when it was last asked, but not often enough yet; or nobody listened there, and then the
-        request is served or nothing is lost.
+        It has never answered; or it did when it was last asked, but not often enough yet; or nobody listened there: then the
+        request is served, or nothing is lost.
         """
         if self.state is WorkerState.QUARANTINED:
             return self._absent or self.complaint is None

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from router.cli import config_from_args, main, parser
-from router.config import RADIX_TREE_MIDDLEWARE, RouterConfig
+from router.config import RADIX_TREE_MIDDLEWARE, RouterConfig, TraceConfig
 from router.errors import BadRequestError
 from tests.router.conftest import GatedWorker
 from tests.support.serving import serving
@@ -43,6 +43,7 @@ def test_every_flag_arrives() -> None:
         *("--abort-retry-wait", "1.5", "--radix-max-tokens", "1000", "--radix-keep-versions", "2"),
         *("--force-logprobs", "off", "--add-special-tokens", "never", "--middleware", "a:B", "--middleware", "c:D"),
         *("--api-key", "k1", "--api-key", "k2", "--log-level", "debug", "--max-body-bytes", "99"),
+        *("--log-format", "json", "--enable-trace", "--otlp-traces-endpoint", "collector:4318"),
         *("--shutdown-grace", "3"),
     )
     assert made.workers.urls == ("http://a:1", "http://b:2")
@@ -54,6 +55,7 @@ def test_every_flag_arrives() -> None:
     assert (made.radix.max_tokens, made.radix.keep_versions) == (1000, 2)
     assert (made.radix.force_logprobs, made.radix.add_special_tokens) == (False, "never")
     assert made.middlewares == ("a:B", "c:D")
+    assert (made.server.log_format, made.trace) == ("json", TraceConfig(enabled=True, endpoint="collector:4318"))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,8 @@ def test_every_flag_arrives() -> None:
         ((*PLAIN, "--port", "many"), ("--port", "--help")),
         ((*PLAIN, "--nonsense"), ("--nonsense", "--help")),
         ((*PLAIN, "--log-level", "loud"), ("--log-level",)),
+        ((*PLAIN, "--log-format", "xml"), ("--log-format",)),
+        ((*PLAIN, "--otlp-traces-endpoint", "grpc://host:1"), ("--otlp-traces-endpoint", "HOST:PORT")),
     ],
 )
 def test_bad_configuration_is_one_line_and_exit_2(

@@ -17,6 +17,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.__main__",
         "router.server",
         "router.app",
+        "router.boundary",
+        "router.connection",
+        "router.descriptors",
+        "router.logs",
         "router.routes",
         "router.guard",
         "router.demo.*",
@@ -27,10 +31,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "flow": (
         "router.proxy",
         "router.generations",
+        "router.disguise",
         "router.fleet",
         "router.flights",
         "router.plugins",
+        "router.workers.admission",
         "router.workers.health",
+        "router.workers.probe",
+        "router.workers.queue",
         "middleware_hub.prompting",
         "middleware_hub.recording",
         "middleware_hub.responder",
@@ -41,7 +49,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.upstream",
         "router.asgi",
         "router.client",
+        "router.loops",
+        "router.lag",
         "router.metrics",
+        "router.otel",
+        "router.tracing",
+        "router.workers.allowed",
         "middleware_hub.hub_metrics",
         "middleware_hub.encoder",
         "middleware_hub.tokenizer",
@@ -52,6 +65,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.sglang.*",
         "router.policies",
         "router.policies.*",
+        "router.attempts",
+        "router.callers",
+        "router.keys",
+        "router.permissions",
         "router.requests",
         "router.workers.breaker",
         "router.workers.pool",
@@ -87,7 +104,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
 FRAMEWORKS = frozenset({"starlette", "aiohttp", "transformers", "tenacity", "asyncio", "uvicorn"})
 ONLY_IN = {
     "aiohttp": ("router.upstream",),
-    "uvicorn": ("router.server", "router.embedded.serve"),
+    "opentelemetry": ("router.otel",),
+    "uvicorn": ("router.server", "router.connection", "router.embedded.serve"),
     "transformers": ("middleware_hub.tokenizer", "router.embedded.vocabulary"),
 }
 MAY_EMBED = ("router.demo.cli",)
@@ -182,6 +200,7 @@ def test_the_table_is_about_these_files() -> None:
         ("router.proxy", "from router.embedded.worker import EmbeddedWorker"),
         ("router.app", "from router.embedded import worker"),
         ("router.embedded.wire", "import uvicorn"),
+        ("middleware_hub.prompting", "from opentelemetry import trace"),
     ],
 )
 def test_faults_are_found(module: str, source: str) -> None:
