@@ -114,7 +114,7 @@ class Attempts:
     def wait_after_busy(self, worker: Worker, status: int, retry_after: float | None) -> float | None:
         """A worker is full. Seconds until the next attempt; None if there is none, and that is the reply.
 
-        `retry_after` is the worker's own wish.
+        `retry_after` is the worker's own wish, which is none of the others' business.
         """
         self._busy += 1
         if not self._repeatable or self._busy >= self._retry.attempts:
@@ -124,7 +124,9 @@ class Attempts:
         self.reason = "busy"
         grown = min(self._retry.longest_wait, self._retry.first_wait * self._retry.multiplier ** (self._busy - 1))
         spread = grown * (1 + self._retry.jitter * self._draw(-1.0, 1.0))
-        return max(spread, min(retry_after or 0.0, self._retry.longest_wait))
+        if retry_after is None or self._pool.has_other(self._tried | self._full):
+            return spread
+        return max(spread, min(retry_after, self._retry.longest_wait))
 
     def check(self, *, unwanted: bool = False) -> None:
         """Raises UpstreamError or UpstreamTimeoutError after the last attempt. `unwanted`: nobody wants another one."""

@@ -28,6 +28,7 @@ class Flight:
         rids: what the worker calls them in the present attempt, by position in `names`; those not sent again are missing.
         tenant: whose it is.
         worker: who has it, or had it last.
+        whole: whether the client waits for a reply in one piece.
         renew: makes the body under ids that no worker has seen, where ids are told; for a worker that is asked twice.
     """
 
@@ -38,6 +39,7 @@ class Flight:
         self.tenant = tenant
         self.worker: Worker | None = None
         self.renew: Callable[[], bytes] | None = None
+        self.whole = False
         self._asked: set[int] = set()
         self._all_asked = False
         self._changed = asyncio.Event()

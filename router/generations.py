@@ -70,6 +70,7 @@ class Generations:
             body, attempt, disguise = disguised(body, attempt)
             send = send if disguise is None else Undisguising(disguise, send).send
         flight = Flight(names, None if attempt is None else attempt.rids, tenant=caller_of(scope).tenant)
+        flight.whole = attempt is not None and not attempt.stream
         flights = self._fleet.flights
         flights.begin(flight)
         account = _Account(send)

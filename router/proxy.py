@@ -224,7 +224,10 @@ class Proxy:
     async def _ask(
         self, request: _Request, attempts: Attempts, worker: Worker, client: ClientConnection, headers: HeaderList
     ) -> tuple[UpstreamResponse, bytes]:
-        """A reply and the first piece of its body."""
+        """A reply and the first piece of its body.
+
+        All of it where the client waits for it in one piece: if it breaks off, another worker may still begin anew.
+        """
         response = await self._upstream.send(
             request.method,
             worker.url + request.target,
@@ -233,7 +236,13 @@ class Proxy:
             fresh=attempts.fresh,
         )
         try:
-            return response, await response.read()
+            first = await response.read()
+            if request.flight is not None and request.flight.whole:
+                pieces = [first]
+                while first:
+                    pieces.append(first := await response.read())
+                first = b"".join(pieces)
+            return response, first
         except BaseException:
             response.close()
             raise
@@ -282,11 +291,15 @@ class Proxy:
 
 def _status(response: UpstreamResponse, first: bytes) -> int:
     """The status of a reply. Of a stream it is 200 whatever happened; then its first event tells."""
-    if response.status == 200 and any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers
-    ):
+    if response.status == 200 and _is_stream(response):
         return refusal_status(first) or 200
     return response.status
+
+
+def _is_stream(response: UpstreamResponse) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers
+    )
 
 
 def _retry_after(response: UpstreamResponse) -> float | None:

@@ -146,6 +146,8 @@ def test_retry_after_is_honoured_up_to_the_longest_wait() -> None:
     assert begin(pool).wait_after_busy(worker, 503, 7.0) == 7.0
     assert begin(pool).wait_after_busy(worker, 503, 3600.0) == 30.0
     assert begin(pool).wait_after_busy(worker, 503, 0.0) == pytest.approx(0.05)
+    pool = make(2)
+    assert begin(pool).wait_after_busy(pool.list()[0], 503, 7.0) == pytest.approx(0.05), "there is another one"
 
 
 @given(st.floats(-1, 1))

@@ -168,6 +168,30 @@ def test_worker_that_breaks_before_its_first_byte_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
+def test_break_in_mid_reply_is_made_good_where_the_client_waits_for_all_of_it(framing: str) -> None:
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head, _ = await read_request(reader)
+        if "generate" in head:
+            piece = b"5\r\nhello\r\n" if "chunked" in framing else b"hello"
+            writer.write(b"HTTP/1.1 200 OK\r\n" + framing.encode() + b"\r\n\r\n" + piece)
+            await writer.drain()
+
+    async def main() -> None:
+        async with (
+            serving_socket(broken) as bad,
+            serving(EchoWorker()) as good,
+            running([bad, good], policy="round_robin") as router,
+        ):
+            for _ in range(2):
+                async with router.client.post("/generate", data=GENERATE) as reply:
+                    assert reply.status == 200
+                    assert reply.headers["x-router-worker"] == good
+            await router.idle()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
 def test_break_in_mid_reply_is_seen_by_the_client(framing: str) -> None:
     """A reply must never look complete when it is not."""
 

@@ -1,0 +1,279 @@
+"""Clients that keep books: what they asked, what came of it, and whether the router's own books say the same.
+
+A client asks to see the ids of its prompt and of its reply, so it knows what a trainer has to get, id for id, without a word
+from the router's memory.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.support.client import call
+from tests.support.fleet import PATIENCE, Fleet
+from tests.support.asking import until
+from tests.support.oracle import versions_of
+
+Json = dict[str, Any]
+
+SAMPLING: Json = {"max_new_tokens": 24, "ignore_eos": True}
+BROKEN = (OSError, http.client.HTTPException)
+SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client got of a generation: all of it, or (`whole` is false) what came before its stream broke off."""
+
+    prompt: str
+    request_id: str
+    worker: str
+    whole: bool = False
+    text: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[str, ...] = ()  # of each id; only at its end does a reply tell
+    before: Reply | None = None  # the turn on top of which this one was asked
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.prompt_ids, *self.ids]
+
+    def training(self) -> tuple[list[int], list[float], list[str]]:
+        """Mask and logprob of each token, and the versions of those that were sampled, in this turn and those before it."""
+        mask, logprobs, versions = self.before.training() if self.before is not None else ([], [], [])
+        known = self.before.tokens if self.before is not None else []
+        assert list(self.prompt_ids[: len(known)]) == known, "a prompt begins with the turn before it, id for id"
+        between = len(self.prompt_ids) - len(known)
+        return (
+            [*mask, *[0] * between, *[1] * len(self.ids)],
+            [*logprobs, *[0.0] * between, *self.logprobs],
+            [*versions, *self.versions],
+        )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that is an error."""
+
+    status: int
+    type: str | None
+    retry_after: str | None
+
+
+@dataclass
+class Ledger:
+    """All clients of a fleet."""
+
+    fleet: Fleet
+    replies: list[Reply] = field(default_factory=list)
+    broken: list[Reply] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    garbage: list[bytes] = field(default_factory=list)
+    _begun: dict[str, Reply] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    # -- asking ----------------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        prompt: str,
+        *,
+        stream: bool = False,
+        sampling: Mapping[str, Any] = SAMPLING,
+        headers: Mapping[str, str] | None = None,
+        before: Reply | None = None,
+    ) -> Reply | None:
+        """One generation; what came of it if that is something to go on from.
+
+        Raises whatever breaks off an answer that is no stream: such a one is not to break.
+        """
+        name = uuid.uuid4().hex
+        body = {
+            **{"text": prompt, "rid": name, "stream": stream, "sampling_params": sampling},
+            **{"return_logprob": True, "return_prompt_token_ids": True},
+        }
+        with _posted(self.fleet.url, body, headers or {}) as response:
+            if response.status != 200:
+                self._note(self.refusals, _refusal(response))
+                return None
+            got = Reply(prompt, name, response.getheader("x-router-worker", ""), before=before)
+            return self._streamed(got, response) if stream else self._answered(got, response.read())
+
+    def _answered(self, got: Reply, content: bytes) -> Reply | None:
+        try:
+            payload = json.loads(content)
+        except ValueError:
+            self._note(self.garbage, content)
+            return None
+        reply = replace(_with(got, payload), whole=True)
+        self._note(self.replies, reply)
+        return reply
+
+    def _streamed(self, got: Reply, response: http.client.HTTPResponse) -> Reply | None:
+        try:
+            for data in _events(response):
+                if data == b"[DONE]":
+                    break
+                got = _with(got, json.loads(data))
+                with self._lock:
+                    self._begun[got.request_id] = got
+            else:
+                raise AssertionError(f"a stream that ends as if it were whole: {got}")
+            assert not response.read(), "nothing comes behind the end, which is a clean one"
+        except BROKEN:
+            self._note(self.broken, got)
+            return None
+        finally:
+            with self._lock:
+                self._begun.pop(got.request_id, None)
+        got = replace(got, whole=True)
+        self._note(self.replies, got)
+        return got
+
+    def _note(self, where: list[Any], what: Any) -> None:
+        with self._lock:
+            where.append(what)
+
+    def begun(self, worker: str | None = None) -> list[Reply]:
+        """The streams that have begun (at a worker) and are not over, as far as they have come."""
+        with self._lock:
+            return [got for got in self._begun.values() if worker in (None, got.worker)]
+
+    def answered_by(self, worker: str) -> int:
+        with self._lock:
+            return sum(reply.worker == worker for reply in self.replies)
+
+    @property
+    def failed(self) -> int:
+        return len(self.refusals) + len(self.broken)
+
+    # -- conversations ---------------------------------------------------------------------------------------------------
+
+    def converse(
+        self, name: object, goes_on: Callable[[int], bool], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Turns on top of each other, every second one streamed; one that fails is asked again."""
+        last: Reply | None = None
+        turn = 0
+        while goes_on(turn):
+            prompt = f"Conversation {name}: " if last is None else f"{last.prompt}{last.text}\nObservation {turn}. "
+            reply = self.ask(prompt, stream=(hash(name) + turn) % 2 == 0, before=last, headers=headers)
+            last = reply if reply is not None and reply.text else last
+            turn += 1
+
+    @contextmanager
+    def load(self, conversations: int, *, turns: int = 2) -> Iterator[None]:
+        """So many conversations until the end of the block, and of `turns` turns at least."""
+        calm = threading.Event()
+        with ThreadPoolExecutor(conversations) as clients:
+            jobs = [
+                clients.submit(self.converse, number, lambda turn: turn < turns or not calm.is_set())
+                for number in range(conversations)
+            ]
+            try:
+                yield
+            finally:
+                calm.set()
+        for job in jobs:
+            job.result()
+
+    # -- the reckoning ---------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Nothing is in flight; each request has one outcome, here and there; each reply is retrieved as it came, once."""
+        fleet, answered = self.fleet, len(self.replies) + len(self.garbage)
+        fleet.until_idle()
+        ended = {"answered": answered, "failed": self.failed, "orphaned": 0}
+        until(lambda: self._ended() == ended, f"the router counted {self._ended()}, its clients {ended}", PATIENCE)
+        seen = [reply for reply in self.broken if reply.ids]
+        recorded = {
+            "exact": len(self.replies) + len(seen),
+            "inexact": 0,
+            "no": len(self.garbage) + self.failed - len(seen),
+        }
+        assert {word: fleet.count("tito_radix_replies_total", recorded=word) for word in recorded} == recorded
+        with ThreadPoolExecutor(4) as clients:
+            for _ in clients.map(self._check, [*self.replies, *seen]):
+                pass
+
+    def _ended(self) -> dict[str, int]:
+        outcomes = ("answered", "failed", "orphaned")
+        return {word: self.fleet.count("tito_router_generations_total", outcome=word) for word in outcomes}
+
+    def _check(self, reply: Reply) -> None:
+        found = self.fleet.post(
+            "/retrieve_from_text", {"text": reply.prompt + reply.text, "request_id": reply.request_id}
+        )
+        mask, logprobs, versions = reply.training()
+        assert found["tokens"] == reply.tokens, reply
+        assert found["loss_mask"] == mask, reply
+        assert found["rollout_logp"] == logprobs, reply
+        assert found["exact"], (reply, found["reasons"])
+        assert (found["variants"], found["request_ids"]) == (1, [reply.request_id]), "recorded once, under its own name"
+        if reply.whole:
+            assert [version for _, version in versions_of(found["weight_versions"])] == versions, reply
+
+
+def _with(got: Reply, payload: Json) -> Reply:
+    """The reply after a payload: all of it once more, or (of a stream of deltas) what is new."""
+    meta = payload["meta_info"]
+    assert meta["id"] == got.request_id
+    ids, logprobs = tuple(payload["output_ids"]), tuple(entry[0] for entry in meta["output_token_logprobs"])
+    text, count = payload["text"], meta["completion_tokens"]
+    if len(ids) < count:
+        ids, logprobs, text = got.ids + ids, got.logprobs + logprobs, got.text + text
+    assert len(ids) == len(logprobs) == count
+    return replace(
+        got,
+        text=text,
+        prompt_ids=tuple(payload["prompt_token_ids"]),
+        ids=ids,
+        logprobs=logprobs,
+        versions=tuple(version for _, version in versions_of(meta.get("weight_versions", ()))),
+    )
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The payloads of a stream. Raises IncompleteRead (which reading by line would hide) if it breaks off."""
+    rest = b""
+    while piece := response.read1():
+        *events, rest = (rest + piece).split(b"\n\n")
+        yield from (event.removeprefix(b"data: ") for event in events)
+
+
+def _refusal(response: http.client.HTTPResponse) -> Refusal:
+    content = response.read()
+    try:
+        error = json.loads(content).get("error", {})
+    except ValueError:
+        error = {}
+    return Refusal(response.status, error.get("type"), response.getheader("retry-after"))
+
+
+@contextmanager
+def _posted(url: str, body: Json, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=SECONDS)
+    try:
+        connection.request(
+            "POST", "/generate", json.dumps(body).encode(), {"content-type": "application/json", **headers}
+        )
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def tell(worker: str, path: str, body: Json) -> None:
+    """A call to a worker, past the router."""
+    answer = call(worker + path, body)
+    assert answer.status == 200, answer.content
