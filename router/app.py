@@ -79,9 +79,14 @@ def create_app(config: RouterConfig, tracer: Tracer | None = None) -> RouterApp:
     queue = RequestQueue(pool, workers.queue, metrics.waited)
     registry.register(WorkerCollector(pool.list, queue))
     upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout)
-    prober = Prober(upstream, seconds=workers.health.timeout, wants_version=workers.health.version_gate)
+    prober = Prober(
+        upstream,
+        seconds=workers.health.timeout,
+        wants_version=workers.health.version_gate,
+        headers=instance.headers,
+    )
     checks = HealthChecks(pool, prober, workers.health, metrics.probed)
-    admission = Admission(pool, prober, checks, patience=workers.probe_timeout)
+    admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,

@@ -88,8 +88,8 @@ class Attempts:
             self._pool.failed(suspect)
         self._suspects.clear()
 
-    def failed(self, worker: Worker, why: Failure, message: str) -> None:
-        """A worker gave no reply."""
+    def failed(self, worker: Worker, why: Failure, message: str, *, kept: bool = False) -> None:
+        """A worker gave no reply. `kept`: on a connection that was kept from an earlier request."""
         self._failures.append(f"{worker.url}: {message}")
         self._tried.add(worker.id)
         self.reason = why
@@ -97,8 +97,8 @@ class Attempts:
             self._pool.failed(worker)
             return
         self._lost += 1
-        if why == "lost" and not self.fresh:
-            self.fresh = True
+        self.fresh = self.fresh or why == "lost"
+        if kept:
             self._stale = worker.id
         else:
             self._suspects.append(worker)

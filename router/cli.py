@@ -81,11 +81,17 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}", help="print it")
 
     server = parser.add_argument_group("server")
-    server.add_argument("--host", default=ServerConfig.host, help="address to listen on (%(default)s)")
-    server.add_argument("--port", type=int, default=ServerConfig.port, help="0 takes a free one (%(default)s)")
+    server.add_argument(
+        "--host",
+        default=ServerConfig.host,
+        help="address to listen on; one that other machines reach wants --api-key, or --insecure (%(default)s)",
+    )
+    server.add_argument(
+        "--port", type=int, default=ServerConfig.port, help="0 takes a free one, and the log says which (%(default)s)"
+    )
     server.add_argument(
         "--api-key",
         action="append",
@@ -102,37 +108,53 @@ def parser() -> argparse.ArgumentParser:
     )
     server.add_argument("--insecure", action="store_true", help="listen beyond this machine without any --api-key")
     server.add_argument(
-        "--max-body-bytes", type=int, default=ServerConfig.max_body_bytes, metavar="N", help="(%(default)s)"
+        "--max-body-bytes",
+        type=int,
+        default=ServerConfig.max_body_bytes,
+        metavar="N",
+        help="of a request's body; more gets 413 (%(default)s)",
     )
     server.add_argument(
-        "--max-header-bytes", type=int, default=ServerConfig.max_header_bytes, metavar="N", help="(%(default)s)"
+        "--max-header-bytes",
+        type=int,
+        default=ServerConfig.max_header_bytes,
+        metavar="N",
+        help="of a request's first line and headers; more gets 431 (%(default)s)",
     )
     server.add_argument(
-        "--max-connections", type=int, metavar="N", help="of clients (half as many as files may be open)"
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="of clients; one more gets 503 (half as many as files may be open)",
     )
     server.add_argument(
         "--shutdown-grace",
         type=float,
         default=ServerConfig.shutdown_grace,
         metavar="SECONDS",
-        help="what requests in flight get to finish after SIGTERM (%(default)s)",
+        help="what requests in flight get to finish after SIGTERM; a second signal stops at once (%(default)g)",
     )
     server.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default=ServerConfig.log_level,
-        help="(%(default)s)",
+        help="debug has a line for each request (%(default)s)",
     )
     server.add_argument(
         "--log-format",
         choices=get_args(LogFormat),
         default=ServerConfig.log_format,
-        help="json is one object a line (%(default)s)",
+        help="of the log, on stderr; json is one object a line (%(default)s)",
     )
 
     workers = parser.add_argument_group("workers")
     workers.add_argument(
-        "--worker-urls", nargs="+", action="extend", default=[], metavar="URL", help="more can be added while it runs"
+        "--worker-urls",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="URL",
+        help="the ones to begin with; more can be added while it runs",
     )
     workers.add_argument(
         "--worker-allow",
@@ -142,7 +164,10 @@ def parser() -> argparse.ArgumentParser:
         help="a network that workers may be in; repeatable (anywhere)",
     )
     workers.add_argument(
-        "--policy", default=WorkersConfig.policy, metavar="NAME", help=f"{', '.join(POLICIES)} (%(default)s)"
+        "--policy",
+        default=WorkersConfig.policy,
+        metavar="NAME",
+        help=f"which worker gets a request: {', '.join(POLICIES)} (%(default)s)",
     )
 
     workers.add_argument(
@@ -150,16 +175,19 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=WorkersConfig.connect_timeout,
         metavar="S",
-        help="what a connection may take (%(default)s)",
+        help="what connecting to a worker may take (%(default)g)",
     )
     workers.add_argument(
         "--request-timeout-secs",
         type=float,
         metavar="S",
-        help="what the first byte of a reply may take; then it is aborted and sent elsewhere (a pause counts: no limit)",
+        help="what a reply may take, a stream until its first event; pauses count; then it is tried elsewhere (no limit)",
     )
     workers.add_argument(
-        "--stream-idle-timeout-secs", type=float, metavar="S", help="what may pass between two events (no limit)"
+        "--stream-idle-timeout-secs",
+        type=float,
+        metavar="S",
+        help="what may pass between two pieces of a reply (no limit)",
     )
 
     health = parser.add_argument_group("the health of workers")
@@ -168,10 +196,14 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=HealthConfig.interval,
         metavar="S",
-        help="between two probes of a worker (%(default)s)",
+        help="between two probes of a worker (%(default)g)",
     )
     health.add_argument(
-        "--health-check-timeout-secs", type=float, default=HealthConfig.timeout, metavar="S", help="(%(default)s)"
+        "--health-check-timeout-secs",
+        type=float,
+        default=HealthConfig.timeout,
+        metavar="S",
+        help="what an answer to one may take (%(default)g)",
     )
     health.add_argument(
         "--health-failure-threshold",
@@ -204,7 +236,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=BreakerConfig.timeout,
         metavar="S",
-        help="until an open one lets a request through to see (%(default)s)",
+        help="until an open one lets a request through to see (%(default)g)",
     )
     health.add_argument(
         "--cb-success-threshold",
@@ -213,7 +245,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="such requests in a row that close it (%(default)s)",
     )
-    health.add_argument("--disable-circuit-breaker", action="store_true", help="leave it to the probes")
+    health.add_argument(
+        "--disable-circuit-breaker", action="store_true", help="leave it to the probes to find bad workers"
+    )
 
     retry = parser.add_argument_group("full workers, and the queue")
     retry.add_argument(
@@ -228,24 +262,38 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=RetryConfig.first_wait * 1000,
         metavar="MS",
-        help="(%(default)g)",
+        help="the wait before the second attempt (%(default)g)",
     )
     retry.add_argument(
         "--retry-max-backoff-ms",
         type=float,
         default=RetryConfig.longest_wait * 1000,
         metavar="MS",
-        help="(%(default)g)",
+        help="the longest wait, also where a worker's retry-after asks for more (%(default)g)",
     )
     retry.add_argument(
-        "--retry-backoff-multiplier", type=float, default=RetryConfig.multiplier, metavar="X", help="(%(default)s)"
+        "--retry-backoff-multiplier",
+        type=float,
+        default=RetryConfig.multiplier,
+        metavar="X",
+        help="by which each wait is longer than the last (%(default)g)",
     )
     retry.add_argument(
-        "--retry-jitter-factor", type=float, default=RetryConfig.jitter, metavar="X", help="0 to 1 (%(default)s)"
+        "--retry-jitter-factor",
+        type=float,
+        default=RetryConfig.jitter,
+        metavar="X",
+        help="how far a wait is spread by chance, 0 to 1 (%(default)g)",
     )
-    retry.add_argument("--disable-retries", action="store_true", help="answer with their 429 or 503 at once")
+    retry.add_argument(
+        "--disable-retries",
+        action="store_true",
+        help="pass a worker's 429 or 503 on at once; what got no reply still goes elsewhere",
+    )
     retry.add_argument("--max-inflight", type=int, metavar="N", help="requests at all workers together (no limit)")
-    retry.add_argument("--max-inflight-per-worker", type=int, metavar="N", help="(no limit)")
+    retry.add_argument(
+        "--max-inflight-per-worker", type=int, metavar="N", help="requests at each of them; others wait (no limit)"
+    )
     retry.add_argument(
         "--queue-size",
         type=int,
@@ -258,45 +306,66 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=QueueConfig.timeout,
         metavar="S",
-        help="how long one may wait, then it gets 408 (%(default)s)",
+        help="how long one may wait, then it gets 408 (%(default)g)",
     )
 
     abort = parser.add_argument_group("aborted generations")
-    abort.add_argument("--abort-policy", choices=("retry", "return"), default=AbortConfig.policy, help="(%(default)s)")
     abort.add_argument(
-        "--abort-retries", type=int, default=AbortConfig.attempts, metavar="N", help="attempts in all (%(default)s)"
+        "--abort-policy",
+        choices=("retry", "return"),
+        default=AbortConfig.policy,
+        help="what becomes of what a worker aborted; x-abort-policy overrules it for one request (%(default)s)",
     )
     abort.add_argument(
-        "--abort-retry-wait", type=float, default=AbortConfig.wait, metavar="SECONDS", help="in between (%(default)s)"
+        "--abort-retries",
+        type=int,
+        default=AbortConfig.attempts,
+        metavar="N",
+        help="attempts in all, the first one counted (%(default)s)",
+    )
+    abort.add_argument(
+        "--abort-retry-wait",
+        type=float,
+        default=AbortConfig.wait,
+        metavar="SECONDS",
+        help="between two attempts: about as long as a weight update takes (%(default)g)",
     )
 
     radix = parser.add_argument_group("the memory of tokens")
-    radix.add_argument("--tokenizer-path", metavar="DIR-or-hub-id", help="the workers' tokenizer")
+    radix.add_argument("--tokenizer-path", metavar="DIR-or-hub-id", help="the workers' own; the memory needs it")
     radix.add_argument(
         "--tokenizer-backend",
         choices=get_args(TokenizerBackend),
         default=RadixConfig.tokenizer_backend,
-        help="what encodes texts; auto is fastokens where it gives the same ids as Hugging Face's (%(default)s)",
+        help="what encodes texts: the workers' library, or a faster one for byte-level BPE; auto is fastokens where both"
+        " give the same ids (%(default)s)",
     )
     radix.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the tokenizer")
     radix.add_argument(
-        "--radix-max-tokens", type=int, metavar="N", help="how many to remember (a quarter of the machine's memory)"
+        "--radix-max-tokens",
+        type=int,
+        metavar="N",
+        help="how many to remember (a quarter of the machine's memory, at 16 bytes a token)",
     )
     radix.add_argument(
         "--radix-keep-versions",
         type=int,
         default=RadixConfig.keep_versions,
         metavar="N",
-        help="weight versions after which a text that nobody used is forgotten (%(default)s)",
+        help="over budget, a reply last used so many weight versions ago goes first (%(default)s)",
     )
     radix.add_argument(
-        "--force-logprobs", choices=("on", "off"), default="on", help="have workers send logprobs always (%(default)s)"
+        "--force-logprobs",
+        choices=("on", "off"),
+        default="on",
+        help="have workers send logprobs always; off, retrievals lack what clients did not ask for (%(default)s)",
     )
     radix.add_argument(
         "--add-special-tokens",
         choices=("auto", "always", "never"),
         default=RadixConfig.add_special_tokens,
-        help="before a text that begins anew; auto does as the tokenizer's own model (%(default)s)",
+        help="before a text that begins anew; auto as the tokenizer does, but no second BOS where the text spells one"
+        " (%(default)s)",
     )
 
     trace = parser.add_argument_group("traces")

@@ -16,7 +16,7 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.asgi import ByMethod, Handler, HeaderList, read_body, request_headers, send_json
+from router.asgi import ByMethod, Handler, HeaderList, read_body, request_headers, request_target, send_json
 from router.callers import caller_of
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.flights import Flight, Flights
@@ -118,9 +118,7 @@ class Fleet:
         workers = self._pool.list()
         if not workers:
             raise NoWorkerError("there is no worker to tell: add one with POST /add_worker?url=http://HOST:PORT")
-        query: bytes = scope.get("query_string", b"")
-        target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
-        headers, method = self._headers(scope), scope["method"]
+        target, headers, method = request_target(scope), self._headers(scope), scope["method"]
         answers = await asyncio.gather(
             *(self._ask(worker, method, target, headers, body, seconds) for worker in workers)
         )
@@ -209,11 +207,12 @@ def _object(body: bytes) -> dict[str, Any]:
     Raises BadRequestError for what may be one, and is nested too deeply to tell.
     """
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
+        value = msgspec.json.decode(body)
     except RecursionError as error:
         raise BadRequestError(f"the body cannot be read: {error}") from error
     except JSON_ERRORS:
         return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _done(answer: dict[str, Any]) -> bool:

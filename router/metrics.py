@@ -53,7 +53,7 @@ class RouterMetrics:
     def __init__(self, registry: CollectorRegistry, policy: str = "") -> None:
         requests = Counter(
             "tito_router_requests",
-            "Requests that ended, by kind of route and status.",
+            "Requests that ended, by kind of route and status, which may be client_left or broken (off in mid-reply).",
             ("route", "status"),
             registry=registry,
         )
@@ -86,7 +86,8 @@ class RouterMetrics:
         )
         self.failures = Counter(
             "tito_router_worker_failures",
-            "Attempts to which a worker gave no reply: it could not be reached, the connection was lost, or it took too long.",
+            "Attempts to which a worker gave no reply: it could not be reached (connect), the connection was lost (lost), "
+            "or it took too long (timeout).",
             ("reason",),
             registry=registry,
         )
@@ -110,7 +111,10 @@ class RouterMetrics:
         )
         self._decided = cache(partial(decisions.labels, policy))
         self._breakers = Counter(
-            "tito_router_breaker_changes", "Changes of circuit breakers.", ("worker", "to"), registry=registry
+            "tito_router_breaker_changes",
+            "Changes of circuit breakers, by the new state: open, half_open, closed.",
+            ("worker", "to"),
+            registry=registry,
         )
         self._probes = Counter("tito_router_probes", "Probes of workers: good or bad.", ("outcome",), registry=registry)
         self._queue = Histogram(
@@ -131,7 +135,7 @@ class RouterMetrics:
             self.generations.labels(outcome)
         self.abort_retries = Counter(
             "tito_router_abort_retries",
-            "Requests with aborted generations: sent again, or given up after the last attempt.",
+            "Requests with aborted generations: retried, once for each further attempt; or given_up after the last one.",
             ("outcome",),
             registry=registry,
         )

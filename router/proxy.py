@@ -11,35 +11,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
-from email.utils import parsedate_to_datetime
 from typing import Protocol
-from urllib.parse import quote
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
-from router.asgi import ROUTE_HINT, HeaderList, has_body, header, read_body, reply_headers, request_headers
+from router.asgi import HeaderList, has_body, read_body, reply_headers
 from router.attempts import BUSY, FAULTY, Attempts, Failure
 from router.client import ClientConnection
 from router.config import WorkersConfig
-from router.errors import BadRequestError, NoWorkerError
-from router.flights import FLIGHT, Flight
+from router.errors import NoWorkerError
+from router.flights import Flight
 from router.metrics import RouterMetrics
-from router.policies.base import RouteQuery
-from router.requests import REQUEST, Phase, RequestRecord
+from router.outbound import OutboundRequest
+from router.requests import Phase
 from router.sglang.attempt import refusal_status
 from router.tracing import OFF, Span, Tracer
 from router.upstream import (
+    ClosedBeforeReplyError,
     ConnectFailedError,
     Upstream,
     UpstreamBrokenError,
     UpstreamFailure,
     UpstreamResponse,
+    is_event_stream,
+    retry_after,
 )
 from router.workers.pool import Lease, WorkerPool
-from router.workers.queue import Key, RequestQueue
+from router.workers.queue import RequestQueue
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -50,21 +49,6 @@ class Recall(Protocol):
 
     async def __call__(self, flight: Flight, scope: Scope) -> None:
         """Failures are logged: the worker may be dead."""
-
-
-class _Request(msgspec.Struct):
-    scope: Scope
-    method: str
-    target: str  # path and query as the client wrote them
-    headers: HeaderList
-    repeatable: bool  # sending it twice does no harm, and its body (if any) is at hand
-    limited: bool  # it is work, for which there may have to be room
-    key: Key
-    query: RouteQuery
-    flight: Flight | None
-    record: RequestRecord
-    body: bytes | None
-    streams_body: bool  # it is passed on as it comes
 
 
 class Proxy:
@@ -122,7 +106,9 @@ class Proxy:
         if scope["method"] in ("POST", "PUT") and scope["path"] == "/generate":
             body = await read_body(scope, receive, self._max_body_bytes)
             streams_body = False
-        request = self._request(scope, body, streams_body=streams_body)
+        request = OutboundRequest.of(
+            scope, body, streams_body=streams_body, forward_authorization=self._forward_authorization
+        )
         attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable)
         async with ClientConnection(receive, reads_body=streams_body) as client:
             while True:
@@ -140,34 +126,7 @@ class Proxy:
                 if wait:
                     await _pause(wait, request)
 
-    def _request(self, scope: Scope, body: bytes | None, *, streams_body: bool) -> _Request:
-        method, state = scope["method"], scope.get("state") or {}
-        hint = state.get(ROUTE_HINT)
-        routing_key = header(scope, b"x-smg-routing-key") or header(scope, b"x-session-id")
-        query = RouteQuery(routing_key=routing_key)
-        if hint is not None:
-            routing_key = hint.routing_key or routing_key
-            query = RouteQuery(text=hint.text, token_ids=hint.token_ids, routing_key=routing_key)
-        headers = request_headers(scope, forward_authorization=self._forward_authorization)
-        if streams_body:
-            # A body passed through keeps its framing, so that a worker sees one that was cut short.
-            headers += [(name, value) for name, value in scope["headers"] if name == b"content-length"]
-        return _Request(
-            scope=scope,
-            method=method,
-            target=_target(scope),
-            headers=headers,
-            repeatable=body is not None or (method in ("GET", "HEAD") and not streams_body),
-            limited=method in ("POST", "PUT"),
-            key=(state.get("tenant", ""), routing_key or ""),
-            query=query,
-            flight=state.get(FLIGHT),
-            record=state.get(REQUEST) or RequestRecord("", method, scope["path"]),
-            body=body,
-            streams_body=streams_body,
-        )
-
-    async def _lease(self, request: _Request, attempts: Attempts) -> Lease | None:
+    async def _lease(self, request: OutboundRequest, attempts: Attempts) -> Lease | None:
         """The next worker; None if one is to be asked a second time, which takes another look."""
         try:
             if not request.limited:
@@ -179,7 +138,13 @@ class Proxy:
             return None
 
     async def _attempt(
-        self, request: _Request, attempts: Attempts, worker: Worker, send: Send, client: ClientConnection, span: Span
+        self,
+        request: OutboundRequest,
+        attempts: Attempts,
+        worker: Worker,
+        send: Send,
+        client: ClientConnection,
+        span: Span,
     ) -> float | None:
         """Ask one worker. None when the client has its reply, else the seconds to wait before the next attempt."""
         if request.flight is not None:
@@ -196,7 +161,8 @@ class Proxy:
         except UpstreamFailure as failure:
             why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
             span.fail(why)
-            self._failed(attempts, worker, why, str(failure))
+            kept = isinstance(failure, ClosedBeforeReplyError) and failure.kept
+            self._failed(attempts, worker, why, str(failure), kept=kept)
             self._on_trouble(worker)
             return 0.0
         except TimeoutError:
@@ -210,7 +176,7 @@ class Proxy:
             status = _status(response, first)
             span.set(status=status)
             if status in BUSY:
-                wait = attempts.wait_after_busy(worker, status, _retry_after(response))
+                wait = attempts.wait_after_busy(worker, status, retry_after(response))
                 if wait is not None:
                     return wait
             elif status in FAULTY:
@@ -222,11 +188,16 @@ class Proxy:
         return None
 
     async def _ask(
-        self, request: _Request, attempts: Attempts, worker: Worker, client: ClientConnection, headers: HeaderList
+        self,
+        request: OutboundRequest,
+        attempts: Attempts,
+        worker: Worker,
+        client: ClientConnection,
+        headers: HeaderList,
     ) -> tuple[UpstreamResponse, bytes]:
-        """A reply and the first piece of its body.
+        """A reply and the first piece of its body: a whole event of a stream, all of it where the client waits for all of it.
 
-        All of it where the client waits for it in one piece: if it breaks off, another worker may still begin anew.
+        Less than that is of no use to a client; and if it breaks off before, another worker may still begin anew.
         """
         response = await self._upstream.send(
             request.method,
@@ -236,25 +207,26 @@ class Proxy:
             fresh=attempts.fresh,
         )
         try:
-            first = await response.read()
-            if request.flight is not None and request.flight.whole:
-                pieces = [first]
-                while first:
-                    pieces.append(first := await response.read())
-                first = b"".join(pieces)
+            first = piece = await response.read()
+            if request.flight is not None and (request.flight.whole or is_event_stream(response)):
+                begun, looked_at = bytearray(first), 0
+                while piece and (request.flight.whole or begun.find(b"\n\n", looked_at) < 0):
+                    looked_at = max(0, len(begun) - 1)
+                    begun += (piece := await response.read())
+                first = bytes(begun)
             return response, first
         except BaseException:
             response.close()
             raise
 
-    def _failed(self, attempts: Attempts, worker: Worker, why: Failure, message: str) -> None:
+    def _failed(self, attempts: Attempts, worker: Worker, why: Failure, message: str, *, kept: bool = False) -> None:
         logger.warning("worker %s gave no reply (%s): %s", worker.url, why, message)
         self._metrics.failures.labels(why).inc()
-        attempts.failed(worker, why, message)
+        attempts.failed(worker, why, message, kept=kept)
 
     async def _relay(
         self,
-        request: _Request,
+        request: OutboundRequest,
         worker: Worker,
         response: UpstreamResponse,
         first: bytes,
@@ -291,30 +263,12 @@ class Proxy:
 
 def _status(response: UpstreamResponse, first: bytes) -> int:
     """The status of a reply. Of a stream it is 200 whatever happened; then its first event tells."""
-    if response.status == 200 and _is_stream(response):
+    if response.status == 200 and is_event_stream(response):
         return refusal_status(first) or 200
     return response.status
 
 
-def _is_stream(response: UpstreamResponse) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers
-    )
-
-
-def _retry_after(response: UpstreamResponse) -> float | None:
-    """Seconds after which a worker wants to be asked again; a date is as good as a number (RFC 9110, 10.2.3)."""
-    for name, value in response.headers:
-        if name.lower() == b"retry-after":
-            text = value.decode("latin-1").strip()
-            if text.isascii() and text.isdigit():
-                return float(text)
-            with contextlib.suppress(ValueError):
-                return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    return None
-
-
-async def _pause(seconds: float, request: _Request) -> None:
+async def _pause(seconds: float, request: OutboundRequest) -> None:
     """Wait, but not for what is to end."""
     request.record.enter(Phase.WAITING)
     with contextlib.suppress(TimeoutError):
@@ -323,13 +277,3 @@ async def _pause(seconds: float, request: _Request) -> None:
                 await asyncio.Event().wait()
             else:
                 await request.flight.until_asked(range(len(request.flight.names) or 1))
-
-
-def _target(scope: Scope) -> str:
-    raw: bytes | None = scope.get("raw_path")
-    path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
-    if not path.startswith("/"):
-        # Put behind a worker's URL, anything else would change its host or port.
-        raise BadRequestError(f"the request target must begin with a slash, not {path!r}")
-    query: bytes = scope.get("query_string", b"")
-    return f"{path}?{query.decode('latin-1')}" if query else path

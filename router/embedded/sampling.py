@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from router.embedded.errors import Broken, Refused
 
 # Each with what the contract expects, in its words; None is anything.
@@ -42,13 +44,13 @@ _FIELDS: dict[str, str | None] = {
     "watermark": None,
     "choice": None,
 }
-_TYPES: dict[str, tuple[type, ...]] = {
-    "i64": (int,),
-    "f64": (int, float),
-    "a boolean": (bool,),
-    "a sequence": (list,),
-    "a map": (dict,),
-    "a value or an array of values for StringOrList": (str, list),
+_TYPES: dict[str, Any] = {
+    "i64": int,
+    "f64": float,
+    "a boolean": bool,
+    "a sequence": list[int],
+    "a map": dict[str, float],
+    "a value or an array of values for StringOrList": str | list[str],
 }
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 AS_MANY = 1 << 30  # tokens: as there is room for
@@ -101,7 +103,7 @@ def parse_sampling(params: Any, vocabulary_size: int) -> Sampling:
             names = ", ".join(f"`{name}`" for name in _FIELDS)
             raise Refused(f"unknown field `{key}`, expected one of {names}", "error")
         expected = _FIELDS[key]
-        if expected is not None and value is not None and type(value) not in _TYPES[expected]:
+        if expected is not None and not is_a(value, _TYPES[expected]):
             raise Refused(f"invalid type: {kind(value)}, expected {expected}", "error")
     if sum(bool(params.get(name)) for name in _GRAMMARS) > 1:
         raise Refused("Only one of json_schema, regex, ebnf, or structural_tag can be set.")
@@ -110,6 +112,15 @@ def parse_sampling(params: Any, vocabulary_size: int) -> Sampling:
     if wrong is not None:
         raise Refused(wrong)
     return sampling
+
+
+def is_a(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a type, with all that is in it; null is of any."""
+    try:
+        msgspec.convert(value, kind | None)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def kind(value: Any) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
+from router.sglang import hazards
 from router.sglang.json import JSON_ERRORS, is_null, parse_object, typed
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
@@ -17,7 +18,6 @@ _MULTIMODAL = ("image_data", "video_data", "audio_data")
 _OURS = ("return_trajectory",)
 MAX_REPLIES = 65_536
 """In one request: each is kept track of from its beginning."""
-_LARGEST = 2**31 - 1
 _NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
 _LIST = re.compile(rb"\s*\[")
@@ -55,9 +55,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         texts, ids, batch = _prompts(fields)
         sampling = _sampling(fields)
         prompts = texts or ids
-        if prompts is not None:
-            _check_sampling(fields, len(sampling), len(prompts), batch=batch)
-        _check_deadly(fields, sampling)
+        hazards.check(fields, sampling, None if prompts is None else len(prompts), batch=batch)
         counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
@@ -110,8 +108,13 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     @property
     def most_top_logprobs(self) -> int:
         """The largest `top_logprobs_num`; 0 if nobody asked for any."""
-        asked = _integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
+        asked = hazards.integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
         return max(asked, default=0)
+
+    @property
+    def stop_ids_held_back(self) -> list[int]:
+        """The `stop_token_ids` that are not to be sampled for as long as `min_new_tokens` says."""
+        return hazards.held_back(self.sampling)
 
     def rid(self, prompt: int) -> str | None:
         """The client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
@@ -187,27 +190,6 @@ def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
         return [parse_object(raw, "`sampling_params`")]
     entries = typed(fields, "sampling_params", list[Raw], "an object, or a list of objects")
     return [{} if is_null(entry) else parse_object(entry, "an entry of `sampling_params`") for entry in entries]
-
-
-def _check_sampling(fields: dict[str, Raw], entries: int, prompts: int, *, batch: bool) -> None:
-    """SGLang answers a list that does not fit the prompts with a 500."""
-    if _LIST.match(fields.get("sampling_params", b"")) and (not batch or entries < prompts):
-        expected = f"a list of {prompts}, or one object for all" if batch else "one object, for there is one prompt"
-        raise BadRequestError(f"`sampling_params` is a list of {entries}: give {expected}")
-
-
-def _check_deadly(fields: dict[str, Raw], sampling: list[dict[str, Raw]]) -> None:
-    """What SGLang 0.5.23 does not refuse, and dies of (tried)."""
-    if any(value < -1 for value in _integers(fields, "logprob_start_len")):
-        raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
-    if any(value > _LARGEST for one in sampling for value in _integers(one, "top_k")):
-        raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
-
-
-def _integers(fields: dict[str, Raw], key: str) -> list[int]:
-    """The integers of a field that is one, or a list of them; other types are for the worker to refuse."""
-    value = typed(fields, key, Any, "JSON")
-    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
 
 
 def _nth(values: list[T], index: int, default: T) -> T:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from router.errors import BadRequestError
+from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
 from router.workers.probe import Finding, Prober
@@ -33,19 +34,22 @@ class Admission:
         prober: Prober,
         checks: HealthChecks,
         *,
+        allowed: AllowedWorkers | None = None,
         patience: float = 2.0,
         startup_patience: float = STARTUP_PATIENCE,
     ) -> None:
-        """`patience`: seconds that whoever adds a worker waits for its answer."""
+        """`allowed`: where workers may be. `patience`: seconds that whoever adds a worker waits for its answer."""
         self._pool = pool
         self._prober = prober
         self._checks = checks
+        self._allowed = allowed or AllowedWorkers(())
         self._patience = patience
         self._startup_patience = startup_patience
 
     async def admit(self, url: str) -> Worker:
         """Register a worker. BadRequestError if the URL is bad or the worker is of no use; silence is no reason."""
         url = normalize_url(url)
+        await self._allowed.check(url)
         try:
             async with asyncio.timeout(self._patience):
                 found = await self._prober.introduction(url)

@@ -70,7 +70,10 @@ class HealthChecks:
                 await self._until_due(worker)
                 if worker.state is WorkerState.GONE:
                     return
-                await self._look_at(worker)
+                try:
+                    await self._look_at(worker)
+                except Exception:
+                    logger.exception("worker %s could not be probed", worker.url)
         finally:
             del self._tasks[worker], self._wake[worker]
 

@@ -146,8 +146,8 @@ class WorkerPool:
         self, worker: Worker, complaint: str | None, version: str | None = None, *, absent: bool = False
     ) -> None:
         """A worker answered a probe, or it did not: then `complaint` tells what was wrong, `absent` that nobody listened."""
-        if version is not None:
-            worker.version = version
+        if version is not None or absent:
+            worker.version = version  # whatever comes up where nobody was has weights that nobody has asked about
         if worker.probed(complaint, self._health, absent=absent):
             level = logging.INFO if complaint is None else logging.WARNING
             logger.log(
@@ -272,7 +272,9 @@ class WorkerPool:
             self.on_room()
 
     def _update_routable(self) -> None:
-        able = [w for w in self._workers.values() if w.state in ROUTABLE and self._at_version(w)]
+        for worker in self._workers.values():
+            worker.outdated = not self._at_version(worker)
+        able = [w for w in self._workers.values() if w.state in ROUTABLE and not w.outdated]
         self._routable = tuple(worker for worker in able if worker.routable)
         self._resting = tuple(worker for worker in able if not worker.routable)
 

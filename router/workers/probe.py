@@ -6,9 +6,11 @@ Every question goes out on a new connection: one that its worker has just closed
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
+from router.loops import loop_refusal
 from router.sglang.json import JSON_ERRORS
 from router.upstream import ConnectFailedError, Upstream, UpstreamFailure, fetch
 
@@ -48,8 +50,11 @@ class _ServerInfo(msgspec.Struct):
 class Prober:
     """Asks one worker after the other. Never raises: silence is a finding, too."""
 
-    def __init__(self, upstream: Upstream, *, seconds: float, wants_version: bool) -> None:
-        """`seconds`: what an answer may take. `wants_version`: ask for the weight version each time."""
+    def __init__(
+        self, upstream: Upstream, *, seconds: float, wants_version: bool, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """`seconds`: what an answer may take. `wants_version`: ask for it each time. `headers`: more of them, each time."""
+        self._headers = [(b"accept-encoding", b"identity"), *headers]
         self._upstream = upstream
         self._seconds = seconds
         self._paths = _MODEL_INFO if wants_version else _PING
@@ -79,8 +84,10 @@ class Prober:
             async with asyncio.timeout(self._seconds):
                 for path in paths:
                     status, body = await fetch(
-                        self._upstream, "GET", url + path, [(b"accept-encoding", b"identity")], fresh=True, limit=_LIMIT
+                        self._upstream, "GET", url + path, self._headers, fresh=True, limit=_LIMIT
                     )
+                    if (loop := loop_refusal(url, status)) is not None:
+                        return Finding(refusal=loop)
                     if status >= 500:
                         return Finding(f"GET {path} is answered with {status}")
                     if status == 200:

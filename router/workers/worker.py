@@ -52,9 +52,13 @@ class Worker:
         version: its weight version, as far as it is known.
         breaker: what stands between it and requests after failures of its own.
         complaint: why its last probe was bad; None after a good one.
+        outdated: whether its weights are not those that the fleet should have.
     """
 
-    __slots__ = ("_absent", "_bad", "_good", "breaker", "complaint", "id", "inflight", "state", "url", "version")
+    __slots__ = (
+        *("_absent", "_bad", "_good", "breaker", "complaint", "id", "inflight"),
+        *("outdated", "state", "url", "version"),
+    )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
         """`url` is normalized already."""
@@ -65,13 +69,14 @@ class Worker:
         self.version: str | None = None
         self.breaker = breaker or Breaker(BreakerConfig())
         self.complaint: str | None = None
+        self.outdated = False
         self._good = self._bad = 0
         self._absent = False
 
     @property
     def routable(self) -> bool:
-        """Whether new requests may be sent to it, as far as its state and its breaker are concerned."""
-        return self.state in ROUTABLE and self.breaker.state is BreakerState.CLOSED
+        """Whether new requests may be sent to it."""
+        return self.state in ROUTABLE and self.breaker.state is BreakerState.CLOSED and not self.outdated
 
     def probed(self, complaint: str | None, config: HealthConfig, *, absent: bool = False) -> bool:
         """A probe was answered, or not: then `complaint` says how it went. Whether that changed the state.

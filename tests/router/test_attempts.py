@@ -26,9 +26,7 @@ def make(count: int, failures: int = 2) -> WorkerPool:
 
 def begin(pool: WorkerPool, *, repeatable: bool = True, **retry: float) -> Attempts:
     config = RetryConfig(**{"jitter": 0.0, **retry})  # type: ignore[arg-type]
-    attempts = Attempts(pool, config, repeatable=repeatable)
-    attempts.fresh = True  # the connections of these tests are new ones
-    return attempts
+    return Attempts(pool, config, repeatable=repeatable)
 
 
 def open_breakers(pool: WorkerPool) -> list[str]:
@@ -111,7 +109,7 @@ def test_a_worker_whose_kept_connection_was_closed_is_asked_once_more_and_not_bl
     pool = make(1, failures=1)
     attempts = Attempts(pool, RetryConfig(), repeatable=True)
     (worker,) = pool.list()
-    attempts.failed(worker, "lost", "reset")
+    attempts.failed(worker, "lost", "reset", kept=True)
     assert attempts.fresh
     assert attempts.exclude == {worker.id}
     attempts.nobody(NoWorkerError("all tried"))

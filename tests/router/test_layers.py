@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.dialects.*",
     ),
     "flow": (
+        "router.outbound",
         "router.proxy",
         "router.generations",
         "router.disguise",

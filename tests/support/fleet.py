@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.asking import until
 from tests.support.client import Answer, call
 from tests.support.programs import Program
 
 PATIENCE = 60.0
 """Seconds for what takes one on a machine that has nothing else to do."""
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Return when something holds that can only be seen by asking other processes, which are to get some work done, too."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
+        time.sleep(0.02)  # a poll of other processes: there is nothing to wait on
 
 
 @dataclass(frozen=True)
@@ -47,12 +56,22 @@ class Fleet:
         """How many workers are in which state."""
         return Counter(worker["state"] for worker in self.seen().values())
 
-    def until_state(self, worker: Program, state: str) -> None:
-        until(lambda: self.seen()[worker.url]["state"] == state, f"{worker!r} is {state}", PATIENCE)
+    def until_state(self, url: str, state: str) -> None:
+        until(lambda: self.seen()[url]["state"] == state, f"{url} is {state}")
 
     def until_open(self, url: str) -> None:
         """Wait until a worker's circuit breaker is open."""
-        until(lambda: self.seen()[url]["circuit_breaker"] == "open", f"the breaker of {url} opens", PATIENCE)
+        until(lambda: self.seen()[url]["circuit_breaker"] == "open", f"the breaker of {url} opens")
+
+    @contextmanager
+    def joined_by(self, url: str) -> Iterator[None]:
+        """With another worker in the pool."""
+        self.post("/add_worker", {"url": url})
+        self.until_state(url, "healthy")
+        try:
+            yield
+        finally:
+            self.post("/remove_worker", {"url": url})
 
     def phases(self) -> Counter[str]:
         """Of the generations in flight, how many are where."""
@@ -61,7 +80,7 @@ class Fleet:
 
     def until_idle(self) -> None:
         """Wait until the router has nothing in flight: no request, no lease, nobody in the queue."""
-        until(self._idle, "the router is idle", PATIENCE)
+        until(self._idle, "the router is idle")
 
     def _idle(self) -> bool:
         inflight = self.numbers("tito_router_worker_inflight")

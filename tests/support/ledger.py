@@ -10,6 +10,7 @@ import http.client
 import json
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,8 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.support.client import call
-from tests.support.fleet import PATIENCE, Fleet
-from tests.support.asking import until
+from tests.support.fleet import Fleet, until
 from tests.support.oracle import versions_of
 
 Json = dict[str, Any]
@@ -27,6 +27,7 @@ Json = dict[str, Any]
 SAMPLING: Json = {"max_new_tokens": 24, "ignore_eos": True}
 BROKEN = (OSError, http.client.HTTPException)
 SECONDS = 180.0
+RETRIES = "tito_router_retries_total"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Reply:
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[str, ...] = ()  # of each id; only at its end does a reply tell
+    sent_at: float = 0.0  # by its worker; of a stream, its beginning
     before: Reply | None = None  # the turn on top of which this one was asked
 
     @property
@@ -72,15 +74,20 @@ class Refusal:
 
 @dataclass
 class Ledger:
-    """All clients of a fleet."""
+    """Clients of a fleet; there are no others for as long as they are there."""
 
     fleet: Fleet
     replies: list[Reply] = field(default_factory=list)
     broken: list[Reply] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     garbage: list[bytes] = field(default_factory=list)
+    space: str = field(default_factory=lambda: uuid.uuid4().hex)
     _begun: dict[str, Reply] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _begin: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._begin = self._books()
 
     # -- asking ----------------------------------------------------------------------------------------------------------
 
@@ -102,7 +109,7 @@ class Ledger:
             **{"text": prompt, "rid": name, "stream": stream, "sampling_params": sampling},
             **{"return_logprob": True, "return_prompt_token_ids": True},
         }
-        with _posted(self.fleet.url, body, headers or {}) as response:
+        with _posted(self.fleet.url, body, {**self._headers, **(headers or {})}) as response:
             if response.status != 200:
                 self._note(self.refusals, _refusal(response))
                 return None
@@ -113,6 +120,8 @@ class Ledger:
         try:
             payload = json.loads(content)
         except ValueError:
+            payload = {}
+        if "meta_info" not in payload:
             self._note(self.garbage, content)
             return None
         reply = replace(_with(got, payload), whole=True)
@@ -140,6 +149,11 @@ class Ledger:
         self._note(self.replies, got)
         return got
 
+    @property
+    def _headers(self) -> dict[str, str]:
+        """What keeps apart what is remembered of them."""
+        return {"x-radix-namespace": self.space}
+
     def _note(self, where: list[Any], what: Any) -> None:
         with self._lock:
             where.append(what)
@@ -159,25 +173,25 @@ class Ledger:
 
     # -- conversations ---------------------------------------------------------------------------------------------------
 
-    def converse(
-        self, name: object, goes_on: Callable[[int], bool], headers: Mapping[str, str] | None = None
-    ) -> None:
+    def converse(self, opening: str, number: int, goes_on: Callable[[int], bool]) -> None:
         """Turns on top of each other, every second one streamed; one that fails is asked again."""
         last: Reply | None = None
         turn = 0
         while goes_on(turn):
-            prompt = f"Conversation {name}: " if last is None else f"{last.prompt}{last.text}\nObservation {turn}. "
-            reply = self.ask(prompt, stream=(hash(name) + turn) % 2 == 0, before=last, headers=headers)
+            prompt = opening if last is None else f"{last.prompt}{last.text}\nObservation {turn}. "
+            reply = self.ask(prompt, stream=(number + turn) % 2 == 0, before=last)
             last = reply if reply is not None and reply.text else last
             turn += 1
 
     @contextmanager
-    def load(self, conversations: int, *, turns: int = 2) -> Iterator[None]:
+    def load(self, conversations: int, *, turns: int = 2, name: str = "Conversation ") -> Iterator[None]:
         """So many conversations until the end of the block, and of `turns` turns at least."""
         calm = threading.Event()
         with ThreadPoolExecutor(conversations) as clients:
             jobs = [
-                clients.submit(self.converse, number, lambda turn: turn < turns or not calm.is_set())
+                clients.submit(
+                    self.converse, f"{name}{number}: ", number, lambda turn: turn < turns or not calm.is_set()
+                )
                 for number in range(conversations)
             ]
             try:
@@ -191,29 +205,38 @@ class Ledger:
 
     def settle(self) -> None:
         """Nothing is in flight; each request has one outcome, here and there; each reply is retrieved as it came, once."""
-        fleet, answered = self.fleet, len(self.replies) + len(self.garbage)
-        fleet.until_idle()
-        ended = {"answered": answered, "failed": self.failed, "orphaned": 0}
-        until(lambda: self._ended() == ended, f"the router counted {self._ended()}, its clients {ended}", PATIENCE)
-        seen = [reply for reply in self.broken if reply.ids]
-        recorded = {
+        answered, seen = len(self.replies) + len(self.garbage), [reply for reply in self.broken if reply.ids]
+        own = {
+            "answered": answered,
+            "failed": self.failed,
+            "orphaned": 0,
             "exact": len(self.replies) + len(seen),
             "inexact": 0,
             "no": len(self.garbage) + self.failed - len(seen),
         }
-        assert {word: fleet.count("tito_radix_replies_total", recorded=word) for word in recorded} == recorded
+        print(self)
+        self.fleet.until_idle()
+        until(lambda: self._counted() == own, f"the router counted {self._counted()}, its clients {own}", 10)
         with ThreadPoolExecutor(4) as clients:
             for _ in clients.map(self._check, [*self.replies, *seen]):
                 pass
 
-    def _ended(self) -> dict[str, int]:
-        outcomes = ("answered", "failed", "orphaned")
-        return {word: self.fleet.count("tito_router_generations_total", outcome=word) for word in outcomes}
+    def _counted(self) -> dict[str, int]:
+        """By the router, since these clients began."""
+        now = self._books()
+        return {word: now[word] - self._begin[word] for word in now}
+
+    def _books(self) -> dict[str, int]:
+        count = self.fleet.count
+        outcomes, recorded = ("answered", "failed", "orphaned"), ("exact", "inexact", "no")
+        return {
+            **{word: count("tito_router_generations_total", outcome=word) for word in outcomes},
+            **{word: count("tito_radix_replies_total", recorded=word) for word in recorded},
+        }
 
     def _check(self, reply: Reply) -> None:
-        found = self.fleet.post(
-            "/retrieve_from_text", {"text": reply.prompt + reply.text, "request_id": reply.request_id}
-        )
+        body = {"text": reply.prompt + reply.text, "request_id": reply.request_id}
+        found = call(self.fleet.url + "/retrieve_from_text", body, headers=self._headers).json()
         mask, logprobs, versions = reply.training()
         assert found["tokens"] == reply.tokens, reply
         assert found["loss_mask"] == mask, reply
@@ -222,6 +245,13 @@ class Ledger:
         assert (found["variants"], found["request_ids"]) == (1, [reply.request_id]), "recorded once, under its own name"
         if reply.whole:
             assert [version for _, version in versions_of(found["weight_versions"])] == versions, reply
+
+    def __str__(self) -> str:
+        told = Counter(refusal.status for refusal in self.refusals)
+        parts = [f"{len(self.replies)} answered", f"{len(self.garbage)} of nonsense", f"{len(self.broken)} broken off"]
+        parts += [f"{count} answered with {status}" for status, count in sorted(told.items())]
+        parts += [f"{count} retried ({label})" for label, count in self.fleet.numbers(RETRIES).items() if count]
+        return ", ".join(parts)
 
 
 def _with(got: Reply, payload: Json) -> Reply:
@@ -239,6 +269,7 @@ def _with(got: Reply, payload: Json) -> Reply:
         prompt_ids=tuple(payload["prompt_token_ids"]),
         ids=ids,
         logprobs=logprobs,
+        sent_at=got.sent_at or meta["response_sent_to_client_ts"],
         versions=tuple(version for _, version in versions_of(meta.get("weight_versions", ()))),
     )
 
