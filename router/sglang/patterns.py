@@ -1,7 +1,6 @@
 """Regular expressions that a worker is to search with: which of them are none.
 
-SGLang 0.5.23 parses a `stop_regex` when it comes, and fails there with a 500; and compiles it when the first token is there, and
-dies of what fails only then. Here it is only parsed: to compile a pattern can take a second, and everybody would wait for it.
+They are parsed, and not compiled: that can take a second, and everybody would wait for it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -55,7 +55,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         texts, ids, batch = _prompts(fields)
         sampling = _sampling(fields)
         prompts = texts or ids
-        hazards.check(fields, sampling, None if prompts is None else len(prompts), batch=batch)
+        asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
+        logprobs = asked if isinstance(asked, list) and asked else [asked is True]
+        hazards.check(hazards.Asked(fields, sampling, None if prompts is None else len(prompts), batch, any(logprobs)))
         counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
@@ -63,7 +65,6 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             raise BadRequestError(
                 f"`n` must be at least 1, and a request must not ask for more than {MAX_REPLIES} replies"
             )
-        asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         return cls(
             fields,
             sampling,
@@ -72,7 +73,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             batch,
             counts.pop(),
             bool(typed(fields, "stream", bool, "true or false")),
-            asked if isinstance(asked, list) and asked else [asked is True],
+            logprobs,
             bool(typed(fields, "return_trajectory", bool, "true or false")),
         )
 

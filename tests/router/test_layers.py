@@ -31,7 +31,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "flow": (
         "router.outbound",
         "router.proxy",
+        "router.abort_retries",
+        "router.gate",
         "router.generations",
+        "router.renewal",
         "router.disguise",
         "router.fleet",
         "router.flights",
