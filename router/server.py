@@ -34,7 +34,9 @@ def bind(config: ServerConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise BadRequestError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+        raise BadRequestError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error} (--host, --port; port 0 takes a free one)"
+        ) from error
 
 
 def serve(app: RouterApp, config: ServerConfig, listener: socket.socket) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import time
 from collections.abc import AsyncIterable, Iterable, Sequence
 from contextlib import closing, suppress
@@ -26,6 +27,8 @@ Body = bytes | AsyncIterable[bytes] | None
 # SGLang's server (uvicorn) closes a connection that was idle for 5 s.
 IDLE_SECONDS = 4.0
 DNS_SECONDS = 30
+KEEPALIVE_SECONDS = 30
+"""Of silence, after which a worker's machine is asked whether it is there; twice that, and it is not."""
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 1000
 READ_BUFFER_BYTES = 1024 * 1024
@@ -140,9 +143,13 @@ class AiohttpUpstream:
 
     async def __aenter__(self) -> AiohttpUpstream:
         self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS)
+            aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=_watched_socket
+            )
         )
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS))
+        self._fresh = self._session(
+            aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS, socket_factory=_watched_socket)
+        )
         return self
 
     async def __aexit__(
@@ -190,6 +197,25 @@ class AiohttpUpstream:
             max_headers=MAX_HEADERS,
             trace_configs=[_noting_connections()],
         )
+
+
+def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One whose system asks the other side now and then whether it is still there.
+
+    A machine that is gone sends nothing, and a generation may be silent for hours: only this tells the two apart. A worker that
+    merely hangs has a system that answers.
+    """
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family=family, type=kind, proto=protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_SECONDS // 3),
+        ("TCP_KEEPCNT", 3),
+    ):
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
 
 
 class _Connection:
