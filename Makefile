@@ -10,7 +10,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install test test-sglang lint bench clean
+.PHONY: help demo serve install test test-sglang lint bench reference clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ bench: $(INSTALLED) ## measure, 10 minutes; results go to benchmarks/results and
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
 	@$(PY) -m benchmarks.load --out benchmarks/results/load.json --page docs/performance.md
+
+reference: $(INSTALLED) ## renew docs/reference.md, the tables of flags and metrics, out of the code
+	@$(PY) scripts/make_reference.py $(ARGS)
 
 clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay
 	@rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -21,7 +21,7 @@ class RadixMetrics:
     def __init__(self, registry: CollectorRegistry, tree: RadixTree) -> None:
         self.replies = Counter(
             "tito_radix_replies_total",
-            "Replies of /generate by whether they were recorded (exact, inexact, no), and why not",
+            "Replies of /generate by whether they were recorded (exact, inexact, no), and why not, as x-radix-recorded says",
             ("recorded", "reason"),
             registry=registry,
         )
@@ -73,7 +73,7 @@ class _TreeCollector(Collector):
             yield GaugeMetricFamily(f"tito_radix_{name}", text, value=value)
         evicted = CounterMetricFamily(
             "tito_radix_evictions",
-            "Replies collected, by reason; never_retrieved counts beside the two others",
+            "Replies collected, by reason: version, least_recently_hit; and never_retrieved, which counts beside these two",
             labels=["reason"],
         )
         for reason in REASONS:

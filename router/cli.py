@@ -352,7 +352,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=RadixConfig.keep_versions,
         metavar="N",
-        help="over budget, a reply last used so many weight versions ago goes first (%(default)s)",
+        help="evictions of what was last used so many weight versions ago count as version (%(default)s)",
     )
     radix.add_argument(
         "--force-logprobs",
