@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -78,13 +78,9 @@ def create_app(config: RouterConfig, tracer: Tracer | None = None) -> RouterApp:
     pool.on_breaker = metrics.breaker_moved
     queue = RequestQueue(pool, workers.queue, metrics.waited)
     registry.register(WorkerCollector(pool.list, queue))
+    ProcessCollector(registry=registry)
     upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout)
-    prober = Prober(
-        upstream,
-        seconds=workers.health.timeout,
-        wants_version=workers.health.version_gate,
-        headers=instance.headers,
-    )
+    prober = Prober(upstream, seconds=workers.health.timeout, headers=instance.headers)
     checks = HealthChecks(pool, prober, workers.health, metrics.probed)
     admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
     lifecycle = Lifecycle()

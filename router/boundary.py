@@ -6,6 +6,7 @@ every line of the log that is about the request.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -14,7 +15,7 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.asgi import HeaderList, send_error
-from router.errors import ClientDisconnectedError, RouterError, UpstreamError
+from router.errors import ClientDisconnectedError, RouterError, StoppedError, UpstreamError
 from router.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
 from router.requests import REQUEST, REQUEST_ID, Phase, RequestRecord, Requests
 from router.tracing import OFF, Span, Tracer
@@ -80,6 +81,12 @@ class _Exchange:
             self._outcome = None
         except ClientDisconnectedError:
             self._outcome = CLIENT_LEFT
+        except asyncio.CancelledError as cancelled:
+            # Nobody cancels a request but a server whose time to finish is over.
+            if self._status is not None:
+                raise UpstreamBrokenError("the router was stopped before the reply had ended") from cancelled
+            await send_error(self.send, StoppedError("the router was stopped before there was a reply: send it again"))
+            self._outcome = None
         except Exception as error:
             if not isinstance(error, RouterError | UpstreamBrokenError):
                 logger.exception("%s %s failed", record.method, record.path)

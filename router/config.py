@@ -6,6 +6,7 @@ import ipaddress
 import math
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -194,13 +195,30 @@ class AbortConfig:
             raise BadRequestError("--abort-retries must be at least 1 and --abort-retry-wait not negative")
 
 
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Of version 2, and of version 1, as a container sees its own."""
+
+
+def _memory() -> int:
+    """Bytes that this process may come to have: of the machine, or of its container if that is less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        try:
+            limit = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdigit():  # else it is `max`
+            found = min(found, int(limit))
+    return found
+
+
 @dataclass(frozen=True)
 class RadixConfig:
     """The memory of the middleware."""
 
     tokenizer_path: str | None = None
     trust_remote_code: bool = False
-    max_tokens: int | None = None  # None: a quarter of the machine's memory
+    max_tokens: int | None = None  # None: a quarter of the memory
     keep_versions: int = 5
     force_logprobs: bool = True
     add_special_tokens: SpecialTokens = "auto"
@@ -214,11 +232,10 @@ class RadixConfig:
 
     @property
     def token_budget(self) -> int:
-        """`max_tokens`, or what fits into a quarter of the machine's memory."""
+        """`max_tokens`, or what fits into a quarter of the memory of the machine, or of the container."""
         if self.max_tokens is not None:
             return self.max_tokens
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return memory // 4 // _BYTES_PER_TOKEN
+        return _memory() // 4 // _BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from asyncio import TimerHandle
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from router.errors import BadRequestError, RouterError
 
@@ -90,6 +90,7 @@ class Connection(HttpToolsProtocol):
         self._timer: TimerHandle | None = None
         self._refused = False
         self._closing = False
+        self._served: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there; it has some seconds to say what it wants."""
@@ -101,6 +102,10 @@ class Connection(HttpToolsProtocol):
         """It is gone."""
         self.limits.let_go(self)
         self._stop_timer()
+        if self._served is not None and not self._served.response_complete:
+            # uvicorn tells the last request only, which may still be waiting for this one's end.
+            self._served.disconnected = True
+            self._served.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -154,6 +159,11 @@ class Connection(HttpToolsProtocol):
         self._heading = True
         self._bare = 0
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """The turn of a request has come, at once or after those before it."""
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     # Ends -------------------------------------------------------------------------------------------------------------
 

@@ -91,6 +91,13 @@ class QueueTimeoutError(RouterError):
     type = "queue_timeout"
 
 
+class StoppedError(RouterError):
+    """The process ended with the request in flight."""
+
+    status = 503
+    type = "stopped"
+
+
 class UpstreamTimeoutError(RouterError):
     """Workers took longer than the flags allow."""
 

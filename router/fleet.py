@@ -35,6 +35,10 @@ ABORT_SECONDS = 10.0
 """How long a worker is told about a client that left."""
 
 
+_WANT_AN_OBJECT = frozenset({"/pause_generation", "/continue_generation"})
+"""Paths whose options all have defaults, and of which SGLang refuses a call without a body all the same."""
+
+
 class Fleet:
     """The workers as one.
 
@@ -188,6 +192,10 @@ class _Everywhere:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._fleet._max_body_bytes)
+        if not body and scope["method"] == "POST" and scope["path"] in _WANT_AN_OBJECT:
+            body = b"{}"
+            kept = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+            scope = {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
         about_weights = "weight" in scope["path"] or "memory" in scope["path"] or "lora" in scope["path"]
         with self._fleet.flights.ending() if self._aborts(_object(body)) else contextlib.nullcontext():
             await self._fleet.everywhere(scope, send, body, seconds=None if about_weights else CALL_SECONDS)

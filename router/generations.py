@@ -9,6 +9,7 @@ A generation whose client left costs a GPU until its worker notices, which takes
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -74,7 +75,7 @@ class Generations:
                 await StreamJob(self._app, self._retries, scope, receive, flight, attempt).serve(account.send)
             else:
                 await send_on(self._app, scope, receive, account.send, flight, attempt)
-        except ClientDisconnectedError:
+        except (ClientDisconnectedError, asyncio.CancelledError):
             account.outcome = "orphaned"
             self._fleet.abandon(flight, scope)
             raise

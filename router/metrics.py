@@ -117,6 +117,8 @@ class RouterMetrics:
             registry=registry,
         )
         self._probes = Counter("tito_router_probes", "Probes of workers: good or bad.", ("outcome",), registry=registry)
+        for outcome in ("good", "bad"):
+            self._probes.labels(outcome)
         self._queue = Histogram(
             "tito_router_queue_seconds",
             "How long requests for which there was no room waited, by what came of it: served, full (no place in the "
@@ -125,9 +127,12 @@ class RouterMetrics:
             registry=registry,
             buckets=_REQUEST_SECONDS,
         )
+        for outcome in ("served", "full", "timeout", "left"):
+            self._queue.labels(outcome)
         self.generations = Counter(
             "tito_router_generations",
-            "Generations that ended: answered, failed to the client, or orphaned (it left, or the reply broke off).",
+            "Generations that ended: answered, failed (an error, or a reply that broke off), or orphaned (nobody waits for it: "
+            "the client left, or the router was stopped).",
             ("outcome",),
             registry=registry,
         )
@@ -139,6 +144,8 @@ class RouterMetrics:
             ("outcome",),
             registry=registry,
         )
+        for outcome in ("retried", "given_up"):
+            self.abort_retries.labels(outcome)
 
     def decided(self, reason: str) -> None:
         """A worker was chosen."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -39,7 +39,7 @@ from router.upstream import (
 )
 from router.workers.pool import Lease, WorkerPool
 from router.workers.queue import RequestQueue
-from router.workers.worker import Worker
+from router.workers.worker import Worker, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,8 @@ class Proxy:
     ) -> None:
         self._tracer = tracer
         self._pool = pool
+        self._pool.on_quarantine = self._give_up_on
+        self._unanswered: dict[Worker, set[asyncio.Timeout]] = {}
         self._queue = queue
         self._upstream = upstream
         self._metrics = metrics
@@ -154,9 +156,8 @@ class Proxy:
         attempts.asked.add(worker.id)
         request.record.sent_to(worker.url)
         attempts.count += 1
-        seconds = self._config.request_timeout
         try:
-            async with asyncio.timeout(seconds):
+            async with self._patience(worker):
                 response, first = await self._ask(request, attempts, worker, client, span.inject(request.headers))
         except UpstreamFailure as failure:
             why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
@@ -166,11 +167,8 @@ class Proxy:
             self._on_trouble(worker)
             return 0.0
         except TimeoutError:
-            if request.flight is not None:
-                await self._recall(request.flight, request.scope)
-            assert seconds is not None
             span.fail("timeout")
-            self._failed(attempts, worker, "timeout", f"no reply within {seconds:g} s")
+            await self._took_too_long(request, attempts, worker)
             return 0.0
         with contextlib.closing(response):
             status = _status(response, first)
@@ -218,6 +216,35 @@ class Proxy:
         except BaseException:
             response.close()
             raise
+
+    @contextlib.asynccontextmanager
+    async def _patience(self, worker: Worker) -> AsyncIterator[None]:
+        """Raises TimeoutError when a reply took too long, or its worker does not answer to anything any more."""
+        waiting = self._unanswered.setdefault(worker, set())
+        async with asyncio.timeout(self._config.request_timeout) as timeout:
+            waiting.add(timeout)
+            try:
+                yield
+            finally:
+                waiting.discard(timeout)
+                if not waiting:
+                    self._unanswered.pop(worker, None)
+
+    def _give_up_on(self, worker: Worker) -> None:
+        """A worker hangs, as far as anybody can tell: what it has not begun to answer goes elsewhere, if there is somewhere."""
+        if self._pool.routable:
+            now = asyncio.get_running_loop().time()
+            for timeout in self._unanswered.get(worker, ()):
+                timeout.reschedule(now)
+
+    async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, worker: Worker) -> None:
+        if worker.state is WorkerState.QUARANTINED:
+            # It would not hear it. Its system closes the connection, and that is what it finds when it goes on.
+            self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}")
+            return
+        if request.flight is not None:
+            await self._recall(request.flight, request.scope)
+        self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
     def _failed(self, attempts: Attempts, worker: Worker, why: Failure, message: str, *, kept: bool = False) -> None:
         logger.warning("worker %s gave no reply (%s): %s", worker.url, why, message)

@@ -92,7 +92,7 @@ def flags(command: str = "") -> set[str]:
 def routes() -> set[str]:
     """The router's own paths, and the middleware's, which are read off its source: making one takes a tokenizer."""
     pool = WorkerPool(create_policy("random"))
-    prober = Prober(AiohttpUpstream(connect_timeout=1.0), seconds=1.0, wants_version=False)
+    prober = Prober(AiohttpUpstream(connect_timeout=1.0), seconds=1.0)
     admission = Admission(pool, prober, HealthChecks(pool, prober, HealthConfig()))
     control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle(), Requests())
     own = {route.path.replace("{key:path}", "{id}") for route in control.routes()}

@@ -196,7 +196,7 @@ def _asked(body: Mapping[str, Any], number: int, count: int, batch: bool) -> Ask
     return Asked(
         logprobs=bool(item("return_logprob", False)),
         start=item("logprob_start_len", -1),
-        top=item("top_logprobs_num", 0),
+        top=max(0, item("top_logprobs_num", 0)),
         chosen=tuple(item("token_ids_logprob", ())),
         texts=bool(body.get("return_text_in_logprobs")),
         prompt_ids=prompt_ids,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,7 @@ _TYPES: dict[str, Any] = {
     "a value or an array of values for StringOrList": str | list[str],
 }
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_MOST_STOPS, _LONGEST_PATTERN = 32, 256
 AS_MANY = 1 << 30  # tokens: as there is room for
 _GREEDY_BELOW = 1e-6  # _SAMPLING_EPS
 
@@ -137,11 +139,7 @@ def _sampling(params: dict[str, Any]) -> Sampling:
             given[key] = (given[key],) if isinstance(given[key], str) else tuple(given[key])
     if "stop_token_ids" in given:
         given["stop_token_ids"] = frozenset(given["stop_token_ids"])
-    try:
-        for pattern in given.get("stop_regex", ()):
-            re.compile(pattern)
-    except re.error:
-        raise Broken("a pattern that is none") from None
+    _check_stops(given)
     try:
         given["logit_bias"] = {int(token): float(bias) for token, bias in given.get("logit_bias", {}).items()}
     except ValueError as error:
@@ -150,6 +148,21 @@ def _sampling(params: dict[str, Any]) -> Sampling:
         given["max_new_tokens"] = AS_MANY
     given["n"] = max(1, given.get("n", 1))
     return Sampling(**given)
+
+
+def _check_stops(given: dict[str, Any]) -> None:
+    for key, name in (("stop", "stop strings"), ("stop_regex", "stop_regex patterns")):
+        if len(given.get(key, ())) > _MOST_STOPS:
+            raise Refused(f"at most {_MOST_STOPS} {name} are allowed, got {len(given[key])}")
+    for pattern in given.get("stop_regex", ()):
+        if (length := len(pattern.encode())) > _LONGEST_PATTERN:
+            raise Refused(f"stop_regex is {length} bytes, over the {_LONGEST_PATTERN}-byte limit")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                re.compile(pattern)
+        except (re.error, OverflowError, RecursionError):
+            raise Broken("a pattern that is none") from None
 
 
 def _wrong(sampling: Sampling, size: int) -> str | None:

@@ -125,6 +125,12 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         found = _nth(rid, prompt, None) if isinstance(rid, list) else rid
         return found if isinstance(found, str) else None
 
+    def without_text(self, body: bytes) -> bytes:
+        """The body, but for a text beside ids: the ids win, and SGLang would read off the text whether they are a batch."""
+        if self.ids is None or is_null(self.fields.get("text")):
+            return body
+        return msgspec.json.encode({key: value for key, value in self.fields.items() if key != "text"})
+
     def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
         """The body a worker gets: the same, with the ids of every prompt in the place of its text."""
         out: dict[str, Raw] = {}

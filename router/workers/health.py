@@ -81,7 +81,9 @@ class HealthChecks:
         if worker.state is WorkerState.STARTING:
             found = await self._prober.introduction(worker.url)
         else:
-            found = await self._prober.probe(worker.url)
+            found = await self._prober.probe(
+                worker.url, wants_version=self._config.version_gate or worker.version is None
+            )
         if self._on_probe is not None:
             self._on_probe(found.complaint is None and found.refusal is None)
         if worker.state is WorkerState.GONE:

@@ -99,6 +99,8 @@ class WorkerPool:
         self.on_room: Callable[[], None] = _nothing
         """Called when a worker may have room that had none."""
         self.on_breaker: Callable[[Worker, BreakerState], None] = _nothing
+        self.on_quarantine: Callable[[Worker], None] = _nothing
+        """Called when a worker is given up for now, with what it has in flight."""
 
     def add(self, url: str) -> Worker:
         """Register a worker, or take one back that was draining. Adding one again changes nothing.
@@ -148,13 +150,16 @@ class WorkerPool:
         """A worker answered a probe, or it did not: then `complaint` tells what was wrong, `absent` that nobody listened."""
         if version is not None or absent:
             worker.version = version  # whatever comes up where nobody was has weights that nobody has asked about
-        if worker.probed(complaint, self._health, absent=absent):
+        changed = worker.probed(complaint, self._health, absent=absent)
+        if changed:
             level = logging.INFO if complaint is None else logging.WARNING
             logger.log(
                 level, "worker %s is %s%s", worker.url, worker.state.value, f": {complaint}" if complaint else ""
             )
         self._update_routable()
         self.on_room()
+        if changed and worker.state is WorkerState.QUARANTINED:
+            self.on_quarantine(worker)
 
     def new_version(self, version: str, taken_by: AbstractSet[str]) -> None:
         """The weights were changed through this router: these workers (by id) are at that version now."""

@@ -50,14 +50,11 @@ class _ServerInfo(msgspec.Struct):
 class Prober:
     """Asks one worker after the other. Never raises: silence is a finding, too."""
 
-    def __init__(
-        self, upstream: Upstream, *, seconds: float, wants_version: bool, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        """`seconds`: what an answer may take. `wants_version`: ask for it each time. `headers`: more of them, each time."""
+    def __init__(self, upstream: Upstream, *, seconds: float, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """`seconds`: what an answer may take. `headers`: further ones of each question."""
         self._headers = [(b"accept-encoding", b"identity"), *headers]
         self._upstream = upstream
         self._seconds = seconds
-        self._paths = _MODEL_INFO if wants_version else _PING
 
     async def introduction(self, url: str) -> Finding:
         """Who it is. One that does not tell is taken as it is, as long as it answers."""
@@ -73,9 +70,9 @@ class Prober:
         # What it says of itself comes from its scheduler, which may be busy for long; a ping does not.
         return await self.probe(url) if found.complaint is not None else found
 
-    async def probe(self, url: str) -> Finding:
+    async def probe(self, url: str, *, wants_version: bool = False) -> Finding:
         """How it is. A worker that refuses the question (401, say) is there; one that answers with a 5xx is not well."""
-        found = await self._ask(url, self._paths)
+        found = await self._ask(url, _MODEL_INFO if wants_version else _PING)
         return Finding(version=_decoded(found).weight_version) if isinstance(found, bytes) else found
 
     async def _ask(self, url: str, paths: tuple[str, ...]) -> bytes | Finding:

@@ -92,7 +92,8 @@ class RequestQueue:
         except TimeoutError:
             outcome = "timeout"
             raise QueueTimeoutError(
-                f"no worker had room for this request within {self._config.timeout:g} s (--queue-timeout-secs)"
+                f"no worker had room for this request within {self._config.timeout:g} s (--queue-timeout-secs)",
+                headers=(("retry-after", "1"),),
             ) from None
         finally:
             if outcome != "served":

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from router.config import QueueConfig, RetryConfig
+from router.config import HealthConfig, QueueConfig, RetryConfig
 from router.embedded.wire import StreamStyle
 from tests.support.asking import Asking, assert_kept, calls, counted, settle, until
-from tests.support.stack import STYLES, Reply, Stack, stack
+from tests.support.stack import STYLES, Reply, Stack, events, stack
 
 WHOLE_OR_STREAMED: tuple[StreamStyle | None, ...] = (None, *STYLES)
 EAGER = RetryConfig(first_wait=0.001)
@@ -156,6 +156,39 @@ def test_a_worker_that_takes_too_long_is_told_to_stop_and_another_one_answers(pa
     assert len(calls(slow, "/abort_request")) == told + 1
     slow.wait_until_idle()
     slow.release()
+
+
+def test_what_a_worker_has_when_it_is_given_up_goes_elsewhere(space: str, asks: list[Asking]) -> None:
+    """Without any timeout: it does not answer its probes, and so it will not answer this. A stream that has begun stays."""
+    health = HealthConfig(interval=0.05, timeout=0.2)
+    with stack("qwen", styles=("cumulative",) * 2, workers={"health": health}) as served:
+        hung, other = served.workers
+        for worker in served.workers:
+            worker.hold()
+        body = {"text": "A:", "sampling_params": {"max_new_tokens": 5}}
+        names = [uuid.uuid4().hex for _ in range(4)]
+        for name in names:
+            sent = {**body, "rid": name, "stream": name == names[0]}
+            asks.append(Asking(served.url, sent, headers={"x-radix-namespace": space}))
+        for worker in served.workers:
+            worker.wait_for_arrivals(2)
+        with hung.hanging():
+            until(lambda: state_of(served, hung.url) == "quarantined", "it is noticed")
+            other.wait_for_arrivals(4)
+            other.release()
+            answers = [asking.answer() for asking in asks]
+        assert [answer.status for answer in answers] == [200] * 4
+        assert retries(served) == {"timeout": 2}
+        for name, answer in zip(names, answers, strict=True):
+            found = events(answer)[-1] if name == names[0] else answer.json()
+            record = next(record for record in other.log if record.rid == name)
+            assert_kept(served.retrieve("A:" + found["text"], namespace=space, request_id=name), record)
+        hung.release()
+        until(served.idle, "the copies end when their connections are found closed")
+
+
+def state_of(served: Stack, url: str) -> str:
+    return next(one["state"] for one in served.get("/workers").json()["workers"] if one["url"] == url)
 
 
 def test_when_all_take_too_long_the_client_is_told(pair: Stack) -> None:

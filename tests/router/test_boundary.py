@@ -210,9 +210,7 @@ def test_the_application_finds_the_record_and_the_servers_own_state() -> None:
     assert state == {"of_the_lifespan": 1}
 
 
-@pytest.mark.parametrize(
-    "error", [RouterError("x"), UpstreamBrokenError("x"), ZeroDivisionError(), asyncio.CancelledError()]
-)
+@pytest.mark.parametrize("error", [RouterError("x"), UpstreamBrokenError("x"), ZeroDivisionError()])
 def test_an_error_behind_the_head_is_raised_on_and_the_request_is_over(error: BaseException) -> None:
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -225,14 +223,29 @@ def test_an_error_behind_the_head_is_raised_on_and_the_request_is_over(error: Ba
     assert len(served.requests) == 0
 
 
-def test_a_request_that_is_cancelled_before_its_reply_counts_as_broken() -> None:
+def test_a_request_that_is_cancelled_behind_its_head_breaks_off() -> None:
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise asyncio.CancelledError
+
+    served = Served(inside)
+    with pytest.raises(UpstreamBrokenError, match="the router was stopped"):
+        asyncio.run(served.get())
+    assert served.counted("broken") == 1
+    assert len(served.requests) == 0
+
+
+def test_a_request_that_is_cancelled_before_its_reply_is_told_that_the_router_stops() -> None:
+    """Only a server whose time to finish is over cancels requests."""
+
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
         raise asyncio.CancelledError
 
     served = Served(inside)
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(served.get())
-    assert served.counted("broken") == 1
+    asyncio.run(served.get())
+    assert served.sent[0]["status"] == 503
+    assert b'"type":"stopped"' in served.sent[1]["body"]
+    assert served.counted("503") == 1
     assert len(served.requests) == 0
 
 

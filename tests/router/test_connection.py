@@ -299,3 +299,27 @@ def test_what_is_no_request(raw: bytes) -> None:
             assert (status, error["type"]) == (400, "invalid_request_error")
 
     asyncio.run(main())
+
+
+def test_a_client_that_leaves_is_noticed_by_what_it_is_served_and_not_by_what_it_asked_for_last() -> None:
+    """Three requests in one go: the second one is being answered, the third one has not begun."""
+
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and scope["path"] == "/2":
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                left.set()
+            else:
+                await EchoWorker()(scope, receive, send)
+
+        async with limits(app) as connect:
+            client = await connect()
+            await client.say(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in (1, 2, 3)))
+            await client.answer()
+            await client.close()
+            await left.wait()
+
+    asyncio.run(main())

@@ -49,7 +49,7 @@ class Watched:
 
     def __init__(self, upstream: AiohttpUpstream, config: HealthConfig, patience: float) -> None:
         self.pool = WorkerPool(LeastInflight(), health=config)
-        prober = Prober(upstream, seconds=config.timeout, wants_version=config.version_gate)
+        prober = Prober(upstream, seconds=config.timeout)
         self.probes: list[bool] = []
         self.checks = HealthChecks(self.pool, prober, config, self.probes.append)
         self.admission = Admission(self.pool, prober, self.checks, startup_patience=patience)
@@ -169,7 +169,7 @@ def test_whatever_answers_is_there(answers: dict[str, Any], asked: list[str]) ->
     async def main() -> None:
         told = Told(**answers)
         async with serving(told) as url, AiohttpUpstream(connect_timeout=1) as upstream:
-            found = await Prober(upstream, seconds=5, wants_version=False).probe(url)
+            found = await Prober(upstream, seconds=5).probe(url)
             assert found.complaint is None
             assert told.asked == asked
 
@@ -189,6 +189,20 @@ def test_with_the_gate_a_probe_reads_the_weight_version() -> None:
             told.answers["/model_info"] = {"weight_version": "4"}
             await watched.until_version(worker, "4")
             assert watched.pool.routable == (worker,)
+
+    asyncio.run(main())
+
+
+def test_without_the_gate_a_version_is_asked_for_where_none_is_known() -> None:
+    async def main() -> None:
+        told = Told(model_info={"weight_version": "3"}, ping={})
+        async with serving(told) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            await watched.until_version(worker, "3")
+            watched.pool.may_have_restarted(worker)
+            assert worker.version is None
+            told.answers["/model_info"] = {"weight_version": "4"}
+            await watched.until_version(worker, "4")
 
     asyncio.run(main())
 
