@@ -345,7 +345,7 @@ def parser() -> argparse.ArgumentParser:
         "--radix-max-tokens",
         type=int,
         metavar="N",
-        help="how many to remember (a quarter of the machine's memory, at 16 bytes a token)",
+        help="how many to remember (a quarter of the memory, at 16 bytes a token)",
     )
     radix.add_argument(
         "--radix-keep-versions",

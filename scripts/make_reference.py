@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.registry import Collector
 
 from middleware_hub.hub_metrics import RadixMetrics
@@ -55,6 +55,7 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     registry = _Registry()
     RouterMetrics(registry)
     registry.register(WorkerCollector(lambda: ()))
+    ProcessCollector(registry=registry)
     measure: Any = None  # an empty tree has nothing to measure
     RadixMetrics(registry, RadixTree(measure))
     for collector in registry.collectors:
