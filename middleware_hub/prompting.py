@@ -71,11 +71,20 @@ def check_ids(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 
 def check_options(tokenizer: Tokenizer, request: GenerateRequest) -> None:
-    """Raises BadRequestError for more top logprobs than the model has tokens: that would kill the worker, too."""
+    """Raises BadRequestError for more top logprobs than there are tokens, and for stop ids to be held back that are none.
+
+    Each of them would kill the worker, too.
+    """
     limit = tokenizer.vocabulary_size
     if request.most_top_logprobs > limit:
         raise BadRequestError(
             f"`top_logprobs_num` is {request.most_top_logprobs}, and the vocabulary has {limit} tokens"
+        )
+    wrong = next((token for token in request.stop_ids_held_back if not 0 <= token < limit), None)
+    if wrong is not None:
+        raise BadRequestError(
+            f"`stop_token_ids` has {wrong} in it, and the vocabulary is 0 to {limit - 1}: with `min_new_tokens` that ends the "
+            "worker's process"
         )
 
 

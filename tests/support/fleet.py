@@ -16,11 +16,14 @@ PATIENCE = 60.0
 """Seconds for what takes one on a machine that has nothing else to do."""
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Return when something holds that can only be seen by asking other processes, which are to get some work done, too."""
+def until(condition: Callable[[], object], what: str | Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Return when something holds that can only be seen by asking other processes.
+
+    Raises AssertionError if it never does, with `what` that was, or what it tells then.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.02)  # a poll of other processes: there is nothing to wait on
 
 

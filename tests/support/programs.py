@@ -65,6 +65,12 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """What it has written since it was started last."""
         return self._log.read_text(errors="replace")
