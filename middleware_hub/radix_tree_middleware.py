@@ -97,7 +97,7 @@ class RadixTreeMiddleware:
         prompting.check_options(self.tokenizer, request)
         reason = request.unrecordable
         if reason is not None:
-            await self._pass(scope, receive, send, request.without_text(body), reason)
+            await self._pass(scope, receive, send, request.passed_on(body), reason)
             return
         prompts: list[Prompt] = []
         try:

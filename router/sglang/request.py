@@ -125,11 +125,18 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         found = _nth(rid, prompt, None) if isinstance(rid, list) else rid
         return found if isinstance(found, str) else None
 
-    def without_text(self, body: bytes) -> bytes:
-        """The body, but for a text beside ids: the ids win, and SGLang would read off the text whether they are a batch."""
-        if self.ids is None or is_null(self.fields.get("text")):
+    def passed_on(self, body: bytes) -> bytes:
+        """What a worker gets of a request that is not recorded: the body as it came, but for two things that would be a 500.
+
+        A text beside ids: the ids win, and SGLang would read off the text whether they are a batch. And `"n": null`.
+        """
+        both = self.ids is not None and not is_null(self.fields.get("text"))
+        if not both and not self._has_null_n:
             return body
-        return msgspec.json.encode({key: value for key, value in self.fields.items() if key != "text"})
+        out = {key: value for key, value in self.fields.items() if key != "text" or not both}
+        if self._has_null_n:
+            out["sampling_params"] = self._without_null_n(out["sampling_params"])
+        return msgspec.json.encode(out)
 
     def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
         """The body a worker gets: the same, with the ids of every prompt in the place of its text."""
@@ -141,13 +148,17 @@ class GenerateRequest(msgspec.Struct, frozen=True):
                 out["input_ids"] = encoded
             elif key in _OURS or (drop_options and key in _LOGPROB_OPTIONS):
                 continue
-            elif key == "sampling_params" and any("n" in one and is_null(one["n"]) for one in self.sampling):
+            elif key == "sampling_params" and self._has_null_n:
                 out[key] = self._without_null_n(value)
             else:
                 out[key] = value
         if force_logprobs:
             out["return_logprob"] = Raw(b"true")
         return msgspec.json.encode(out)
+
+    @property
+    def _has_null_n(self) -> bool:
+        return any("n" in one and is_null(one["n"]) for one in self.sampling)
 
     def _without_null_n(self, value: Raw) -> Raw:
         """`"n": null` is answered with a 500."""

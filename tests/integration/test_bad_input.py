@@ -167,6 +167,13 @@ def test_a_call_to_all_workers_goes_where_it_was_sent_to(served: Stack, source: 
     assert answer.json()["workers"][0]["body"] == {"detail": "Not Found"}
 
 
+def test_a_null_count_is_no_500_where_nothing_is_recorded_either(served: Stack) -> None:
+    params = {"max_new_tokens": 1, "n": None}
+    answer = served.post("/generate", {"text": "a", "session_params": {}, "sampling_params": params})
+    assert answer.status == 200, answer.content
+    assert answer.headers["x-radix-recorded"] == "no; session_params"
+
+
 def test_ids_win_over_a_text_where_nothing_is_recorded_either(served: Stack) -> None:
     """Beside a text that is none, SGLang would not know the ids for a batch."""
     body = {"text": "a", "input_ids": [[1], [2]], "session_params": {}, "sampling_params": {"max_new_tokens": 1}}

@@ -118,6 +118,17 @@ def test_a_worker_whose_kept_connection_was_closed_is_asked_once_more_and_not_bl
     assert open_breakers(pool) == []
 
 
+def test_a_worker_that_closes_new_connections_is_blamed() -> None:
+    """None of them can have been closed for being idle."""
+    pool = make(2, failures=2)
+    for _ in range(2):
+        attempts = begin(pool)
+        one, two = pool.list()
+        attempts.failed(one, "lost", "reset")
+        attempts.answered(two)
+    assert open_breakers(pool) == ["http://w0:1"]
+
+
 def test_full_workers_are_waited_for_longer_each_time_and_blamed_for_nothing() -> None:
     pool = make(2, failures=1)
     attempts = begin(pool, first_wait=0.05, multiplier=1.5, longest_wait=0.1)

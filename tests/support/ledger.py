@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ class Reply:
     prompt: str
     request_id: str
     worker: str
+    asked_at: float  # `time.monotonic()`
     whole: bool = False
     text: str = ""
     prompt_ids: tuple[int, ...] = ()
@@ -120,7 +122,7 @@ class Ledger:
 
         Raises whatever breaks off an answer that is no stream: such a one is not to break.
         """
-        name = uuid.uuid4().hex
+        name, now = uuid.uuid4().hex, time.monotonic()
         body = {
             **{"text": prompt, "rid": name, "stream": stream, "sampling_params": sampling},
             **{"return_logprob": True, "return_prompt_token_ids": True, "return_trajectory": trajectory},
@@ -129,7 +131,7 @@ class Ledger:
             if response.status != 200:
                 self._note(self.refusals, _refusal(response))
                 return None
-            got = Reply(prompt, name, response.getheader("x-router-worker", ""), before=before)
+            got = Reply(prompt, name, response.getheader("x-router-worker", ""), now, before=before)
             return self._streamed(got, response) if stream else self._answered(got, response.read())
 
     def _answered(self, got: Reply, content: bytes) -> Reply | None:
@@ -182,6 +184,11 @@ class Ledger:
     def answered_by(self, worker: str) -> int:
         with self._lock:
             return sum(reply.worker == worker for reply in self.replies)
+
+    def asked_since(self, moment: float) -> list[Reply]:
+        """The replies to what was asked later than that (`time.monotonic()`)."""
+        with self._lock:
+            return [reply for reply in self.replies if reply.asked_at > moment]
 
     @property
     def failed(self) -> int:

@@ -251,6 +251,19 @@ def test_the_version_gate_keeps_out_who_is_at_other_weights() -> None:
     assert pool.version == "7", "nobody took it"
 
 
+def test_a_worker_that_was_not_there_may_come_back_with_other_weights() -> None:
+    """One bad probe leaves it routable; but what comes up there is not what was told of its weights."""
+    pool = make_pool(2, health=HealthConfig(version_gate=True))
+    one, two = pool.list()
+    pool.new_version("7", {one.id, two.id})
+    pool.probed(two, "refused", absent=True)
+    assert (two.state, two.version, two.routable) == (WorkerState.SUSPECT, None, False)
+    assert pool.routable == (one,)
+    pool.probed(two, "slow")
+    pool.probed(two, None, "7")
+    assert pool.routable == (one, two)
+
+
 def test_without_the_gate_versions_are_only_shown() -> None:
     pool = make_pool(2)
     pool.new_version("7", {pool.list()[0].id})
