@@ -103,7 +103,8 @@ class _Generation:
             add = {"trajectory": msgspec.json.encode(found)}
         if not self._drop and add is None:
             return raw
-        news = self.streamed.news
+        # Short are events of which a part is known, and which lose their logprobs in any case.
+        news = self.streamed.news if self._drop else None
         try:
             if news is not None:
                 return self.streamed.whole(edit_meta(news, drop=self._drop, add=add))
