@@ -34,6 +34,9 @@ CALL_SECONDS = 60.0
 ABORT_SECONDS = 10.0
 """How long a worker is told about a client that left."""
 
+RECALL_SECONDS = 1.0
+"""How long a request that goes elsewhere waits for its old worker to have heard of it. A well one answers in milliseconds."""
+
 
 _WANT_AN_OBJECT = frozenset({"/pause_generation", "/continue_generation"})
 """Paths whose options all have defaults, and of which SGLang refuses a call without a body all the same."""
@@ -134,20 +137,22 @@ class Fleet:
     def _headers(self, scope: Scope) -> HeaderList:
         return request_headers(scope, forward_authorization=self._forward_authorization)
 
-    def abandon(self, flight: Flight, scope: Scope) -> None:
-        """The client of a request is gone: tell its worker, which would take seconds to notice."""
-        worker = flight.worker
-        if worker is None:
-            return
-        for abort in self._aborts_of(flight, worker, scope):
-            task = asyncio.create_task(abort)
-            self._aborts.add(task)
-            task.add_done_callback(self._aborts.discard)
+    def abandon(self, flight: Flight, scope: Scope) -> list[asyncio.Task[None]]:
+        """Nobody waits for a request any more: tell its worker, which would take seconds to notice. Returns what does so."""
+        worker, tasks = flight.worker, []
+        if worker is not None:
+            for abort in self._aborts_of(flight, worker, scope):
+                task = asyncio.create_task(abort)
+                self._aborts.add(task)
+                task.add_done_callback(self._aborts.discard)
+                tasks.append(task)
+        return tasks
 
     async def recall(self, flight: Flight, scope: Scope) -> None:
-        """A request goes to another worker: the one that has it now is told to end it, and given time to do so."""
-        if flight.worker is not None:
-            await asyncio.gather(*self._aborts_of(flight, flight.worker, scope))
+        """A request goes to another worker: the one that has it now is told to end it, and has a moment to say so."""
+        aborts = self.abandon(flight, scope)
+        if aborts:
+            await asyncio.wait(aborts, timeout=RECALL_SECONDS)
 
     def _aborts_of(self, flight: Flight, worker: Worker, scope: Scope) -> list[Coroutine[None, None, None]]:
         headers = self._headers(scope)

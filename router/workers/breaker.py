@@ -95,6 +95,12 @@ class Breaker:
         elif self.state is BreakerState.HALF_OPEN:
             self._open()
 
+    def forget(self) -> None:
+        """What is there now is not what failed: it begins with a clean sheet."""
+        self._in_a_row = 0
+        if self.state is not BreakerState.CLOSED:
+            self._move_to(BreakerState.CLOSED)
+
     def _open(self) -> None:
         self._in_a_row = 0
         self._opened_at = self._clock()

@@ -56,7 +56,7 @@ class Worker:
     """
 
     __slots__ = (
-        *("_absent", "_bad", "_good", "breaker", "complaint", "id", "inflight"),
+        *("_absent", "_bad", "_gone", "_good", "breaker", "complaint", "id", "inflight"),
         *("outdated", "state", "url", "version"),
     )
 
@@ -71,7 +71,7 @@ class Worker:
         self.complaint: str | None = None
         self.outdated = False
         self._good = self._bad = 0
-        self._absent = False
+        self._absent = self._gone = False
 
     @property
     def routable(self) -> bool:
@@ -81,15 +81,19 @@ class Worker:
     def probed(self, complaint: str | None, config: HealthConfig, *, absent: bool = False) -> bool:
         """A probe was answered, or not: then `complaint` says how it went. Whether that changed the state.
 
-        `absent`: no connection came about.
+        `absent`: no connection came about. One that was gone and is back is another process: its circuit breaker forgets.
         """
         before, self.complaint = self.state, complaint
         self._absent = absent
+        self._gone = self._gone or absent
         if complaint is None:
             self._good, self._bad = self._good + 1, 0
             needed = config.success_threshold if self.state is WorkerState.QUARANTINED else 1
             if WorkerState.HEALTHY in TRANSITIONS[self.state] and self._good >= needed:
                 self.move_to(WorkerState.HEALTHY)
+                if self._gone and before is WorkerState.QUARANTINED:
+                    self.breaker.forget()
+                self._gone = False
         else:
             self._good, self._bad = 0, self._bad + 1
             if self.state is WorkerState.HEALTHY:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.config import HealthConfig
+from router.config import BreakerConfig, HealthConfig
 from router.errors import BadRequestError
+from router.workers.breaker import Breaker, BreakerState
 from router.workers.worker import TRANSITIONS, Worker, WorkerState, normalize_url, worker_id
 
 
@@ -119,3 +120,17 @@ def test_a_suspect_still_gets_requests_and_a_quarantined_worker_none() -> None:
     for complaint, routable in ((None, True), ("x", True), ("x", True), ("x", False)):
         worker.probed(complaint, HealthConfig())
         assert worker.routable is routable
+
+
+@pytest.mark.parametrize("absent", [True, False])
+def test_a_breaker_forgets_a_process_that_has_ended_and_not_one_that_hung(absent: bool) -> None:
+    worker = Worker("http://a:1", Breaker(BreakerConfig(failure_threshold=1)))
+    worker.probed(None, HealthConfig())
+    worker.breaker.failed()
+    for _ in range(3):
+        worker.probed("no answer", HealthConfig(), absent=absent)
+    for _ in range(2):
+        assert worker.breaker.state is BreakerState.OPEN
+        worker.probed(None, HealthConfig())
+    assert worker.state is WorkerState.HEALTHY
+    assert worker.routable == absent
