@@ -36,8 +36,8 @@ class Trouble:
         self._clients = clients
         self._random = random.Random(seed)
         self._version = 0
-        # Not two at a time: somebody has to serve.
-        self._away = asyncio.Lock()
+        # Not two at a time: somebody has to serve, and the end of one pause would end the other.
+        self._away, self._pausing = asyncio.Lock(), asyncio.Lock()
 
     async def run(self, over: asyncio.Event) -> None:
         """Until it is over; what was begun is ended before."""
@@ -63,11 +63,12 @@ class Trouble:
             seconds = _EVERY[name] * self._random.uniform(0.8, 1.2) if name != "update" else _EVERY[name]
 
     async def _update(self) -> None:
+        """As a trainer does it: in a pause; or, every second time, as a mere name, which aborts what is running."""
         self._version += 1
         version = str(self._version)
         if self._version % 2:
-            body: dict[str, Any] = {"model_path": "x", "weight_version": version, "abort_all_requests": False}
-            await self._call("/update_weights_from_disk", body)
+            body = {"model_path": "x", "weight_version": version, "abort_all_requests": False}
+            await self._paused("/update_weights_from_disk", body)
         else:
             await self._call("/update_weight_version", {"new_version": version, "abort_all_requests": True})
 
@@ -76,9 +77,15 @@ class Trouble:
             await self._call("/abort_request", {"rid": self._random.choice(sorted(self._clients.rids))})
 
     async def _pause(self) -> None:
-        await self._call("/pause_generation", {"mode": self._random.choice(("abort", "in_place"))})
-        await asyncio.sleep(self._random.uniform(*_PAUSED))
-        await self._call("/continue_generation", {})
+        await self._paused()
+
+    async def _paused(self, target: str | None = None, body: dict[str, Any] | None = None) -> None:
+        async with self._pausing:
+            await self._call("/pause_generation", {"mode": self._random.choice(("abort", "in_place"))})
+            await asyncio.sleep(self._random.uniform(*_PAUSED))
+            if target is not None:
+                await self._call(target, body or {})
+            await self._call("/continue_generation", {})
 
     async def _death(self) -> None:
         async with self._away:
@@ -103,7 +110,7 @@ class Trouble:
                 content = await response.read()
                 if response.status not in (200, 207):
                     self.wrong.append(f"{target}: {response.status} {content[:300]!r}")
-        except BROKEN as error:
+        except (*BROKEN, TimeoutError) as error:
             self.wrong.append(f"{target}: {error!r}")
 
 

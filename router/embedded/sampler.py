@@ -138,7 +138,7 @@ def penalized(logits: Floats, output_ids: Sequence[int], sampling: Sampling, sto
     if not (frequency or presence or repetition != 1 or sampling.logit_bias or sampling.min_new_tokens):
         return logits
     found = logits.astype(np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         if output_ids and (frequency or presence or repetition != 1):
             counted = Counter(output_ids)
             ids = np.fromiter(counted.keys(), np.int64, len(counted))
@@ -149,5 +149,5 @@ def penalized(logits: Floats, output_ids: Sequence[int], sampling: Sampling, sto
             found[stops] = -np.inf
         for token, bias in sampling.logit_bias.items():
             found[token] += bias
-    # Beyond what a float32 can hold nothing is likelier than anything else there, and a logprob would be none.
-    return np.clip(found, None, _LARGEST)
+    # Beyond what a float32 can hold nothing is likelier than anything else there, and no logprob would be a number.
+    return np.nan_to_num(found, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
