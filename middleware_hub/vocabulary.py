@@ -172,14 +172,13 @@ class Vocabulary:
         """`ends` for any ids: decoded token by token, counting as the decoder does where bytes are not UTF-8."""
         ends: list[int] = []
         if not self._bytes:
-            decoder, characters = codecs.getincrementaldecoder("utf-8")("replace"), 0
+            decoder, characters = _Decoder(), 0
             continues: list[bool] = []
             for i in ids:
                 piece = b"" if skip_special and i in self.special_ids else self.piece(i)
-                open_bytes = decoder.getstate()[0]
-                continues.append(bool(open_bytes and piece) and _goes_on(open_bytes, piece[:1]))
+                continues.append(bool(decoder.open and piece) and _goes_on(decoder.open, piece[:1]))
                 characters += len(decoder.decode(piece))
-                ends.append(characters + bool(decoder.getstate()[0]))
+                ends.append(characters + bool(decoder.open))
             return self._raised(np.array(ends, dtype=np.int32), np.array(continues, dtype=np.bool_))
         kept = [i for i in ids if not (skip_special and i in self.special_ids)]
         widths: list[int] = []
@@ -225,9 +224,33 @@ def _as_array(ids: Sequence[int]) -> NDArray[np.int32]:
         return np.array([i if abs(i) < 2**31 else -1 for i in ids], dtype=np.int32)
 
 
+class _Decoder:
+    """UTF-8, piece by piece, with a replacement for each part of what is none, as soon as that is certain.
+
+    Python's own keeps the first two bytes of a surrogate (ED A0 to ED BF) for a third one, for those who let surrogates pass.
+    Here they are no character, whatever comes behind them, and so two.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def open(self) -> bytes:
+        """What may yet become a character."""
+        return self._decoder.getstate()[0]
+
+    def decode(self, piece: bytes) -> str:
+        """The characters that are certain now."""
+        text, left = self._decoder.decode(piece), self.open
+        if len(left) == 2 and left[0] == 0xED and left[1] >= 0xA0:
+            self._decoder.reset()
+            text += 2 * REPLACEMENT
+        return text
+
+
 def _goes_on(open_bytes: bytes, byte: bytes) -> bool:
     """Whether a byte belongs to the character that is open, rather than breaking it."""
-    return REPLACEMENT not in codecs.getincrementaldecoder("utf-8")("replace").decode(open_bytes + byte)
+    return REPLACEMENT not in _Decoder().decode(open_bytes + byte)
 
 
 def _mask(ids: Iterable[int], size: int) -> NDArray[np.bool_]:

@@ -45,6 +45,23 @@ def test_any_ids_spell_and_end_where_a_recount_of_their_bytes_says(name: Name) -
     check()
 
 
+@pytest.mark.parametrize("name", ["qwen", "tekken"])
+@pytest.mark.parametrize(
+    "spelled", [b"\xed\xa1", b"\xed\xa1\x80", b"\xe0\x80", b"\xf4\x90", b"\xc0\x80", b"\xf0\x9f\x98"]
+)
+@pytest.mark.parametrize("behind", [b"", b"a", "é".encode(), b"\xed"])
+def test_bytes_that_are_no_character_end_where_they_are_known_to_be_none(
+    name: Name, spelled: bytes, behind: bytes
+) -> None:
+    """Half a surrogate looks like the beginning of something."""
+    vocabulary = tokenizer(name).vocabulary
+    one_byte = {piece: number for number in range(2000) if len(piece := vocabulary.piece(number)) == 1}
+    ids = [one_byte[bytes([byte])] for byte in spelled + behind]
+    text, ends = recount(name, ids)
+    assert vocabulary.spell(ids) == text
+    assert vocabulary.counted(ids).tolist() == ends
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_the_ends_of_an_encoded_text_need_no_slow_path(name: Name) -> None:
     """`ends` works them out by a sum over a table; that is what counting characters gives."""
