@@ -113,9 +113,9 @@ class Soak:
         return samples, verdict(found)
 
     async def _watch(self, watch: Watch, session: aiohttp.ClientSession) -> None:
-        seconds, told = 60 * self._args.minutes, 0.0
-        while (passed := asyncio.get_running_loop().time() - watch.begun) < seconds:
-            await asyncio.sleep(min(self._args.interval, seconds - passed))
+        told = 0.0
+        while asyncio.get_running_loop().time() - watch.begun < 60 * self._args.minutes - self._args.interval / 2:
+            await asyncio.sleep(self._args.interval)
             sample = await watch.look(session)
             if sample.at - told >= self._args.progress:
                 told = sample.at
