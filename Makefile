@@ -4,13 +4,15 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+BENCH := $(VENV)/.bench
+FUZZ ?= 1000000
 
 # The first Python 3.11 or later that can make a virtual environment. Looked for only when one is made.
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install test test-sglang lint bench clean
+.PHONY: help demo serve install test test-sglang fuzz lint bench soak reference clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +42,9 @@ test-sglang: $(INSTALLED) ## run the tests on a real SGLang, without a GPU; the 
 	@tests/sglang_cpu/setup.sh
 	@$(PY) -m pytest -m sglang -p tests.support.sglang_report $(ARGS)
 
+fuzz: $(INSTALLED) ## send a million spoilt requests to every route, half an hour (FUZZ=20000 for fewer)
+	@TITO_FUZZ=$(FUZZ) $(PY) -m pytest tests/fuzz -q -s -p no:cacheprovider --show-capture=no $(ARGS)
+
 lint: $(INSTALLED) ## ruff and mypy
 	@status=0; \
 	$(PY) -m ruff check . || status=1; \
@@ -52,6 +57,17 @@ bench: $(INSTALLED) ## measure, 10 minutes; results go to benchmarks/results and
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
 	@$(PY) -m benchmarks.load --out benchmarks/results/load.json --page docs/performance.md
+
+soak: $(BENCH) ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
+	@$(PY) -m benchmarks.soak --page docs/performance.md $(ARGS)
+
+# Only the picture of `soak` takes more than the tests do.
+$(BENCH): $(INSTALLED)
+	@$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable '.[bench]'
+	@touch $@
+
+reference: $(INSTALLED) ## renew docs/reference.md, the tables of flags and metrics, out of the code
+	@$(PY) scripts/make_reference.py $(ARGS)
 
 clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay
 	@rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

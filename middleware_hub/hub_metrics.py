@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -21,7 +21,7 @@ class RadixMetrics:
     def __init__(self, registry: CollectorRegistry, tree: RadixTree) -> None:
         self.replies = Counter(
             "tito_radix_replies_total",
-            "Replies of /generate by whether they were recorded (exact, inexact, no), and why not",
+            "Replies of /generate by whether they were recorded (exact, inexact, no), and why not, as x-radix-recorded says",
             ("recorded", "reason"),
             registry=registry,
         )
@@ -45,6 +45,12 @@ class RadixMetrics:
         self.retrievals = Counter(
             "tito_radix_retrievals_total", "Texts retrieved, by whether they were exact", ("exact",), registry=registry
         )
+        self.staleness = Histogram(
+            "tito_radix_staleness_versions",
+            "Weight versions between the oldest token of a reply and the current version when the reply was recorded",
+            registry=registry,
+            buckets=(0, 1, 2, 3, 5, 8, 13),
+        )
         registry.register(_TreeCollector(tree))
 
     def matched(self, kind: str) -> None:
@@ -67,7 +73,7 @@ class _TreeCollector(Collector):
             yield GaugeMetricFamily(f"tito_radix_{name}", text, value=value)
         evicted = CounterMetricFamily(
             "tito_radix_evictions",
-            "Replies collected, by reason; never_retrieved counts beside the two others",
+            "Replies collected, by reason: version, least_recently_hit; and never_retrieved, which counts beside these two",
             labels=["reason"],
         )
         for reason in REASONS:

@@ -7,28 +7,34 @@ import heapq
 from middleware_hub.radix_node import Generation
 
 _Entry = tuple[int, int, Generation]
+_FEW = 64
 
 
 class Leaves:
-    """Two heaps by last hit. An entry is never removed: one that is out of date is recognised when it comes up.
+    """Two heaps by last hit. An entry is not removed when it gets out of date, but recognised when it comes up.
 
-    It is out of date when its generation was hit again, is no leaf any more, was retrieved meanwhile, or is gone.
+    It is out of date when its generation was hit again, is no leaf any more, was retrieved meanwhile, or is gone. Where all is
+    retrieved sooner or later nothing comes up in the heap of the others. So a heap is also looked through when it is twice as
+    long as it was after the last time: what is gone must not be kept in memory by it.
     """
 
     def __init__(self) -> None:
         self._heaps: dict[bool, list[_Entry]] = {True: [], False: []}
+        self._kept = {True: 0, False: 0}
         self._pushes = 0
 
-    def offer(self, generation: Generation, generations: int) -> None:
-        """A generation became a leaf, or one of the other kind; `generations` is how many there are in all."""
+    def offer(self, generation: Generation) -> None:
+        """A generation became a leaf, or one of the other kind."""
         if not generation.leaf:
             return
-        heap = self._heaps[generation.retrieved]
+        kind = generation.retrieved
+        heap = self._heaps[kind]
         self._pushes += 1
         heapq.heappush(heap, (generation.tick, self._pushes, generation))
-        if len(heap) > 64 and len(heap) > 4 * generations:
-            heap[:] = [entry for entry in heap if _current(entry, generation.retrieved)]
+        if len(heap) > 2 * self._kept[kind] + _FEW:
+            heap[:] = [entry for entry in heap if _current(entry, kind)]
             heapq.heapify(heap)
+            self._kept[kind] = len(heap)
 
     def pop(self) -> Generation | None:
         """The next one to go; None if there is nothing that may."""

@@ -242,7 +242,7 @@ class RadixTree:
                 if generation.retrieved:
                     return
                 generation.retrieved = True
-                self._leaves.offer(generation, self.stats.generations)
+                self._leaves.offer(generation)
 
     # Writing -----------------------------------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class RadixTree:
             passed.note_pass(generation)
         self.stats.generations += 1
         self._by_ids.add(match.namespace, generation)
-        self._leaves.offer(generation, self.stats.generations)
+        self._leaves.offer(generation)
         return generation
 
     def _observe(self, versions: Versions, *, late: bool) -> None:
@@ -444,7 +444,7 @@ class RadixTree:
             owner = span.owner
             if span.users:
                 if isinstance(owner, Generation):
-                    self._leaves.offer(owner, self.stats.generations)
+                    self._leaves.offer(owner)
                 return
             self.stats.spans -= 1
             self.stats.tokens -= len(span)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import Context
 from typing import Any
 
 import msgspec
@@ -64,9 +65,10 @@ class RadixTreeMiddleware:
         self.tree = RadixTree(
             self.tokenizer.vocabulary, max_tokens=config.token_budget, keep_versions=config.keep_versions
         )
-        self.recorder = Recorder(self.tree, self.tokenizer)
+        self.recorder = Recorder(self.tree, self.tokenizer, context.tracer)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
+        self._tracer = context.tracer
         self._max_body_bytes = context.config.server.max_body_bytes
         self._collecting = False
         self._routes: dict[str, ASGIApp] = {
@@ -95,7 +97,7 @@ class RadixTreeMiddleware:
         prompting.check_options(self.tokenizer, request)
         reason = request.unrecordable
         if reason is not None:
-            await self._pass(scope, receive, send, body, reason)
+            await self._pass(scope, receive, send, request.passed_on(body), reason)
             return
         prompts: list[Prompt] = []
         try:
@@ -117,10 +119,12 @@ class RadixTreeMiddleware:
     async def _prompt(self, scope: Scope, request: GenerateRequest, number: int) -> Prompt:
         namespace, parent = self._namespace(scope, request.lora_path(number)), header(scope, b"x-radix-parent")
         if request.texts is not None:
-            prompt = await prompting.from_text(self.tree, self.tokenizer, namespace, request.texts[number], parent)
+            text = request.texts[number]
+            prompt = await prompting.from_text(self.tree, self.tokenizer, namespace, text, parent, self._tracer)
         else:
             assert request.ids is not None
-            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, request.ids[number], parent)
+            ids = request.ids[number]
+            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, ids, parent, self._tracer)
         self._count_prompt(prompt)
         return prompt
 
@@ -153,13 +157,16 @@ class RadixTreeMiddleware:
         """Take note of what became of a reply, and make room if the budget is passed."""
         self.metrics.replies.labels(verdict.outcome, verdict.reason).inc()
         if verdict.generation is not None:
-            self.metrics.sampled.inc(len(verdict.generation.span))
+            span = verdict.generation.span
+            assert span.versions is not None, "a reply was sampled"
+            self.metrics.sampled.inc(len(span))
+            self.metrics.staleness.observe(self.tree.clock.staleness(span.versions))
         if verdict.outcome != "exact":
             level = logging.WARNING if verdict.suspicious else logging.INFO
             logger.log(level, "a reply was not recorded as exact: %s %s", verdict.reason, verdict.detail)
         if self.tree.over_budget and not self._collecting:
             self._collecting = True
-            asyncio.get_running_loop().call_soon(self._collect)
+            asyncio.get_running_loop().call_soon(self._collect, context=Context())  # not a part of this request
 
     def _collect(self) -> None:
         """One step of the collection; the event loop turns between steps."""

@@ -13,6 +13,7 @@ from middleware_hub.spans import SpanFlag, Versions, pack_ids, pack_logprobs
 from middleware_hub.tokenizer import Tokenizer
 from middleware_hub.versions import WorkerVersions
 from router.sglang import Reply
+from router.tracing import OFF, Tracer
 
 ENGINE_MISMATCH = "engine_mismatch"
 UNREADABLE = "unreadable reply"
@@ -71,7 +72,8 @@ class Asked(msgspec.Struct, frozen=True):
 class Recorder:
     """Checks replies and remembers those that hold together."""
 
-    def __init__(self, tree: RadixTree, tokenizer: Tokenizer) -> None:
+    def __init__(self, tree: RadixTree, tokenizer: Tokenizer, tracer: Tracer = OFF) -> None:
+        self.tracer = tracer
         self.tree = tree
         self.tokenizer = tokenizer
         self.workers = WorkerVersions()

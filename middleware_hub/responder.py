@@ -84,7 +84,9 @@ class _Generation:
     def record(self, reply: Reply) -> None:
         """Remember a reply."""
         try:
-            self.verdict = self._recorder.record(self._asked, reply, self.worker)
+            with self._recorder.tracer.span("record", tokens=len(reply.ids)) as span:
+                self.verdict = self._recorder.record(self._asked, reply, self.worker)
+                span.set(outcome=self.verdict.outcome)
         except Exception:
             logger.exception("a reply could not be recorded")
             self.verdict = Verdict("no", INTERNAL_ERROR)

@@ -132,7 +132,11 @@ def explain(tree: RadixTree, namespace: Namespace, text: str) -> dict[str, Any]:
     matched = departure.matched
     recorded = departure.recorded_after
     if matched == len(text):
-        message = "the whole text is recorded" + (", and something recorded goes on behind it" if recorded else "")
+        message = "the whole text is recorded"
+        if recorded and not departure.replies:
+            message += ", but it ends before the first reply does"
+        elif recorded:
+            message += ", and something recorded goes on behind it"
     elif matched == 0:
         message = "no recorded text begins like this one"
     elif not recorded:

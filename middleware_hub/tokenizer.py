@@ -92,6 +92,7 @@ class Tokenizer:
         Raises:
             BadRequestError: it cannot be loaded, or is of a kind whose tokens' text is not known here.
         """
+        _quiet_their_handlers()
         try:
             loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         except (OSError, ValueError, KeyError, ImportError) as error:
@@ -195,6 +196,14 @@ class Tokenizer:
             first = self._start.encode("x", add_special_tokens=False).ids
             self._gains_space = self.vocabulary.spell(first).startswith(" ")
         return self._gains_space
+
+
+def _quiet_their_handlers() -> None:
+    """These libraries write to stderr by themselves; what they say is to be in the form of the log it stands in."""
+    for name in ("transformers", "huggingface_hub"):
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
 
 
 def _model_vocabulary(path: str) -> int | None:

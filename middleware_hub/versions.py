@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from middleware_hub.spans import Versions
+
 DEFAULT = "default"
 MOST_DIGITS = 18
 """A longer integer is a name."""
@@ -123,6 +125,13 @@ class VersionClock:
     def distance(self, version: str) -> int:
         """How many versions behind the current one `version` is (negative: ahead). Asking makes nothing known."""
         return self.now.order - self._place(version)
+
+    def staleness(self, versions: Versions) -> int:
+        """How many versions behind the current one the oldest of these tokens is; 0 if they are as new."""
+        if versions == self.current:
+            return 0
+        names = (versions,) if isinstance(versions, str) else (version for version, _ in versions)
+        return max(0, *(self.distance(version) for version in names))
 
     def _become(self, version: str) -> None:
         self.current = version

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import plugins
-from router.asgi import send_error
+from router.boundary import ErrorBoundary
 from router.config import RouterConfig
-from router.errors import ClientDisconnectedError, RouterError, UpstreamError
 from router.fleet import Fleet
 from router.generations import Generations
 from router.guard import ApiKeyGuard
-from router.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, WorkerCollector, route_class
+from router.keys import Keys
+from router.lag import LoopLag
+from router.loops import Instance, LoopGuard
+from router.metrics import RouterMetrics, WorkerCollector
 from router.policies import create_policy
 from router.proxy import Proxy
+from router.requests import Requests
 from router.routes import ControlRoutes, Lifecycle
-from router.upstream import AiohttpUpstream, UpstreamBrokenError
-from router.workers.health import Admission
+from router.tracing import Tracer, create_tracer
+from router.upstream import AiohttpUpstream
+from router.workers.admission import Admission
+from router.workers.allowed import AllowedWorkers
+from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
+from router.workers.probe import Prober
+from router.workers.queue import RequestQueue
 from router.workers.worker import normalize_url
 
 logger = logging.getLogger(__name__)
@@ -47,54 +56,89 @@ class RouterApp:
         self._lifecycle.draining = True
 
 
-def create_app(config: RouterConfig) -> RouterApp:
-    """The router as configured. BadRequestError tells what is wrong with the configuration."""
+def create_app(config: RouterConfig, tracer: Tracer | None = None) -> RouterApp:
+    """The router as configured. BadRequestError tells what is wrong with the configuration.
+
+    `tracer` takes the place of the one that the configuration asks for. It ends with the application.
+    """
+    keys, instance = Keys(config.server.api_keys, config.server.admin_keys), Instance()
+    allowed = AllowedWorkers(config.workers.networks)
     registry = CollectorRegistry()
-    metrics = RouterMetrics(registry)
-    pool = WorkerPool(create_policy(config.workers.policy))
-    registry.register(WorkerCollector(pool.list))
-    upstream = AiohttpUpstream(connect_timeout=config.workers.connect_timeout)
-    admission = Admission(pool, upstream, probe_timeout=config.workers.probe_timeout)
+    metrics = RouterMetrics(registry, config.workers.policy)
+    requests = Requests()
+    tracer = create_tracer(config.trace) if tracer is None else tracer
+    workers = config.workers
+    pool = WorkerPool(
+        create_policy(workers.policy),
+        health=workers.health,
+        breaker=workers.breaker,
+        max_inflight=workers.queue.max_inflight,
+        max_inflight_per_worker=workers.queue.max_inflight_per_worker,
+    )
+    pool.on_breaker = metrics.breaker_moved
+    queue = RequestQueue(pool, workers.queue, metrics.waited)
+    registry.register(WorkerCollector(pool.list, queue))
+    ProcessCollector(registry=registry)
+    upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout)
+    prober = Prober(upstream, seconds=workers.health.timeout, headers=instance.headers)
+    checks = HealthChecks(pool, prober, workers.health, metrics.probed)
+    admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,
         upstream,
         max_body_bytes=config.server.max_body_bytes,
-        forward_authorization=not config.server.api_keys,
+        forward_authorization=not keys,
     )
-    urls = [normalize_url(url) for url in config.workers.urls]
+    urls = [normalize_url(url) for url in workers.urls]
+    for url in urls:
+        allowed.check_now(url)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        async with upstream:
+        async with upstream, LoopLag(metrics):
             await admission.admit_all(urls)
             logger.info("%d of %d workers are routed to", len(pool.routable), len(urls))
             if not urls:
                 logger.info("no workers yet: add them with POST /add_worker?url=http://HOST:PORT")
             yield
-            admission.close()
+            await checks.close()
             await fleet.close()
+        await asyncio.to_thread(tracer.close)
 
     innermost = Proxy(
         pool,
+        queue,
         upstream,
         metrics,
+        workers,
+        recall=fleet.recall,
+        on_trouble=checks.trouble,
+        tracer=tracer,
         max_body_bytes=config.server.max_body_bytes,
-        forward_authorization=not config.server.api_keys,
+        forward_authorization=not keys,
     )
-    generations = Generations(innermost, fleet, metrics, config.abort, max_body_bytes=config.server.max_body_bytes)
-    control = ControlRoutes(pool, admission, registry, lifecycle)
+    generations = Generations(
+        innermost,
+        fleet,
+        metrics,
+        config.abort,
+        max_body_bytes=config.server.max_body_bytes,
+        isolated=keys.several,
+    )
+    control = ControlRoutes(pool, admission, registry, lifecycle, requests)
     router = Router(
         [*control.routes(), *fleet.routes()], redirect_slashes=False, default=_HttpOnly(innermost), lifespan=lifespan
     )
 
     app: ASGIApp = _Dispatch(generations, router)
-    context = plugins.MiddlewareContext(config=config, registry=registry)
+    context = plugins.MiddlewareContext(config=config, registry=registry, tracer=tracer)
     for path in reversed(config.middlewares):
         app = plugins.load(path)(app, context)
-    if config.server.api_keys:
-        app = ApiKeyGuard(app, config.server.api_keys)
-    return RouterApp(ErrorBoundary(app, metrics), pool, registry, lifecycle)
+    if keys:
+        app = ApiKeyGuard(app, keys)
+    app = LoopGuard(app, instance)
+    return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
 
 
 class _Dispatch:
@@ -120,52 +164,3 @@ class _HttpOnly:
             await self._app(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1003, "reason": "websockets are not proxied"})
-
-
-class ErrorBoundary:
-    """The outermost layer: errors become JSON here and nowhere else, and every request is counted.
-
-    An error after the reply's head can no longer be answered. It is raised on into the server, which then breaks the
-    connection off: the client must not take what it has for a whole reply.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: RouterMetrics) -> None:
-        self._app = app
-        self._requests = metrics.requests
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or the lifespan."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status: int | None = None
-        outcome: str | None = None
-
-        async def noting_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noting_status)
-        except ClientDisconnectedError:
-            logger.debug("%s %s: the client left", scope["method"], scope["path"])
-            outcome = CLIENT_LEFT
-        except Exception as error:
-            if not isinstance(error, RouterError | UpstreamBrokenError):
-                logger.exception("%s %s failed", scope["method"], scope["path"])
-            if status is not None:
-                outcome = BROKEN
-                raise
-            await send_error(noting_status, _answerable(error))
-        finally:
-            self._requests.labels(route_class(scope["path"]), outcome or str(status)).inc()
-
-
-def _answerable(error: Exception) -> RouterError:
-    if isinstance(error, RouterError):
-        return error
-    if isinstance(error, UpstreamBrokenError):
-        return UpstreamError(str(error))
-    return RouterError(f"internal error ({type(error).__name__}): the router's log has the details")

@@ -6,6 +6,7 @@ Nothing here knows workers or tokens, and nothing needs a framework: a middlewar
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from urllib.parse import quote
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
@@ -63,6 +64,17 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return bytes(value).decode("latin-1")
     return None
+
+
+def request_target(scope: Scope) -> str:
+    """Path and query as the client wrote them, escapes and all. Raises BadRequestError for what is no path."""
+    raw: bytes | None = scope.get("raw_path")
+    path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
+    if not path.startswith("/"):
+        # Put behind a worker's URL, anything else would change its host or port.
+        raise BadRequestError(f"the request target must begin with a slash, not {path!r}")
+    query: bytes = scope.get("query_string", b"")
+    return f"{path}?{query.decode('latin-1')}" if query else path
 
 
 def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:

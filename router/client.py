@@ -26,6 +26,7 @@ class ClientConnection:
         # One chunk ahead: behind it the server stops reading from the client, so an upload is never piled up here.
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
         self._reason: BaseException | None = None
+        self._watching = True
 
     async def __aenter__(self) -> ClientConnection:
         task = asyncio.current_task()
@@ -50,7 +51,7 @@ class ClientConnection:
 
     def stop_watching(self) -> None:
         """To be called before the last message of a reply: from there on a server reports every client as gone."""
-        self._watcher.remove_done_callback(self._on_gone)
+        self._watching = False  # it may have seen the end already, and be about to tell
         self._watcher.cancel()
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -71,7 +72,7 @@ class ClientConnection:
                     await self._chunks.put(None)
 
     def _on_gone(self, watcher: asyncio.Task[None]) -> None:
-        if watcher.cancelled():
+        if watcher.cancelled() or not self._watching:
             return
         # A middleware's `receive` may raise as well: that ends the request in the same way.
         self._reason = watcher.exception() or ClientDisconnectedError("the client left")

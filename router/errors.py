@@ -35,6 +35,13 @@ class BadRequestError(RouterError):
     type = "invalid_request_error"
 
 
+class ForbiddenError(RouterError):
+    """The key is a good one, and not for this."""
+
+    status = 403
+    type = "forbidden"
+
+
 class NotFoundError(RouterError):
     """What the request names does not exist."""
 
@@ -68,6 +75,34 @@ class NoWorkerError(RouterError):
 
     status = 503
     type = "no_worker"
+
+
+class QueueFullError(RouterError):
+    """All workers are busy, and so many requests wait already that another one may not."""
+
+    status = 429
+    type = "queue_full"
+
+
+class QueueTimeoutError(RouterError):
+    """No worker had room for a request for as long as it may wait."""
+
+    status = 408
+    type = "queue_timeout"
+
+
+class StoppedError(RouterError):
+    """The process ended with the request in flight."""
+
+    status = 503
+    type = "stopped"
+
+
+class UpstreamTimeoutError(RouterError):
+    """Workers took longer than the flags allow."""
+
+    status = 504
+    type = "worker_timeout"
 
 
 class UpstreamError(RouterError):

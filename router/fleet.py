@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.asgi import ByMethod, Handler, HeaderList, read_body, request_headers, send_json
-from router.errors import NoWorkerError
+from router.asgi import ByMethod, Handler, HeaderList, read_body, request_headers, request_target, send_json
+from router.callers import caller_of
+from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.flights import Flight, Flights
-from router.sglang.json import JSON_ERRORS
+from router.sglang.json import JSON_ERRORS, parse_object
+from router.sglang.request import new_weight_version
 from router.upstream import Upstream, UpstreamFailure, fetch
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
@@ -31,6 +33,13 @@ CALL_SECONDS = 60.0
 
 ABORT_SECONDS = 10.0
 """How long a worker is told about a client that left."""
+
+RECALL_SECONDS = 1.0
+"""How long a request that goes elsewhere waits for its old worker to have heard of it. A well one answers in milliseconds."""
+
+
+_WANT_AN_OBJECT = frozenset({"/pause_generation", "/continue_generation"})
+"""Paths whose options all have defaults, and of which SGLang refuses a call without a body all the same."""
 
 
 class Fleet:
@@ -77,23 +86,31 @@ class Fleet:
         return [Route(path, ByMethod(by_method)) for path, by_method in handlers.items()]
 
     async def abort_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """End generations by the id that the client knows, or all of them. None of them is sent again."""
+        """End generations by the id that the client knows, or all of them. None of them is sent again.
+
+        Raises BadRequestError for a body that is no object, and ForbiddenError for an end of all by somebody who may not.
+        """
         raw = await read_body(scope, receive, self._max_body_bytes)
-        body = _object(raw)
+        fields, body, caller = parse_object(raw), _object(raw), caller_of(scope)
         rid = body.get("rid")
         if body.get("abort_all") or not isinstance(rid, str) or not rid:
+            if not caller.admin:
+                raise ForbiddenError(
+                    "without a `rid`, /abort_request is about everybody: it wants an admin key (--admin-key)"
+                )
             with self.flights.ending() if body.get("abort_all") else contextlib.nullcontext():
                 await self.everywhere(scope, send, raw)
             return
-        meant = self.flights.named(rid)
+        meant = self.flights.named(rid, caller.tenant if caller.confined else None)
         for flight, position in meant:
             flight.end((position,))
         calls, headers = [], self._headers(scope)
         for flight, position in meant:
             at_worker = flight.rids.get(position)
             if flight.worker is not None and at_worker is not None:
-                calls.append((flight.worker, msgspec.json.encode({**body, "rid": at_worker})))
-        if meant:
+                told = {**fields, "rid": at_worker} if caller.admin else {"rid": at_worker}
+                calls.append((flight.worker, msgspec.json.encode(told)))
+        if meant or caller.confined:
             answers = await asyncio.gather(
                 *(self._ask(worker, "POST", "/abort_request", headers, one, CALL_SECONDS) for worker, one in calls)
             )
@@ -108,28 +125,39 @@ class Fleet:
         workers = self._pool.list()
         if not workers:
             raise NoWorkerError("there is no worker to tell: add one with POST /add_worker?url=http://HOST:PORT")
-        query: bytes = scope.get("query_string", b"")
-        target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
-        headers, method = self._headers(scope), scope["method"]
+        target, headers, method = request_target(scope), self._headers(scope), scope["method"]
         answers = await asyncio.gather(
             *(self._ask(worker, method, target, headers, body, seconds) for worker in workers)
         )
+        version = new_weight_version(body) if "weight" in scope["path"] else None
+        if version is not None:
+            self._pool.new_version(version, {answer["id"] for answer in answers if _done(answer)})
         await _answer(send, answers)
 
     def _headers(self, scope: Scope) -> HeaderList:
         return request_headers(scope, forward_authorization=self._forward_authorization)
 
-    def abandon(self, flight: Flight, scope: Scope) -> None:
-        """The client of a request is gone: tell its worker, which would take seconds to notice."""
-        worker = flight.worker
-        if worker is None:
-            return
-        headers = self._headers(scope)
-        for rid in flight.rids.values():
-            if not self.flights.shares_prefix(rid, worker):
-                task = asyncio.create_task(self._abort(worker, rid, headers))
+    def abandon(self, flight: Flight, scope: Scope) -> list[asyncio.Task[None]]:
+        """Nobody waits for a request any more: tell its worker, which would take seconds to notice. Returns what does so."""
+        worker, tasks = flight.worker, []
+        if worker is not None:
+            for abort in self._aborts_of(flight, worker, scope):
+                task = asyncio.create_task(abort)
                 self._aborts.add(task)
                 task.add_done_callback(self._aborts.discard)
+                tasks.append(task)
+        return tasks
+
+    async def recall(self, flight: Flight, scope: Scope) -> None:
+        """A request goes to another worker: the one that has it now is told to end it, and has a moment to say so."""
+        aborts = self.abandon(flight, scope)
+        if aborts:
+            await asyncio.wait(aborts, timeout=RECALL_SECONDS)
+
+    def _aborts_of(self, flight: Flight, worker: Worker, scope: Scope) -> list[Coroutine[None, None, None]]:
+        headers = self._headers(scope)
+        alone = [rid for rid in flight.rids.values() if not self.flights.shares_prefix(rid, worker)]
+        return [self._abort(worker, rid, headers) for rid in alone]
 
     async def close(self) -> None:
         """Let the last aborts go out."""
@@ -169,6 +197,10 @@ class _Everywhere:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._fleet._max_body_bytes)
+        if not body and scope["method"] == "POST" and scope["path"] in _WANT_AN_OBJECT:
+            body = b"{}"
+            kept = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+            scope = {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
         about_weights = "weight" in scope["path"] or "memory" in scope["path"] or "lora" in scope["path"]
         with self._fleet.flights.ending() if self._aborts(_object(body)) else contextlib.nullcontext():
             await self._fleet.everywhere(scope, send, body, seconds=None if about_weights else CALL_SECONDS)
@@ -183,11 +215,23 @@ def _aborts_all(body: dict[str, Any]) -> bool:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """A body as far as it is an object; whether it should be one is for the workers to say."""
+    """A body as far as it is an object; whether it should be one is for the workers to say.
+
+    Raises BadRequestError for what may be one, and is nested too deeply to tell.
+    """
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
+        value = msgspec.json.decode(body)
+    except RecursionError as error:
+        raise BadRequestError(f"the body cannot be read: {error}") from error
     except JSON_ERRORS:
         return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _done(answer: dict[str, Any]) -> bool:
+    """Whether a worker did what it was told. About weights it may say with a 200 that it did not."""
+    status, body = answer["status"], answer.get("body")
+    return status is not None and status < 300 and not (isinstance(body, dict) and body.get("success") is False)
 
 
 def _readable(content: bytes) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from router.workers.worker import Worker
@@ -26,13 +26,20 @@ class Flight:
     Attributes:
         names: what the client calls each of its generations; empty where it has no say in it (`n > 1`).
         rids: what the worker calls them in the present attempt, by position in `names`; those not sent again are missing.
+        tenant: whose it is.
         worker: who has it, or had it last.
+        whole: whether the client waits for a reply in one piece.
+        renew: makes the body under ids that no worker has seen, where ids are told; for a worker that is asked twice.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], rids: Sequence[str] | None = None, *, tenant: str = "") -> None:
+        """`rids`: where the worker is told others than `names`."""
         self.names = tuple(names)
-        self.rids: dict[int, str] = dict(enumerate(names))
+        self.rids: dict[int, str] = dict(enumerate(names if rids is None else rids))
+        self.tenant = tenant
         self.worker: Worker | None = None
+        self.renew: Callable[[], bytes] | None = None
+        self.whole = False
         self._asked: set[int] = set()
         self._all_asked = False
         self._changed = asyncio.Event()
@@ -103,10 +110,13 @@ class Flights:
         finally:
             self._ending -= 1
 
-    def named(self, rid: str) -> list[tuple[Flight, int]]:
-        """The generations that an abort of this id means: that one, or else all that begin so, as with SGLang."""
-        names = [rid] if rid in self._by_name else self._beginning(rid)
-        return [one for name in names for one in self._by_name[name]]
+    def named(self, rid: str, tenant: str | None = None) -> list[tuple[Flight, int]]:
+        """The generations that an abort of this id means: that one, or else all that begin so, as with SGLang.
+
+        `tenant`: whose generations it may mean; None for everybody's.
+        """
+        exact = self._of(tenant, self._by_name.get(rid, ()))
+        return exact or [one for name in self._beginning(rid) for one in self._of(tenant, self._by_name[name])]
 
     def shares_prefix(self, rid: str, worker: Worker) -> bool:
         """Whether an abort of this id would (or might) end another generation of the same worker, too."""
@@ -117,6 +127,10 @@ class Flights:
         there = [flight for flight in self._flights if flight.worker is worker]
         rids = [other for flight in there for other in flight.rids.values()]
         return not all(flight.names for flight in there) or any(r != rid and r.startswith(rid) for r in rids)
+
+    @staticmethod
+    def _of(tenant: str | None, found: Sequence[tuple[Flight, int]]) -> list[tuple[Flight, int]]:
+        return [(flight, position) for flight, position in found if tenant is None or flight.tenant == tenant]
 
     def _beginning(self, rid: str) -> list[str]:
         begin = end = bisect_left(self._names, rid)

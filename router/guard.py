@@ -1,16 +1,22 @@
-"""Who may: the `--api-key` check in front of everything."""
+"""Who may: the check of keys in front of everything, and whose request it is from there on."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Iterable
+import logging
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.asgi import header
-from router.errors import RouterError
+from router.callers import CALLER, TENANT, Caller
+from router.errors import BadRequestError, ForbiddenError, RouterError
+from router.keys import Keys
+from router.permissions import Right, needed
+from router.requests import REQUEST, RequestRecord
 
-FREE_PATHS = frozenset({"/liveness", "/readiness", "/health"})
+logger = logging.getLogger(__name__)
+
+ACT_AS = b"x-tenant"
+"""The header by which an admin acts as a tenant."""
 
 
 class UnauthorizedError(RouterError):
@@ -21,24 +27,56 @@ class UnauthorizedError(RouterError):
 
 
 class ApiKeyGuard:
-    """Lets a request in if it carries one of the keys as `Authorization: Bearer`."""
+    """Lets a request in if its key (`Authorization: Bearer`) has the right to do what it wants, and notes whose it is."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
+        if keys.tenants:
+            logger.info("tenants: %s", ", ".join(keys.tenants))
+        if len(keys.tenants) > 1 and not keys.have_admin:
+            logger.warning(
+                "there are %d tenants and no --admin-key: each of them can pause the fleet, end what others generate, and"
+                " add workers that see what others write",
+                len(keys.tenants),
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises UnauthorizedError."""
-        if scope["type"] != "lifespan" and scope["path"] not in FREE_PATHS and not self._allows(scope):
+        """Raises UnauthorizedError, ForbiddenError, and BadRequestError for a tenant that there is not."""
+        if scope["type"] != "lifespan":
+            right = needed(scope.get("method", "GET"), scope["path"])
+            if right is not Right.FREE:
+                scope = _of(scope, self._caller(scope, right))
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope, right: Right) -> Caller:
+        scheme, _, given = (header(scope, b"authorization") or "").partition(" ")
+        key = given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        caller = self._keys.identify(key)
+        if caller is None and right is Right.USE:
+            caller = self._keys.anonymous()
+        if caller is None:
             raise UnauthorizedError(
                 "this router needs a key: Authorization: Bearer KEY", headers=(("www-authenticate", "Bearer"),)
             )
-        await self._app(scope, receive, send)
+        if right is Right.ADMIN and not caller.admin:
+            raise ForbiddenError(f"{scope.get('method', 'GET')} {scope['path']} wants an admin key (--admin-key)")
+        tenant = header(scope, ACT_AS)
+        return caller if tenant is None else self._acting_as(tenant, caller)
 
-    def _allows(self, scope: Scope) -> bool:
-        scheme, _, given = (header(scope, b"authorization") or "").partition(" ")
-        if scheme.lower() != "bearer":
-            return False
-        key = given.strip().encode("latin-1")
-        # All keys are compared, and each in constant time: how long it takes tells nothing about them.
-        return sum(hmac.compare_digest(key, known) for known in self._keys) > 0
+    def _acting_as(self, tenant: str, caller: Caller) -> Caller:
+        if caller.tenant or not caller.admin:
+            raise ForbiddenError("x-tenant wants an admin key (--admin-key)")
+        if tenant not in self._keys.tenants:
+            known = ", ".join(self._keys.tenants) or "none"
+            raise BadRequestError(f"x-tenant: there is no tenant {tenant!r}, but: {known}")
+        return Caller(tenant, admin=True, confined=True)
+
+
+def _of(scope: Scope, caller: Caller) -> Scope:
+    """The scope as this caller's. Workers are not told of it."""
+    state = {**(scope.get("state") or {}), TENANT: caller.tenant, CALLER: caller}
+    record: RequestRecord | None = state.get(REQUEST)
+    if record is not None:
+        record.tenant = caller.tenant
+    return {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != ACT_AS], "state": state}

@@ -11,14 +11,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import RouterConfig
 from router.errors import BadRequestError
+from router.tracing import OFF, Tracer
 
 
 @dataclass(frozen=True)
 class MiddlewareContext:
-    """What the router gives to each middleware. Instruments go onto `registry` and show up in GET /metrics."""
+    """What the router gives to each middleware.
+
+    Attributes:
+        config: all of it.
+        registry: for instruments, which then show up in GET /metrics.
+        tracer: for spans of a request's own work.
+    """
 
     config: RouterConfig
     registry: CollectorRegistry
+    tracer: Tracer = OFF
 
 
 class Middleware(Protocol):

@@ -8,58 +8,88 @@ is left is to break the client's connection visibly: an ending that looks clean 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from contextlib import closing
-from urllib.parse import quote
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
-from router.asgi import ROUTE_HINT, HeaderList, has_body, read_body, reply_headers, request_headers
+from router.asgi import HeaderList, has_body, read_body, reply_headers
+from router.attempts import BUSY, FAULTY, Attempts, Failure
 from router.client import ClientConnection
-from router.errors import BadRequestError, NoWorkerError, UpstreamError
-from router.flights import FLIGHT, Flight
+from router.config import WorkersConfig
+from router.errors import NoWorkerError
+from router.flights import Flight
 from router.metrics import RouterMetrics
-from router.policies.base import RouteQuery
+from router.outbound import OutboundRequest
+from router.requests import Phase
+from router.sglang.attempt import refusal_status
+from router.tracing import OFF, Span, Tracer
 from router.upstream import (
+    ClosedBeforeReplyError,
     ConnectFailedError,
     Upstream,
     UpstreamBrokenError,
     UpstreamFailure,
     UpstreamResponse,
+    is_event_stream,
+    retry_after,
 )
 from router.workers.pool import Lease, WorkerPool
-from router.workers.worker import Worker
+from router.workers.queue import RequestQueue
+from router.workers.worker import Worker, WorkerState
 
 logger = logging.getLogger(__name__)
 
-MAX_LOST = 3
-"""After so many connections that ended without a reply, the request is more likely the cause than the victim."""
 
+class Recall(Protocol):
+    """Tells a worker that its copy of a generation is not wanted any more, and waits until it knows."""
 
-class _Request(msgspec.Struct, frozen=True):
-    method: str
-    target: str  # path and query as the client wrote them
-    headers: HeaderList
-    repeatable: bool  # sending it twice does no harm, and its body (if any) is at hand
+    async def __call__(self, flight: Flight, scope: Scope) -> None:
+        """Failures are logged: the worker may be dead."""
 
 
 class Proxy:
-    """The innermost application: every request that is not the router's own goes to one worker as it is."""
+    """The innermost application: every request that is not the router's own goes to one worker as it is.
+
+    Args:
+        pool: the workers.
+        queue: where requests wait for one that has room.
+        upstream: the way to them.
+        metrics: what is counted.
+        config: how long things may take, and how often they are tried.
+        recall: for a worker that took too long.
+        on_trouble: told of each worker whose connections break.
+        max_body_bytes: the limit for a body that has to be kept, to be sent again.
+        forward_authorization: off where the header carries this router's own key.
+    """
 
     def __init__(
         self,
         pool: WorkerPool,
+        queue: RequestQueue,
         upstream: Upstream,
         metrics: RouterMetrics,
+        config: WorkersConfig,
         *,
+        recall: Recall,
+        on_trouble: Callable[[Worker], None],
         max_body_bytes: int,
         forward_authorization: bool,
+        tracer: Tracer = OFF,
     ) -> None:
-        """`forward_authorization` is off where the header carries this router's own key."""
+        self._tracer = tracer
         self._pool = pool
+        self._pool.on_quarantine = self._give_up_on
+        self._unanswered: dict[Worker, set[asyncio.Timeout]] = {}
+        self._queue = queue
         self._upstream = upstream
         self._metrics = metrics
+        self._config = config
+        self._recall = recall
+        self._on_trouble = on_trouble
         self._max_body_bytes = max_body_bytes
         self._forward_authorization = forward_authorization
 
@@ -68,146 +98,209 @@ class Proxy:
 
         Raises:
             NoWorkerError: no worker takes requests.
-            UpstreamError: the workers that were tried gave no reply.
+            QueueFullError, QueueTimeoutError: none has room.
+            UpstreamError, UpstreamTimeoutError: the workers that were tried gave no reply.
             UpstreamBrokenError: a worker broke off after `http.response.start` was sent.
             ClientDisconnectedError: the client left; the worker's request is cancelled.
         """
-        method = scope["method"]
         body: bytes | None = None
         streams_body = has_body(scope)
-        if method in ("POST", "PUT") and scope["path"] == "/generate":
+        if scope["method"] in ("POST", "PUT") and scope["path"] == "/generate":
             body = await read_body(scope, receive, self._max_body_bytes)
             streams_body = False
-        request = _Request(
-            method=method,
-            target=_target(scope),
-            headers=self._request_headers(scope, streams_body),
-            repeatable=body is not None or (method in ("GET", "HEAD") and not streams_body),
+        request = OutboundRequest.of(
+            scope, body, streams_body=streams_body, forward_authorization=self._forward_authorization
         )
-        attempts = _Attempts(self._pool, _query(scope), repeatable=request.repeatable)
-        flight: Flight | None = (scope.get("state") or {}).get(FLIGHT)
+        attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable)
         async with ClientConnection(receive, reads_body=streams_body) as client:
             while True:
-                with attempts.lease(last=flight is not None and flight.unwanted) as lease:
-                    if flight is not None:
-                        flight.worker = lease.worker
-                    try:
-                        response = await self._upstream.send(
-                            method,
-                            lease.worker.url + request.target,
-                            request.headers,
-                            client.body() if streams_body else body,
-                            fresh=attempts.fresh,
-                        )
-                    except UpstreamFailure as failure:
-                        self._failed(attempts, lease.worker, failure)
-                        continue
-                    with closing(response):
-                        try:
-                            first = await response.read()
-                        except UpstreamBrokenError as failure:
-                            self._failed(attempts, lease.worker, failure)
-                            continue
-                        await _relay(lease.worker, response, first, send, client)
-                        return
+                attempts.check(unwanted=request.flight is not None and request.flight.unwanted)
+                lease = await self._lease(request, attempts)
+                if lease is None:
+                    continue
+                self._metrics.decided(lease.reason)
+                if attempts.reason is not None:
+                    self._metrics.retries.labels(attempts.reason).inc()
+                with lease, self._tracer.span("upstream", worker=lease.worker.url) as span:
+                    wait = await self._attempt(request, attempts, lease.worker, send, client, span)
+                if wait is None:
+                    return
+                if wait:
+                    await _pause(wait, request)
 
-    def _failed(self, attempts: _Attempts, worker: Worker, failure: UpstreamFailure) -> None:
-        reason = "connect" if isinstance(failure, ConnectFailedError) else "lost"
-        logger.warning("worker %s gave no reply (%s): %s", worker.url, reason, failure)
-        self._metrics.failures.labels(reason).inc()
-        attempts.failed(worker, failure)
-
-    def _request_headers(self, scope: Scope, streams_body: bool) -> HeaderList:
-        headers = request_headers(scope, forward_authorization=self._forward_authorization)
-        if streams_body:
-            # A body passed through keeps its framing, so that a worker sees one that was cut short.
-            headers += [(name, value) for name, value in scope["headers"] if name == b"content-length"]
-        return headers
-
-
-async def _relay(
-    worker: Worker, response: UpstreamResponse, first: bytes, send: Send, client: ClientConnection
-) -> None:
-    headers = reply_headers(response.headers)
-    headers.append((b"x-router-worker", worker.url.encode("ascii")))
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    chunk = first
-    while chunk:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    async def _lease(self, request: OutboundRequest, attempts: Attempts) -> Lease | None:
+        """The next worker; None if one is to be asked a second time, which takes another look."""
         try:
-            chunk = await response.read()
-        except UpstreamBrokenError as error:
-            raise UpstreamBrokenError(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
-    client.stop_watching()
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if not request.limited:
+                return self._pool.lease(request.query, attempts.exclude, limited=False)
+            request.record.enter(Phase.QUEUED)
+            return await self._queue.lease(request.key, request.query, attempts.exclude, again=attempts.count > 0)
+        except NoWorkerError as error:
+            attempts.nobody(error)
+            return None
 
+    async def _attempt(
+        self,
+        request: OutboundRequest,
+        attempts: Attempts,
+        worker: Worker,
+        send: Send,
+        client: ClientConnection,
+        span: Span,
+    ) -> float | None:
+        """Ask one worker. None when the client has its reply, else the seconds to wait before the next attempt."""
+        if request.flight is not None:
+            request.flight.worker = worker
+            if worker.id in attempts.asked and request.flight.renew is not None:
+                request.body = request.flight.renew()
+        attempts.asked.add(worker.id)
+        request.record.sent_to(worker.url)
+        attempts.count += 1
+        try:
+            async with self._patience(worker):
+                response, first = await self._ask(request, attempts, worker, client, span.inject(request.headers))
+        except UpstreamFailure as failure:
+            why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
+            span.fail(why)
+            kept = isinstance(failure, ClosedBeforeReplyError) and failure.kept
+            self._failed(attempts, worker, why, str(failure), kept=kept)
+            self._on_trouble(worker)
+            return 0.0
+        except TimeoutError:
+            span.fail("timeout")
+            await self._took_too_long(request, attempts, worker)
+            return 0.0
+        with contextlib.closing(response):
+            status = _status(response, first)
+            span.set(status=status)
+            if status in BUSY:
+                wait = attempts.wait_after_busy(worker, status, retry_after(response))
+                if wait is not None:
+                    return wait
+            elif status in FAULTY:
+                if attempts.goes_on_after_error(worker, status):
+                    return 0.0
+            elif status < 500:
+                attempts.answered(worker)
+            await self._relay(request, worker, response, first, send, client)
+        return None
 
-class _Attempts:
-    """Where a request was tried, and where it may still be tried.
+    async def _ask(
+        self,
+        request: OutboundRequest,
+        attempts: Attempts,
+        worker: Worker,
+        client: ClientConnection,
+        headers: HeaderList,
+    ) -> tuple[UpstreamResponse, bytes]:
+        """A reply and the first piece of its body: a whole event of a stream, all of it where the client waits for all of it.
 
-    Each worker is asked once. A kept-alive connection may have been closed by its worker in the moment of use, which
-    looks exactly like a worker that died; so after the first such loss all further attempts take new connections, and
-    the worker that lost it is asked once more when nobody else is left. What cannot be repeated takes a new
-    connection at once.
-    """
-
-    def __init__(self, pool: WorkerPool, query: RouteQuery, *, repeatable: bool) -> None:
-        self._pool = pool
-        self._query = query
-        self._repeatable = repeatable
-        self._tried: set[str] = set()
-        self._failures: list[str] = []
-        self._lost = 0
-        self._stale: str | None = None
-        self.fresh = not repeatable
-
-    def lease(self, *, last: bool = False) -> Lease:
-        """The next worker. Raises NoWorkerError if there never was one, UpstreamError after the last attempt.
-
-        `last`: nobody wants another attempt any more.
+        Less than that is of no use to a client; and if it breaks off before, another worker may still begin anew.
         """
-        if last and self._failures:
-            raise self._exhausted()
-        if self._lost >= (MAX_LOST if self._repeatable else 1):
-            raise self._exhausted()
+        response = await self._upstream.send(
+            request.method,
+            worker.url + request.target,
+            headers,
+            client.body() if request.streams_body else request.body,
+            fresh=attempts.fresh,
+        )
         try:
-            return self._pool.lease(self._query, exclude=self._tried)
-        except NoWorkerError:
-            if not self._failures:
-                raise
-            if self._stale is None:
-                raise self._exhausted() from None
-        self._tried.discard(self._stale)
-        self._stale = None
-        return self.lease()
+            first = piece = await response.read()
+            if request.flight is not None and (request.flight.whole or is_event_stream(response)):
+                begun, looked_at = bytearray(first), 0
+                while piece and (request.flight.whole or begun.find(b"\n\n", looked_at) < 0):
+                    looked_at = max(0, len(begun) - 1)
+                    begun += (piece := await response.read())
+                first = bytes(begun)
+            return response, first
+        except BaseException:
+            response.close()
+            raise
 
-    def failed(self, worker: Worker, failure: UpstreamFailure) -> None:
-        """Take note of a worker that gave no reply."""
-        self._failures.append(f"{worker.url}: {failure}")
-        self._tried.add(worker.id)
-        if isinstance(failure, ConnectFailedError):
+    @contextlib.asynccontextmanager
+    async def _patience(self, worker: Worker) -> AsyncIterator[None]:
+        """Raises TimeoutError when a reply took too long, or its worker does not answer to anything any more."""
+        waiting = self._unanswered.setdefault(worker, set())
+        async with asyncio.timeout(self._config.request_timeout) as timeout:
+            waiting.add(timeout)
+            try:
+                yield
+            finally:
+                waiting.discard(timeout)
+                if not waiting:
+                    self._unanswered.pop(worker, None)
+
+    def _give_up_on(self, worker: Worker) -> None:
+        """A worker hangs, as far as anybody can tell: what it has not begun to answer goes elsewhere, if there is somewhere."""
+        if self._pool.routable:
+            now = asyncio.get_running_loop().time()
+            for timeout in self._unanswered.get(worker, ()):
+                timeout.reschedule(now)
+
+    async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, worker: Worker) -> None:
+        if worker.state is WorkerState.QUARANTINED:
+            # It would not hear it. Its system closes the connection, and that is what it finds when it goes on.
+            self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}")
             return
-        self._lost += 1
-        if not self.fresh:
-            self.fresh = True
-            self._stale = worker.id
+        if request.flight is not None:
+            await self._recall(request.flight, request.scope)
+        self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
-    def _exhausted(self) -> UpstreamError:
-        return UpstreamError(f"no worker gave a reply ({'; '.join(self._failures)})", tried=self._failures)
+    def _failed(self, attempts: Attempts, worker: Worker, why: Failure, message: str, *, kept: bool = False) -> None:
+        logger.warning("worker %s gave no reply (%s): %s", worker.url, why, message)
+        self._metrics.failures.labels(why).inc()
+        attempts.failed(worker, why, message, kept=kept)
+
+    async def _relay(
+        self,
+        request: OutboundRequest,
+        worker: Worker,
+        response: UpstreamResponse,
+        first: bytes,
+        send: Send,
+        client: ClientConnection,
+    ) -> None:
+        """The reply to the client, as it comes."""
+        headers = reply_headers(response.headers)
+        headers.append((b"x-router-worker", worker.url.encode("ascii")))
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        chunk, seconds = first, self._config.stream_idle_timeout
+        while chunk:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            try:
+                if seconds is None:
+                    chunk = await response.read()
+                else:
+                    async with asyncio.timeout(seconds):
+                        chunk = await response.read()
+            except UpstreamBrokenError as error:
+                self._on_trouble(worker)
+                raise UpstreamBrokenError(
+                    f"worker {worker.url} broke off in the middle of its reply: {error}"
+                ) from error
+            except TimeoutError:
+                if request.flight is not None:
+                    await self._recall(request.flight, request.scope)
+                raise UpstreamBrokenError(
+                    f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
+                ) from None
+        client.stop_watching()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _query(scope: Scope) -> RouteQuery:
-    hint = (scope.get("state") or {}).get(ROUTE_HINT)
-    if hint is None:
-        return RouteQuery()
-    return RouteQuery(text=hint.text, token_ids=hint.token_ids, routing_key=hint.routing_key)
+def _status(response: UpstreamResponse, first: bytes) -> int:
+    """The status of a reply. Of a stream it is 200 whatever happened; then its first event tells."""
+    if response.status == 200 and is_event_stream(response):
+        return refusal_status(first) or 200
+    return response.status
 
 
-def _target(scope: Scope) -> str:
-    raw: bytes | None = scope.get("raw_path")
-    path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
-    if not path.startswith("/"):
-        # Put behind a worker's URL, anything else would change its host or port.
-        raise BadRequestError(f"the request target must begin with a slash, not {path!r}")
-    query: bytes = scope.get("query_string", b"")
-    return f"{path}?{query.decode('latin-1')}" if query else path
+async def _pause(seconds: float, request: OutboundRequest) -> None:
+    """Wait, but not for what is to end."""
+    request.record.enter(Phase.WAITING)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            if request.flight is None:
+                await asyncio.Event().wait()
+            else:
+                await request.flight.until_asked(range(len(request.flight.names) or 1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -12,8 +14,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from router.asgi import ByMethod, Handler, has_body, read_body, send_json
-from router.errors import BadRequestError, NoWorkerError, RouterError
-from router.workers.health import Admission
+from router.errors import BadRequestError, RouterError
+from router.requests import REQUEST, RequestRecord, Requests
+from router.sglang.json import JSON_ERRORS
+from router.workers.admission import Admission
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker, WorkerState, normalize_url
 
@@ -38,12 +42,18 @@ class ControlRoutes:
     """The handlers. Each is a pure ASGI application; errors are raised and turned into JSON further out."""
 
     def __init__(
-        self, pool: WorkerPool, admission: Admission, registry: CollectorRegistry, lifecycle: Lifecycle
+        self,
+        pool: WorkerPool,
+        admission: Admission,
+        registry: CollectorRegistry,
+        lifecycle: Lifecycle,
+        requests: Requests,
     ) -> None:
         self._pool = pool
         self._admission = admission
         self._registry = registry
         self._lifecycle = lifecycle
+        self._requests = requests
 
     def routes(self) -> list[Route]:
         """The table of paths and methods."""
@@ -57,6 +67,7 @@ class ControlRoutes:
             "/liveness": {"GET": self.liveness},
             "/readiness": {"GET": self.readiness},
             "/metrics": {"GET": self.metrics},
+            "/debug/requests": {"GET": self.in_flight},
         }
         return [Route(path, ByMethod(handlers)) for path, handlers in table.items()]
 
@@ -71,7 +82,7 @@ class ControlRoutes:
         await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
 
     async def list_workers(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The URLs of the workers that get requests."""
+        """The URLs of all workers but those that are about to leave; GET /workers tells how they are."""
         await _reply(send, 200, {"urls": self._urls()})
 
     async def get_workers(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +110,7 @@ class ControlRoutes:
         """Whether a generation would find a worker."""
         count = len(self._pool.routable)
         if not count:
-            raise NoWorkerError("no worker takes requests: add one with POST /add_worker?url=http://HOST:PORT")
+            raise self._pool.nobody()
         await _reply(send, 200, {"status": "ok", "workers": count})
 
     async def liveness(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,8 +128,14 @@ class ControlRoutes:
         response = Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
         await response(scope, receive, send)
 
+    async def in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is being served now, oldest first, but for this call itself. No text of it, and no key."""
+        now, this = time.monotonic(), scope["state"][REQUEST]
+        found = [_describe_request(record, now) for record in self._requests if record is not this]
+        await _reply(send, 200, {"requests": found, "total": len(found)})
+
     def _urls(self) -> list[str]:
-        return [worker.url for worker in self._pool.routable]
+        return [worker.url for worker in self._pool.list() if worker.state is not WorkerState.DRAINING]
 
 
 def _describe(worker: Worker) -> dict[str, object]:
@@ -127,8 +144,26 @@ def _describe(worker: Worker) -> dict[str, object]:
         "url": worker.url,
         "worker_type": "regular",
         "state": worker.state.value,
-        "is_healthy": worker.state is WorkerState.HEALTHY,
+        "is_healthy": worker.routable,
         "load": worker.inflight,
+        "circuit_breaker": worker.breaker.state.value,
+        "weight_version": worker.version,
+        "complaint": worker.complaint,
+    }
+
+
+def _describe_request(record: RequestRecord, now: float) -> dict[str, object]:
+    return {
+        "id": record.id,
+        "method": record.method,
+        "path": record.path,
+        "tenant": record.tenant,
+        "phase": record.phase.value,
+        "worker": record.worker,
+        "attempts": record.attempts,
+        "seconds": round(now - record.begun, 3),
+        "phase_seconds": round(now - record.since, 3),
+        "begun_at": datetime.fromtimestamp(record.begun_at, UTC).isoformat(timespec="milliseconds"),
     }
 
 
@@ -148,7 +183,7 @@ async def _worker_url(scope: Scope, receive: Receive) -> str:
 async def _url_in_body(scope: Scope, receive: Receive) -> object:
     try:
         body = msgspec.json.decode(await read_body(scope, receive, MAX_CONTROL_BODY_BYTES))
-    except msgspec.DecodeError as error:
+    except JSON_ERRORS as error:
         raise BadRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequestError('the body is not a JSON object like {"url": "http://HOST:PORT"}')

@@ -13,8 +13,9 @@ import uvicorn
 
 from router.app import RouterApp
 from router.config import ServerConfig
-from router.errors import BadRequestError, RouterError
-from router.upstream import UpstreamFailure
+from router.connection import Limits, limited_by
+from router.descriptors import connections_for, raise_limit
+from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,9 @@ def bind(config: ServerConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise BadRequestError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+        raise BadRequestError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error} (--host, --port; port 0 takes a free one)"
+        ) from error
 
 
 def serve(app: RouterApp, config: ServerConfig, listener: socket.socket) -> int:
@@ -43,23 +46,14 @@ def serve(app: RouterApp, config: ServerConfig, listener: socket.socket) -> int:
     return 1 if server.force_exit else 0
 
 
-def configure_logging(level: str) -> None:
-    """Everything to stderr, one line each."""
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    server_log = logging.getLogger("uvicorn.error")
-    server_log.addFilter(_without_known_tracebacks)
-    if level != "debug":
-        server_log.setLevel("WARNING")
-
-
-def _without_known_tracebacks(record: logging.LogRecord) -> bool:
-    """A reply broken off on purpose is one line: its traceback would tell of uvicorn, a hundred times a dead worker."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, RouterError | UpstreamFailure):
-        record.msg, record.args, record.exc_info = "reply broken off: %s", (error,), None
-    return True
+def _limits(config: ServerConfig) -> Limits:
+    possible = connections_for(raise_limit())
+    most = possible if config.max_connections is None else config.max_connections
+    if most > possible:
+        logger.warning(
+            "--max-connections is %d: open files are enough for %d, and one to a worker each", most, possible
+        )
+    return Limits(max_header_bytes=config.max_header_bytes, max_connections=most)
 
 
 def _spare_the_collector() -> None:
@@ -83,7 +77,7 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="auto" if sys.platform == "win32" else "uvloop",
-                http="httptools",
+                http=limited_by(_limits(config)),
                 ws="none",
                 interface="asgi3",
                 lifespan="on",

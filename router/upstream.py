@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
+import time
 from collections.abc import AsyncIterable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Protocol
 
 import aiohttp
@@ -24,6 +27,8 @@ Body = bytes | AsyncIterable[bytes] | None
 # SGLang's server (uvicorn) closes a connection that was idle for 5 s.
 IDLE_SECONDS = 4.0
 DNS_SECONDS = 30
+KEEPALIVE_SECONDS = 30
+"""Of silence, after which a worker's machine is asked whether it is there; twice that, and it is not."""
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 1000
 READ_BUFFER_BYTES = 1024 * 1024
@@ -43,7 +48,14 @@ class ConnectFailedError(UpstreamFailure):
 
 
 class ClosedBeforeReplyError(UpstreamFailure):
-    """The request was sent, at least in part, and the connection ended before any of the reply came."""
+    """The request was sent, at least in part, and the connection ended before any of the reply came.
+
+    `kept`: on it there was another request before. The worker may have closed it for being idle, in the moment of use.
+    """
+
+    def __init__(self, message: str, *, kept: bool = False) -> None:
+        super().__init__(message)
+        self.kept = kept
 
 
 class UpstreamBrokenError(UpstreamFailure):
@@ -80,6 +92,25 @@ class Upstream(Protocol):
         """
 
 
+def is_event_stream(response: UpstreamResponse) -> bool:
+    """Whether a reply comes as server-sent events."""
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers
+    )
+
+
+def retry_after(response: UpstreamResponse) -> float | None:
+    """Seconds after which a worker wants to be asked again; a date is as good as a number (RFC 9110, 10.2.3)."""
+    for name, value in response.headers:
+        if name.lower() == b"retry-after":
+            text = value.decode("latin-1").strip()
+            if text.isascii() and text.isdigit():
+                return float(text)
+            with suppress(ValueError):
+                return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return None
+
+
 async def fetch(
     upstream: Upstream,
     method: str,
@@ -112,9 +143,13 @@ class AiohttpUpstream:
 
     async def __aenter__(self) -> AiohttpUpstream:
         self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS)
+            aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=_watched_socket
+            )
         )
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS))
+        self._fresh = self._session(
+            aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS, socket_factory=_watched_socket)
+        )
         return self
 
     async def __aexit__(
@@ -128,16 +163,22 @@ class AiohttpUpstream:
         """Send on a pooled or on a new connection; aiohttp's errors become the three of this file."""
         session = self._fresh if fresh else self._pooled
         data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > PIECEWISE_BYTES else body
+        connection = _Connection()
         try:
             response = await session.request(
-                method, _parsed(url), headers=_decoded(headers), data=data, allow_redirects=False
+                method,
+                _parsed(url),
+                headers=_decoded(headers),
+                data=data,
+                allow_redirects=False,
+                trace_request_ctx=connection,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise ConnectFailedError(_describe(error)) from error
         except aiohttp.ClientResponseError as error:
             raise UpstreamBrokenError(f"not a valid HTTP reply: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ClosedBeforeReplyError(_describe(error)) from error
+            raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
         return _AiohttpResponse(response)
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
@@ -154,7 +195,48 @@ class AiohttpUpstream:
             max_line_size=MAX_HEADER_BYTES,
             max_field_size=MAX_HEADER_BYTES,
             max_headers=MAX_HEADERS,
+            trace_configs=[_noting_connections()],
         )
+
+
+def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One whose system asks the other side now and then whether it is still there.
+
+    A machine that is gone sends nothing, and a generation may be silent for hours: only this tells the two apart. A worker that
+    merely hangs has a system that answers.
+    """
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family=family, type=kind, proto=protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_SECONDS // 3),
+        ("TCP_KEEPCNT", 3),
+    ):
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
+
+
+class _Connection:
+    """What a request is sent on, as far as it matters."""
+
+    kept = False
+
+
+def _noting_connections() -> aiohttp.TraceConfig:
+    """aiohttp tells in no other way whether a connection was used before."""
+
+    async def reused(_: object, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.kept = True
+
+    async def created(_: object, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.kept = False  # it sends a GET a second time by itself
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(reused)
+    tracing.on_connection_create_end.append(created)
+    return tracing
 
 
 class _AiohttpResponse:

@@ -15,24 +15,33 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from router.app import create_app
 from router.cli import COMMANDS, parser
+from router.config import HealthConfig, RadixConfig, RouterConfig
+from router.embedded.ngram import shipped_tokenizer
 from router.fleet import Fleet
 from router.policies import create_policy
+from router.requests import Requests
 from router.routes import ControlRoutes, Lifecycle
 from router.upstream import AiohttpUpstream
-from router.workers.health import Admission
+from router.workers.admission import Admission
+from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
+from router.workers.probe import Prober
+from scripts import make_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
 API = ROOT / "docs" / "http-api.md"
 COMMAND_LINE = ROOT / "docs" / "command-line.md"
+REFERENCE = ROOT / "docs" / "reference.md"
 HERE = "127.0.0.1:30000"
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 _INLINE = re.compile(r"`([^`\n]+)`")
+_METRIC = re.compile(r"\btito_(?:router|radix)_\w+")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -83,8 +92,9 @@ def flags(command: str = "") -> set[str]:
 def routes() -> set[str]:
     """The router's own paths, and the middleware's, which are read off its source: making one takes a tokenizer."""
     pool = WorkerPool(create_policy("random"))
-    admission = Admission(pool, AiohttpUpstream(connect_timeout=1.0), probe_timeout=1.0)
-    control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle())
+    prober = Prober(AiohttpUpstream(connect_timeout=1.0), seconds=1.0)
+    admission = Admission(pool, prober, HealthChecks(pool, prober, HealthConfig()))
+    control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle(), Requests())
     own = {route.path.replace("{key:path}", "{id}") for route in control.routes()}
     source = (ROOT / "middleware_hub" / "radix_tree_middleware.py").read_text()
     hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))
@@ -175,14 +185,54 @@ def test_files_and_tests_exist(page: Path) -> None:
         assert not test or f"def {test}(" in found[0].read_text(), word
 
 
+@every_page
+def test_flags_in_configuration_files_exist(page: Path) -> None:
+    """What a service manager is told to start the router with."""
+    for block in blocks(page, "ini", "yaml"):
+        assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", block)) <= flags(), block
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_every_flag_is_documented(command: str) -> None:
-    """In the table under the program's heading."""
-    heading = f"## tito-router {command}".rstrip()
-    _, _, rest = COMMAND_LINE.read_text().partition(f"\n{heading}\n")
+    """In a table under the program's heading; the router's own are in the page that is made out of the code."""
+    page, heading = (COMMAND_LINE, f"## tito-router {command}") if command else (REFERENCE, "## Flags of tito-router")
+    _, _, rest = page.read_text().partition(f"\n{heading}\n")
     section, _, _ = rest.partition("\n## ")
-    rows = set(re.findall(r"^\| `(--[\w-]+)` \|", section, re.MULTILINE))
-    assert rows == flags(command), f"the table under {heading!r} in docs/command-line.md"
+    rows = re.findall(r"^\| `(--[\w-]+)[^`]*` \|[^|]*\| (.*) \|$", section, re.MULTILINE)
+    assert {flag for flag, _ in rows} == flags(command), f"the tables under {heading!r} in {page.name}"
+    assert all(meaning for _, meaning in rows), f"a flag under {heading!r} in {page.name} has no meaning"
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    page = REFERENCE.read_text()
+    assert make_reference.made(page) == page, "docs/reference.md is out of date: run `make reference`"
+
+
+def test_the_reference_has_what_a_router_shows() -> None:
+    """All that is in /metrics of a router with its middleware, as it is called there, with the labels that it has there."""
+    config = RouterConfig(radix=RadixConfig(tokenizer_path=str(shipped_tokenizer())))
+    shown = {
+        (sample.name if metric.type == "counter" else metric.name, metric.type)
+        for metric in create_app(config).registry.collect()
+        for sample in metric.samples
+        if not sample.name.endswith("_created")  # which the command line switches off
+    }
+    made = {(name, kind): labels for name, kind, labels, _ in make_reference.metrics()}
+    assert shown <= made.keys()
+    assert made["tito_router_worker_routable", "gauge"] == ("worker", "state")
+    assert made["tito_router_requests_total", "counter"] == ("route", "status")
+    assert made["tito_radix_evictions_total", "counter"] == ("reason",)
+
+
+@every_page
+def test_metrics_exist(page: Path) -> None:
+    """Those that a page names are in the reference, as `_total`, `_bucket` or whatever they are there."""
+    known = {
+        name + suffix
+        for name, kind, _, _ in make_reference.metrics()
+        for suffix in (("", "_bucket", "_sum", "_count") if kind == "histogram" else ("",))
+    }
+    assert set(_METRIC.findall(page.read_text())) <= known
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -9,20 +9,23 @@ from typing import Any
 
 from router.embedded.errors import Broken, Deadly, Refused
 from router.embedded.sample import Asked
-from router.embedded.sampling import AS_MANY, Sampling, parse_sampling
+from router.embedded.sampling import AS_MANY, Sampling, is_a, parse_sampling
 from router.embedded.script import Script
 from router.embedded.vocabulary import Vocabulary
 
 _RESERVED = 6  # tokens of the context that a prompt may not have
 _KEPT_FREE = 2  # tokens of the context that no reply reaches
+_LARGEST = 2**31 - 1
 _KINDS: dict[str, Any] = {
     "sampling_params": dict | list,
-    "rid": str | list,
+    "rid": str | list[str],
     "stream": bool | int,
-    "return_logprob": bool | list,
-    "logprob_start_len": int | list,
-    "top_logprobs_num": int | list,
+    "return_logprob": bool | list[bool],
+    "logprob_start_len": int | list[int],
+    "top_logprobs_num": int | list[int],
     "token_ids_logprob": list,
+    "return_text_in_logprobs": bool,
+    "return_prompt_token_ids": bool,
 }
 
 
@@ -61,8 +64,10 @@ def admit(
         Refused, Broken, Deadly: what SGLang would do.
     """
     for name, kinds in _KINDS.items():
-        if not isinstance(body.get(name), kinds | None):
+        if not is_a(body.get(name), kinds):
             raise Refused(f"body.{name}: input should be a valid {kinds}", "object")
+    if not _is_ids(body.get("token_ids_logprob") or []):
+        raise Refused("body.token_ids_logprob: input should be a valid list of integers", "object")
     prompts, batch, from_text = _prompts(body, vocabulary)
     params: Any = body.get("sampling_params")
     if isinstance(params, list) and not all(isinstance(one, dict) for one in params):
@@ -94,6 +99,10 @@ def _fitting(sampling: Sampling, prompt: list[int], vocabulary: Vocabulary, cont
         raise Deadly("a request with an empty prompt")
     if min(prompt) < 0 or max(prompt) >= vocabulary.size:
         raise Deadly("a request with an id outside the vocabulary")
+    if sampling.top_k > _LARGEST:
+        raise Deadly("a top_k that is no int32")
+    if sampling.min_new_tokens and any(not 0 <= token < vocabulary.size for token in sampling.stop_token_ids):
+        raise Deadly("a stop token outside the vocabulary, which is to be held back")
     count, wanted = len(prompt), sampling.max_new_tokens
     if count >= context_length:
         limit = f"longer than the model's context length ({context_length} tokens)."
@@ -176,16 +185,18 @@ def _asked(body: Mapping[str, Any], number: int, count: int, batch: bool) -> Ask
 
     def item(name: str, default: Any) -> Any:
         value: Any = body.get(name)
-        if isinstance(value, list) and batch and (name != "token_ids_logprob" or isinstance(value[0], list)):
+        if name == "token_ids_logprob" and not (value and isinstance(value[0], list)):
+            return value or default
+        if isinstance(value, list) and batch:
             value = _each(value, count, batch)[number]
-        elif isinstance(value, list) and name != "token_ids_logprob":
-            value = value[0]  # of one prompt SGLang looks only whether there is a list
+        elif isinstance(value, list) and name in ("logprob_start_len", "top_logprobs_num"):
+            raise Deadly(f"a list as {name} of one prompt")
         return default if value is None else value
 
     return Asked(
         logprobs=bool(item("return_logprob", False)),
         start=item("logprob_start_len", -1),
-        top=item("top_logprobs_num", 0),
+        top=max(0, item("top_logprobs_num", 0)),
         chosen=tuple(item("token_ids_logprob", ())),
         texts=bool(body.get("return_text_in_logprobs")),
         prompt_ids=prompt_ids,
@@ -198,7 +209,13 @@ def _check_asked(asked: Asked, prompt: list[int], vocabulary: Vocabulary) -> Non
             f"req.logprob_start_len={asked.start} is higher than the number of input tokens"
             f" len(req.origin_input_ids)={len(prompt)}. Please use a smaller logprob_start_len."
         )
+    if asked.start < -1:
+        raise Deadly("a logprob_start_len below -1")
+    if asked.top > vocabulary.size:
+        raise Deadly("more top logprobs than tokens")
     for token in asked.chosen:
+        if isinstance(token, list):
+            raise Refused("token_ids_logprob must be a flat list of integers.")
         if not 0 <= token < vocabulary.size:
             limit = f"valid range is [0, {vocabulary.size})."
             raise Refused(f"token_ids_logprob contains out-of-vocabulary token id {token}; {limit}")

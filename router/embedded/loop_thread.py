@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,6 +24,22 @@ class LoopThread:
     def call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
         """Run it there, and wait for what it returns."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Nothing runs there for as long as the block lasts."""
+        begun, over = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            begun.set()
+            over.wait()
+
+        self._loop.call_soon_threadsafe(hang)
+        begun.wait()
+        try:
+            yield
+        finally:
+            over.set()
 
     def stop(self) -> None:
         """End the loop, with whatever is left in it."""

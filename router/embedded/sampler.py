@@ -125,6 +125,9 @@ class Place:
         return [(self.logprob(token), token) for token in tokens]
 
 
+_LARGEST = 1e30
+
+
 def penalized(logits: Floats, output_ids: Sequence[int], sampling: Sampling, stops: Sequence[int]) -> Floats:
     """Logits after everything that depends on what was sampled before, and the bias. Penalties look at the reply only."""
     frequency, presence, repetition = (
@@ -135,14 +138,16 @@ def penalized(logits: Floats, output_ids: Sequence[int], sampling: Sampling, sto
     if not (frequency or presence or repetition != 1 or sampling.logit_bias or sampling.min_new_tokens):
         return logits
     found = logits.astype(np.float32)
-    if output_ids and (frequency or presence or repetition != 1):
-        counted = Counter(output_ids)
-        ids = np.fromiter(counted.keys(), np.int64, len(counted))
-        counts = np.fromiter(counted.values(), np.float32, len(counted))
-        found[ids] -= frequency * counts + presence
-        found[ids] = np.where(found[ids] > 0, found[ids] / repetition, found[ids] * repetition)
-    if len(output_ids) < sampling.min_new_tokens:
-        found[stops] = -np.inf
-    for token, bias in sampling.logit_bias.items():
-        found[token] += bias
-    return found
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        if output_ids and (frequency or presence or repetition != 1):
+            counted = Counter(output_ids)
+            ids = np.fromiter(counted.keys(), np.int64, len(counted))
+            counts = np.fromiter(counted.values(), np.float32, len(counted))
+            found[ids] -= frequency * counts + presence
+            found[ids] = np.where(found[ids] > 0, found[ids] / repetition, found[ids] * repetition)
+        if len(output_ids) < sampling.min_new_tokens:
+            found[stops] = -np.inf
+        for token, bias in sampling.logit_bias.items():
+            found[token] += bias
+    # Beyond what a float32 can hold nothing is likelier than anything else there, and no logprob would be a number.
+    return np.nan_to_num(found, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from router.embedded.errors import Broken, Refused
 
@@ -42,15 +45,16 @@ _FIELDS: dict[str, str | None] = {
     "watermark": None,
     "choice": None,
 }
-_TYPES: dict[str, tuple[type, ...]] = {
-    "i64": (int,),
-    "f64": (int, float),
-    "a boolean": (bool,),
-    "a sequence": (list,),
-    "a map": (dict,),
-    "a value or an array of values for StringOrList": (str, list),
+_TYPES: dict[str, Any] = {
+    "i64": int,
+    "f64": float,
+    "a boolean": bool,
+    "a sequence": list[int],
+    "a map": dict[str, float],
+    "a value or an array of values for StringOrList": str | list[str],
 }
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_MOST_STOPS, _LONGEST_PATTERN = 32, 256
 AS_MANY = 1 << 30  # tokens: as there is room for
 _GREEDY_BELOW = 1e-6  # _SAMPLING_EPS
 
@@ -101,7 +105,7 @@ def parse_sampling(params: Any, vocabulary_size: int) -> Sampling:
             names = ", ".join(f"`{name}`" for name in _FIELDS)
             raise Refused(f"unknown field `{key}`, expected one of {names}", "error")
         expected = _FIELDS[key]
-        if expected is not None and value is not None and type(value) not in _TYPES[expected]:
+        if expected is not None and not is_a(value, _TYPES[expected]):
             raise Refused(f"invalid type: {kind(value)}, expected {expected}", "error")
     if sum(bool(params.get(name)) for name in _GRAMMARS) > 1:
         raise Refused("Only one of json_schema, regex, ebnf, or structural_tag can be set.")
@@ -110,6 +114,15 @@ def parse_sampling(params: Any, vocabulary_size: int) -> Sampling:
     if wrong is not None:
         raise Refused(wrong)
     return sampling
+
+
+def is_a(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a type, with all that is in it; null is of any."""
+    try:
+        msgspec.convert(value, kind | None)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def kind(value: Any) -> str:
@@ -126,11 +139,7 @@ def _sampling(params: dict[str, Any]) -> Sampling:
             given[key] = (given[key],) if isinstance(given[key], str) else tuple(given[key])
     if "stop_token_ids" in given:
         given["stop_token_ids"] = frozenset(given["stop_token_ids"])
-    try:
-        for pattern in given.get("stop_regex", ()):
-            re.compile(pattern)
-    except re.error:
-        raise Broken("a pattern that is none") from None
+    _check_stops(given)
     try:
         given["logit_bias"] = {int(token): float(bias) for token, bias in given.get("logit_bias", {}).items()}
     except ValueError as error:
@@ -139,6 +148,21 @@ def _sampling(params: dict[str, Any]) -> Sampling:
         given["max_new_tokens"] = AS_MANY
     given["n"] = max(1, given.get("n", 1))
     return Sampling(**given)
+
+
+def _check_stops(given: dict[str, Any]) -> None:
+    for key, name in (("stop", "stop strings"), ("stop_regex", "stop_regex patterns")):
+        if len(given.get(key, ())) > _MOST_STOPS:
+            raise Refused(f"at most {_MOST_STOPS} {name} are allowed, got {len(given[key])}")
+    for pattern in given.get("stop_regex", ()):
+        if (length := len(pattern.encode())) > _LONGEST_PATTERN:
+            raise Refused(f"stop_regex is {length} bytes, over the {_LONGEST_PATTERN}-byte limit")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                re.compile(pattern)
+        except (re.error, OverflowError, RecursionError):
+            raise Broken("a pattern that is none") from None
 
 
 def _wrong(sampling: Sampling, size: int) -> str | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,11 @@ class EmbeddedWorker:
     def kill(self, reason: str | None = None) -> None:
         """End it at once: what is in flight is reset, later connections are refused. `restart()` brings it back."""
         self._call(self._end(reason))
+
+    def hanging(self) -> AbstractContextManager[None]:
+        """A block in which it answers to nothing, though its system still takes connections: as if stopped (SIGSTOP)."""
+        assert self._thread is not None
+        return self._thread.hanging()
 
     def restart(self) -> None:
         """Come back on the same port, with an empty queue and the same weights."""

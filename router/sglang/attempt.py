@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from router.sglang.json import JSON_ERRORS, decode_object, is_null
 from router.sglang.reply import UnreadableReplyError, edit_meta, split_list
+from router.sglang.stream import event_data
 
 _LIST = re.compile(rb"\s*\[")
 _NESTED = re.compile(rb"\s*\[\s*\[")
@@ -158,16 +159,31 @@ def was_aborted(reply: bytes | Raw) -> bool:
     return finish is not None and finish.type == "abort" and finish.status_code is None
 
 
-def was_refused(event: bytes) -> bool:
-    """Whether an event says that nothing will come of its stream. Its status is 200 all the same."""
+def refusal_status(event: bytes) -> int | None:
+    """The HTTP status that a first event stands for, if it says that nothing will come of its stream; else None.
+
+    The stream's own status is 200 all the same. `event` is its payload, or the beginning of the stream.
+    """
     if b'"error"' not in event and b'"abort"' not in event:
-        return False
+        return None
     try:
-        head = _head.decode(event)
+        head = _head.decode(event_data(event.partition(b"\n\n")[0]) or event)
     except JSON_ERRORS:
-        return False
+        return None
     finish = None if head.meta_info is None else head.meta_info.finish_reason
-    return head.error is not None or (finish is not None and finish.type == "abort" and finish.status_code is not None)
+    if head.error is not None:
+        return _code(head.error)
+    return finish.status_code if finish is not None and finish.type == "abort" else None
+
+
+def was_refused(event: bytes) -> bool:
+    """Whether an event says that nothing will come of its stream."""
+    return refusal_status(event) is not None
+
+
+def _code(error: Any) -> int:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
 def aborted_replies(body: bytes, attempt: Attempt) -> tuple[list[Raw], list[int]]:

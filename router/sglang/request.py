@@ -10,14 +10,14 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
-from router.sglang.json import JSON_ERRORS, decode_any, is_null, parse_object, typed
+from router.sglang import hazards
+from router.sglang.json import JSON_ERRORS, is_null, parse_object, typed
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 _MULTIMODAL = ("image_data", "video_data", "audio_data")
 _OURS = ("return_trajectory",)
 MAX_REPLIES = 65_536
 """In one request: each is kept track of from its beginning."""
-_LARGEST = 2**31 - 1
 _NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
 _LIST = re.compile(rb"\s*\[")
@@ -55,9 +55,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         texts, ids, batch = _prompts(fields)
         sampling = _sampling(fields)
         prompts = texts or ids
-        if prompts is not None:
-            _check_sampling(fields, len(sampling), len(prompts), batch=batch)
-        _check_deadly(fields, sampling)
+        asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
+        logprobs = asked if isinstance(asked, list) and asked else [asked is True]
+        hazards.check(hazards.Asked(fields, sampling, None if prompts is None else len(prompts), batch, any(logprobs)))
         counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
@@ -65,7 +65,6 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             raise BadRequestError(
                 f"`n` must be at least 1, and a request must not ask for more than {MAX_REPLIES} replies"
             )
-        asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         return cls(
             fields,
             sampling,
@@ -74,7 +73,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             batch,
             counts.pop(),
             bool(typed(fields, "stream", bool, "true or false")),
-            asked if isinstance(asked, list) and asked else [asked is True],
+            logprobs,
             bool(typed(fields, "return_trajectory", bool, "true or false")),
         )
 
@@ -110,8 +109,13 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     @property
     def most_top_logprobs(self) -> int:
         """The largest `top_logprobs_num`; 0 if nobody asked for any."""
-        asked = _integers(self.fields.get("top_logprobs_num")) if any(self.wants_logprobs) else []
+        asked = hazards.integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
         return max(asked, default=0)
+
+    @property
+    def stop_ids_held_back(self) -> list[int]:
+        """The `stop_token_ids` that are not to be sampled for as long as `min_new_tokens` says."""
+        return hazards.held_back(self.sampling)
 
     def rid(self, prompt: int) -> str | None:
         """The client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
@@ -120,6 +124,19 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             return None
         found = _nth(rid, prompt, None) if isinstance(rid, list) else rid
         return found if isinstance(found, str) else None
+
+    def passed_on(self, body: bytes) -> bytes:
+        """What a worker gets of a request that is not recorded: the body as it came, but for two things that would be a 500.
+
+        A text beside ids: the ids win, and SGLang would read off the text whether they are a batch. And `"n": null`.
+        """
+        both = self.ids is not None and not is_null(self.fields.get("text"))
+        if not both and not self._has_null_n:
+            return body
+        out = {key: value for key, value in self.fields.items() if key != "text" or not both}
+        if self._has_null_n:
+            out["sampling_params"] = self._without_null_n(out["sampling_params"])
+        return msgspec.json.encode(out)
 
     def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
         """The body a worker gets: the same, with the ids of every prompt in the place of its text."""
@@ -131,13 +148,17 @@ class GenerateRequest(msgspec.Struct, frozen=True):
                 out["input_ids"] = encoded
             elif key in _OURS or (drop_options and key in _LOGPROB_OPTIONS):
                 continue
-            elif key == "sampling_params" and any("n" in one and is_null(one["n"]) for one in self.sampling):
+            elif key == "sampling_params" and self._has_null_n:
                 out[key] = self._without_null_n(value)
             else:
                 out[key] = value
         if force_logprobs:
             out["return_logprob"] = Raw(b"true")
         return msgspec.json.encode(out)
+
+    @property
+    def _has_null_n(self) -> bool:
+        return any("n" in one and is_null(one["n"]) for one in self.sampling)
 
     def _without_null_n(self, value: Raw) -> Raw:
         """`"n": null` is answered with a 500."""
@@ -187,29 +208,6 @@ def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
         return [parse_object(raw, "`sampling_params`")]
     entries = typed(fields, "sampling_params", list[Raw], "an object, or a list of objects")
     return [{} if is_null(entry) else parse_object(entry, "an entry of `sampling_params`") for entry in entries]
-
-
-def _check_sampling(fields: dict[str, Raw], entries: int, prompts: int, *, batch: bool) -> None:
-    """SGLang answers a list that does not fit the prompts with a 500."""
-    if _LIST.match(fields.get("sampling_params", b"")) and (not batch or entries < prompts):
-        expected = f"a list of {prompts}, or one object for all" if batch else "one object, for there is one prompt"
-        raise BadRequestError(f"`sampling_params` is a list of {entries}: give {expected}")
-
-
-def _check_deadly(fields: dict[str, Raw], sampling: list[dict[str, Raw]]) -> None:
-    """What SGLang 0.5.23 does not refuse, and dies of (tried)."""
-    if any(value < -1 for value in _integers(fields.get("logprob_start_len"))):
-        raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
-    if any(value > _LARGEST for one in sampling for value in _integers(one.get("top_k"))):
-        raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
-
-
-def _integers(raw: Raw | None) -> list[int]:
-    """The integers of a field that is one, or a list of them; other types are for the worker to refuse."""
-    if raw is None:
-        return []
-    value = decode_any(raw)
-    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
 
 
 def _nth(values: list[T], index: int, default: T) -> T:

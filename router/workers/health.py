@@ -1,112 +1,105 @@
-"""Asking a worker about itself before anything is routed to it."""
+"""Keeping an eye on the workers: one probe after the other, for each of them.
+
+A worker is probed every `interval`; more often while it is starting or quarantined, so that it gets requests soon after it can
+serve them; and at once when a request to it fails. What a probe means is the worker's own table (`router/workers/worker.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
+import contextvars
 import logging
-from collections.abc import Iterable
+import random
+from collections.abc import Callable
 
-import msgspec
-
-from router.errors import BadRequestError
-from router.upstream import Upstream, UpstreamFailure, fetch
+from router.config import HealthConfig
 from router.workers.pool import WorkerPool
-from router.workers.worker import Worker, normalize_url
+from router.workers.probe import Prober
+from router.workers.worker import Worker, WorkerState
 
 logger = logging.getLogger(__name__)
 
-# The second one is what SGLang called it before 0.5.
-_SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
-
-STARTUP_PATIENCE = 1.0
-"""Seconds that the start waits for answers. Workers that are slower are routed to on trust."""
+DOWN_INTERVAL = 1.0
+"""Seconds between two questions to a worker that gets no requests: it is to be back soon after it can be."""
 
 
-class _ServerInfo(msgspec.Struct):
-    skip_tokenizer_init: bool = False
-
-
-class Admission:
-    """Lets workers into the pool, but for those that say of themselves that they cannot serve text."""
+class HealthChecks:
+    """Probes the workers of a pool for as long as they are in it."""
 
     def __init__(
-        self, pool: WorkerPool, upstream: Upstream, *, probe_timeout: float, startup_patience: float = STARTUP_PATIENCE
+        self,
+        pool: WorkerPool,
+        prober: Prober,
+        config: HealthConfig,
+        on_probe: Callable[[bool], None] | None = None,
     ) -> None:
+        """`on_probe` is told of each probe whether it was a good one."""
         self._pool = pool
-        self._upstream = upstream
-        self._probe_timeout = probe_timeout
-        self._startup_patience = startup_patience
-        self._late: set[asyncio.Task[str | None]] = set()
+        self._prober = prober
+        self._config = config
+        self._on_probe = on_probe
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._wake: dict[Worker, asyncio.Event] = {}
 
-    async def admit(self, url: str) -> Worker:
-        """Register a worker. BadRequestError if the URL is bad or the worker is of no use; silence is no reason."""
-        url = normalize_url(url)
-        refusal = await self._refusal(url)
-        if refusal is not None:
-            raise BadRequestError(refusal)
-        return self._pool.add(url)
+    def watch(self, worker: Worker) -> None:
+        """Begin to probe a worker; one that is probed already goes on as before."""
+        if worker not in self._tasks:
+            self._wake[worker] = asyncio.Event()
+            # Not in the context of the call that added the worker: its request id is not that of the probes.
+            self._tasks[worker] = asyncio.create_task(
+                self._watch(worker), name=f"probes of {worker.url}", context=contextvars.Context()
+            )
 
-    async def admit_all(self, urls: Iterable[str]) -> None:
-        """Register the workers of the command line, in its order. Refused ones are logged and left out."""
-        probes = {url: asyncio.create_task(self._refusal(url)) for url in map(normalize_url, urls)}
-        if not probes:
-            return
-        await asyncio.wait(probes.values(), timeout=self._startup_patience)
-        for url, probe in probes.items():
-            if not probe.done():
-                self._pool.add(url)
-                self._late.add(probe)
-                probe.add_done_callback(functools.partial(self._judge_late, url))
-            elif (refusal := probe.result()) is not None:
-                logger.error("not routed to: %s", refusal)
-            else:
-                self._pool.add(url)
+    def trouble(self, worker: Worker) -> None:
+        """A connection to it broke: look now, and do not trust what is known of its weights."""
+        self._pool.may_have_restarted(worker)
+        if worker in self._wake:
+            self._wake[worker].set()
 
-    def close(self) -> None:
-        """Stop asking."""
-        for probe in self._late:
-            probe.cancel()
+    async def close(self) -> None:
+        """End all probes."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _judge_late(self, url: str, probe: asyncio.Task[str | None]) -> None:
-        self._late.discard(probe)
-        if probe.cancelled():
-            return
-        refusal = probe.result()
-        if refusal is not None and any(worker.url == url for worker in self._pool.list()):
-            logger.error("no longer routed to: %s", refusal)
-            self._pool.remove(url)
-
-    async def _refusal(self, url: str) -> str | None:
-        """Why this worker cannot be used, as far as it tells."""
+    async def _watch(self, worker: Worker) -> None:
         try:
-            async with asyncio.timeout(self._probe_timeout):
-                for path in _SERVER_INFO_PATHS:
-                    info = await self._server_info(url + path)
-                    if info is not None:
-                        return _judge(url, info)
-        except UpstreamFailure as failure:
-            logger.warning("worker %s cannot be reached yet: %s", url, failure)
-        except TimeoutError:
-            logger.warning("worker %s did not answer within %g s", url, self._probe_timeout)
+            while True:
+                await self._until_due(worker)
+                if worker.state is WorkerState.GONE:
+                    return
+                try:
+                    await self._look_at(worker)
+                except Exception:
+                    logger.exception("worker %s could not be probed", worker.url)
+        finally:
+            del self._tasks[worker], self._wake[worker]
+
+    async def _look_at(self, worker: Worker) -> None:
+        if worker.state is WorkerState.STARTING:
+            found = await self._prober.introduction(worker.url)
         else:
-            logger.warning("worker %s has no usable %s: taken as it is", url, " or ".join(_SERVER_INFO_PATHS))
-        return None
+            found = await self._prober.probe(
+                worker.url, wants_version=self._config.version_gate or worker.version is None
+            )
+        if self._on_probe is not None:
+            self._on_probe(found.complaint is None and found.refusal is None)
+        if worker.state is WorkerState.GONE:
+            return
+        if found.refusal is not None:
+            logger.error("no longer routed to: %s", found.refusal)
+            self._pool.remove(worker.id)
+        else:
+            self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
 
-    async def _server_info(self, url: str) -> _ServerInfo | None:
-        status, body = await fetch(self._upstream, "GET", url, [(b"accept-encoding", b"identity")])
-        if status != 200:
-            return None
-        try:
-            return msgspec.json.decode(body, type=_ServerInfo)
-        except msgspec.DecodeError:  # not JSON, or not this JSON
-            return None
-
-
-def _judge(url: str, info: _ServerInfo) -> str | None:
-    if info.skip_tokenizer_init:
-        return (
-            f"worker {url} runs with --skip-tokenizer-init: it neither takes nor returns text;"
-            " start it without that flag"
-        )
-    return None
+    async def _until_due(self, worker: Worker) -> None:
+        """Spread by a tenth, so that 512 workers are not asked in one moment."""
+        interval, wake = self._config.interval, self._wake[worker]
+        if worker.state in (WorkerState.STARTING, WorkerState.QUARANTINED):
+            interval = min(DOWN_INTERVAL, interval)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(interval * random.uniform(0.9, 1.1)):
+                await wake.wait()
+        wake.clear()

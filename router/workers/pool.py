@@ -6,28 +6,48 @@ counting of the request there is no await, so any number of requests at once see
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from types import TracebackType
 
+from router.config import BreakerConfig, HealthConfig
 from router.errors import NotFoundError, NoWorkerError
 from router.policies.base import Policy, RouteQuery
-from router.workers.worker import Worker, WorkerState, normalize_url
+from router.workers.breaker import Breaker, BreakerState
+from router.workers.worker import ROUTABLE, Worker, WorkerState, normalize_url
+
+logger = logging.getLogger(__name__)
+
+
+_NAMED = 8
+"""Workers that an error tells about; GET /workers has the others."""
+
+
+class FullError(Exception):
+    """There are workers, and none of them has room now."""
 
 
 class Lease:
     """One request's hold on a worker, from the choice to the end of the reply's body. Ending it twice does no harm."""
 
-    __slots__ = ("_held", "_pool", "worker")
+    __slots__ = ("_held", "_pool", "_trial", "reason", "worker")
 
-    def __init__(self, pool: WorkerPool, worker: Worker) -> None:
+    def __init__(self, pool: WorkerPool, worker: Worker, reason: str, *, trial: bool = False) -> None:
+        """`reason`: why this worker, see `WorkerPool.lease`. `trial`: its breaker wants to know when this is over."""
         self.worker = worker
+        self.reason = reason
         self._pool = pool
+        self._trial = trial
         self._held = True
 
     def release(self) -> None:
         """The worker is done with this request."""
         if self._held:
             self._held = False
+            if self._trial:
+                self.worker.breaker.trial_over()
             self._pool._returned(self.worker)
 
     def __enter__(self) -> Lease:
@@ -43,20 +63,58 @@ class Lease:
 
 
 class WorkerPool:
-    """The workers in the order in which they were added."""
+    """The workers in the order in which they were added.
 
-    def __init__(self, policy: Policy) -> None:
+    Args:
+        policy: which of the workers that can is to serve a request.
+        health: what their probes mean. With its version gate, workers at another weight version than `version` get nothing.
+        breaker: how their circuit breakers are set.
+        max_inflight: requests at all workers together, None for no limit.
+        max_inflight_per_worker: the same for each.
+        clock: seconds, for the breakers.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        health: HealthConfig | None = None,
+        breaker: BreakerConfig | None = None,
+        max_inflight: int | None = None,
+        max_inflight_per_worker: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._policy = policy
+        self._health = health or HealthConfig()
+        self._breaker = breaker or BreakerConfig()
+        self._max_inflight = max_inflight
+        self._max_per_worker = max_inflight_per_worker
+        self._clock = clock
         self._workers: dict[str, Worker] = {}  # by id
         self._routable: tuple[Worker, ...] = ()
+        self._resting: tuple[Worker, ...] = ()
+        self._inflight = 0
+        self.version: str | None = None
+        """The fleet's weight version: what a call through this router set last."""
+        self.on_room: Callable[[], None] = _nothing
+        """Called when a worker may have room that had none."""
+        self.on_breaker: Callable[[Worker, BreakerState], None] = _nothing
+        self.on_quarantine: Callable[[Worker], None] = _nothing
+        """Called when a worker is given up for now, with what it has in flight."""
 
     def add(self, url: str) -> Worker:
-        """Register a worker, or take one back that was draining. Adding one again changes nothing."""
+        """Register a worker, or take one back that was draining. Adding one again changes nothing.
+
+        It is starting: its first good probe makes it routable.
+        """
         candidate = Worker(normalize_url(url))
         worker = self._workers.setdefault(candidate.id, candidate)
+        if worker is candidate:
+            worker.breaker = Breaker(self._breaker, self._clock, lambda state: self._breaker_moved(worker, state))
         if worker.state is WorkerState.DRAINING:
-            worker.move_to(WorkerState.HEALTHY)
+            worker.move_to(WorkerState.STARTING)
         self._update_routable()
+        self.on_room()
         return worker
 
     def remove(self, key: str) -> Worker:
@@ -86,37 +144,148 @@ class WorkerPool:
         """The workers that new requests are sent to."""
         return self._routable
 
-    def lease(self, query: RouteQuery, exclude: AbstractSet[str] = frozenset()) -> Lease:
-        """Choose a worker whose id is not in `exclude` and count the request there. NoWorkerError if none is left."""
+    def probed(
+        self, worker: Worker, complaint: str | None, version: str | None = None, *, absent: bool = False
+    ) -> None:
+        """A worker answered a probe, or it did not: then `complaint` tells what was wrong, `absent` that nobody listened."""
+        if version is not None or absent:
+            worker.version = version  # whatever comes up where nobody was has weights that nobody has asked about
+        changed = worker.probed(complaint, self._health, absent=absent)
+        if changed:
+            level = logging.INFO if complaint is None else logging.WARNING
+            logger.log(
+                level, "worker %s is %s%s", worker.url, worker.state.value, f": {complaint}" if complaint else ""
+            )
+        self._update_routable()
+        self.on_room()
+        if changed and worker.state is WorkerState.QUARANTINED:
+            self.on_quarantine(worker)
+
+    def new_version(self, version: str, taken_by: AbstractSet[str]) -> None:
+        """The weights were changed through this router: these workers (by id) are at that version now."""
+        if taken_by:
+            self.version = version
+        for worker in self._workers.values():
+            if worker.id in taken_by:
+                worker.version = version
+        self._update_routable()
+        self.on_room()
+
+    def succeeded(self, worker: Worker) -> None:
+        """It answered a request."""
+        worker.breaker.succeeded()
+
+    def failed(self, worker: Worker) -> None:
+        """It did not, and the fault was its own."""
+        worker.breaker.failed()
+
+    def may_have_restarted(self, worker: Worker) -> None:
+        """Its connections broke: whatever comes up there has weights that nobody has asked about."""
+        worker.version = None
+        if self._health.version_gate:
+            self._update_routable()
+
+    def lease(self, query: RouteQuery, exclude: AbstractSet[str] = frozenset(), *, limited: bool = True) -> Lease:
+        """Choose a worker whose id is not in `exclude` and count the request there.
+
+        `reason` of the lease is `policy` (it chose among several), `only_one`, `trial` (of a worker whose breaker was open), or
+        `last_resort`: where no worker is known to be well, those are tried that have not answered yet, or were not there.
+
+        Args:
+            limited: whether the limits on what is in flight hold for it.
+
+        Raises:
+            NoWorkerError: none is left.
+            FullError: some are, and all have as much as they may.
+        """
+        workers, reason = self._candidates(exclude)
+        if not workers:
+            raise self.nobody()
+        if limited and self._max_inflight is not None and self._inflight >= self._max_inflight:
+            raise FullError
+        if limited and self._max_per_worker is not None:
+            workers = tuple(worker for worker in workers if worker.inflight < self._max_per_worker)
+            if not workers:
+                raise FullError
+        worker = self._policy.select(workers, query)
+        trial = worker.breaker.begin()
+        if trial:
+            reason = "trial"
+        elif reason == "policy" and len(workers) == 1:
+            reason = "only_one"
+        worker.inflight += 1
+        self._inflight += 1
+        return Lease(self, worker, reason, trial=trial)
+
+    def has_other(self, exclude: AbstractSet[str]) -> bool:
+        """Whether a worker is left whose id is not in `exclude`."""
+        return bool(self._candidates(exclude)[0])
+
+    def _candidates(self, exclude: AbstractSet[str]) -> tuple[tuple[Worker, ...], str]:
         workers = self._routable
+        if self._resting:
+            workers += tuple(worker for worker in self._resting if worker.breaker.allows)
         if exclude:
             workers = tuple(worker for worker in workers if worker.id not in exclude)
-        if not workers:
-            raise self._nobody()
-        worker = self._policy.select(workers, query)
-        worker.inflight += 1
-        return Lease(self, worker)
+        if workers:
+            return workers, "policy"
+        left = (worker for worker in self._workers.values() if worker.worth_a_try and worker.id not in exclude)
+        return tuple(w for w in left if w.breaker.allows and self._at_version(w)), "last_resort"
 
-    def _nobody(self) -> NoWorkerError:
-        if self._workers:
-            states = ", ".join(f"{worker.url} is {worker.state.value}" for worker in self._workers.values())
-            return NoWorkerError(
-                f"no worker takes requests ({states}): add one with POST /add_worker?url=http://HOST:PORT"
-            )
-        return NoWorkerError("no worker is registered: add one with POST /add_worker?url=http://HOST:PORT")
+    def nobody(self) -> NoWorkerError:
+        """The error that tells why no worker takes requests."""
+        if not self._workers:
+            return NoWorkerError("no worker is registered: add one with POST /add_worker?url=http://HOST:PORT")
+        states = ", ".join(f"{worker.url} {self._why_not(worker)}" for worker in self.list()[:_NAMED])
+        if len(self._workers) > _NAMED:
+            states += f", and {len(self._workers) - _NAMED} more"
+        waits = [worker.breaker.seconds_left for worker in self._resting]
+        again = max(1, round(min(waits, default=self._health.interval)))
+        return NoWorkerError(
+            f"no worker takes requests ({states}): add one with POST /add_worker?url=http://HOST:PORT",
+            headers=(("retry-after", str(again)),),
+        )
+
+    def _why_not(self, worker: Worker) -> str:
+        if worker.state in ROUTABLE and worker.breaker.state is not BreakerState.CLOSED:
+            return "has an open circuit breaker"
+        if worker.state in ROUTABLE and not self._at_version(worker):
+            return f"has weight version {worker.version!r}, not {self.version!r}"
+        return f"is {worker.state.value}" + (f": {worker.complaint}" if worker.complaint else "")
+
+    def _at_version(self, worker: Worker) -> bool:
+        return not self._health.version_gate or self.version is None or worker.version == self.version
 
     def _returned(self, worker: Worker) -> None:
         worker.inflight -= 1
+        self._inflight -= 1
         assert worker.inflight >= 0, worker
         self._forget_if_drained(worker)
+        self.on_room()
 
     def _forget_if_drained(self, worker: Worker) -> None:
         if worker.state is WorkerState.DRAINING and worker.inflight == 0:
             worker.move_to(WorkerState.GONE)
             del self._workers[worker.id]
 
+    def _breaker_moved(self, worker: Worker, state: BreakerState) -> None:
+        level = logging.WARNING if state is BreakerState.OPEN else logging.INFO
+        logger.log(level, "the circuit breaker of worker %s is %s", worker.url, state.value)
+        self.on_breaker(worker, state)
+        self._update_routable()
+        if state is BreakerState.CLOSED:
+            self.on_room()
+
     def _update_routable(self) -> None:
-        self._routable = tuple(worker for worker in self._workers.values() if worker.routable)
+        for worker in self._workers.values():
+            worker.outdated = not self._at_version(worker)
+        able = [w for w in self._workers.values() if w.state in ROUTABLE and not w.outdated]
+        self._routable = tuple(worker for worker in able if worker.routable)
+        self._resting = tuple(worker for worker in able if not worker.routable)
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self._workers.values())!r}>"
+
+
+def _nothing(*_: object) -> None:
+    pass

@@ -1,7 +1,9 @@
 """One worker: its address, its state, and how many requests it is serving.
 
-A worker's life is a walk through `TRANSITIONS`. Only workers in a state of `ROUTABLE` get new requests; a draining
-one finishes what it has and is gone with its last request, unless it is added again before that.
+A worker's life is a walk through `TRANSITIONS`. Probes move it between the first four states: it is `STARTING` until it has
+answered once, `SUSPECT` from its first bad probe on and `QUARANTINED` after several, until good ones take it back. Only workers
+in a state of `ROUTABLE` get new requests; a draining one finishes what it has and is gone with its last request, unless it is
+added again before that.
 """
 
 from __future__ import annotations
@@ -12,44 +14,104 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from router.config import BreakerConfig, HealthConfig
 from router.errors import BadRequestError
+from router.workers.breaker import Breaker, BreakerState
 
 
 class WorkerState(enum.Enum):
     """Where in its life a worker is."""
 
+    STARTING = "starting"
     HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    QUARANTINED = "quarantined"
     DRAINING = "draining"
     GONE = "gone"
 
 
 TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = {
-    WorkerState.HEALTHY: frozenset({WorkerState.DRAINING}),
-    WorkerState.DRAINING: frozenset({WorkerState.HEALTHY, WorkerState.GONE}),
+    WorkerState.STARTING: frozenset({WorkerState.HEALTHY, WorkerState.DRAINING}),
+    WorkerState.HEALTHY: frozenset({WorkerState.SUSPECT, WorkerState.DRAINING}),
+    WorkerState.SUSPECT: frozenset({WorkerState.HEALTHY, WorkerState.QUARANTINED, WorkerState.DRAINING}),
+    WorkerState.QUARANTINED: frozenset({WorkerState.HEALTHY, WorkerState.DRAINING}),
+    WorkerState.DRAINING: frozenset({WorkerState.STARTING, WorkerState.GONE}),
     WorkerState.GONE: frozenset(),
 }
 
-ROUTABLE = frozenset({WorkerState.HEALTHY})
+ROUTABLE = frozenset({WorkerState.HEALTHY, WorkerState.SUSPECT})
 
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 
 
 class Worker:
-    """An SGLang server. Changed only by the pool that holds it."""
+    """An SGLang server. Changed only by the pool that holds it.
 
-    __slots__ = ("id", "inflight", "state", "url")
+    Attributes:
+        inflight: requests that it is serving.
+        version: its weight version, as far as it is known.
+        breaker: what stands between it and requests after failures of its own.
+        complaint: why its last probe was bad; None after a good one.
+        outdated: whether its weights are not those that the fleet should have.
+    """
 
-    def __init__(self, url: str) -> None:
+    __slots__ = (
+        *("_absent", "_bad", "_gone", "_good", "breaker", "complaint", "id", "inflight"),
+        *("outdated", "state", "url", "version"),
+    )
+
+    def __init__(self, url: str, breaker: Breaker | None = None) -> None:
         """`url` is normalized already."""
         self.url = url
         self.id = worker_id(url)
-        self.state = WorkerState.HEALTHY
+        self.state = WorkerState.STARTING
         self.inflight = 0
+        self.version: str | None = None
+        self.breaker = breaker or Breaker(BreakerConfig())
+        self.complaint: str | None = None
+        self.outdated = False
+        self._good = self._bad = 0
+        self._absent = self._gone = False
 
     @property
     def routable(self) -> bool:
         """Whether new requests may be sent to it."""
-        return self.state in ROUTABLE
+        return self.state in ROUTABLE and self.breaker.state is BreakerState.CLOSED and not self.outdated
+
+    def probed(self, complaint: str | None, config: HealthConfig, *, absent: bool = False) -> bool:
+        """A probe was answered, or not: then `complaint` says how it went. Whether that changed the state.
+
+        `absent`: no connection came about. One that was gone and is back is another process: its circuit breaker forgets.
+        """
+        before, self.complaint = self.state, complaint
+        self._absent = absent
+        self._gone = self._gone or absent
+        if complaint is None:
+            self._good, self._bad = self._good + 1, 0
+            needed = config.success_threshold if self.state is WorkerState.QUARANTINED else 1
+            if WorkerState.HEALTHY in TRANSITIONS[self.state] and self._good >= needed:
+                self.move_to(WorkerState.HEALTHY)
+                if self._gone and before is WorkerState.QUARANTINED:
+                    self.breaker.forget()
+                self._gone = False
+        else:
+            self._good, self._bad = 0, self._bad + 1
+            if self.state is WorkerState.HEALTHY:
+                self.move_to(WorkerState.SUSPECT)
+            if self.state is WorkerState.SUSPECT and self._bad >= config.failure_threshold:
+                self.move_to(WorkerState.QUARANTINED)
+        return self.state is not before
+
+    @property
+    def worth_a_try(self) -> bool:
+        """Whether a request that has nowhere else to go may be sent to it.
+
+        It has never answered; or it did when it was last asked, but not often enough yet; or nobody listened there: then the
+        request is served, or nothing is lost.
+        """
+        if self.state is WorkerState.QUARANTINED:
+            return self._absent or self.complaint is None
+        return self.state is WorkerState.STARTING
 
     def move_to(self, state: WorkerState) -> None:
         """Take a step of the table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import io
 import json
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +75,12 @@ class Reading:
                     self._compare(block, text, printed)
             case "yaml":
                 assert yaml.safe_load(text), block.place
+            case "ini":
+                unit = configparser.ConfigParser(interpolation=None)
+                unit.read_string(text)
+                assert unit.sections(), block.place
+            case "promql":
+                self._promql(block, text)
             case "diff":
                 assert all(line[:1] in ("+", "-", " ") for line in text.splitlines() if line), block.place
             case "":
@@ -80,6 +88,16 @@ class Reading:
             case other:
                 raise AssertionError(f"{block.place}: nobody knows how to run {other}")
         return printed
+
+    def _promql(self, block: Block, text: str) -> None:
+        """No Prometheus runs here, so only this: brackets are closed, and the names are those that the router shows."""
+        with urllib.request.urlopen(f"{self.router}/metrics") as answer:
+            shown = set(re.findall(r"^# TYPE (\w+) ", answer.read().decode(), re.MULTILINE))
+        for line in text.splitlines():
+            query = re.sub(r'"[^"]*"', '""', line.partition("#")[0])
+            assert all(query.count(a) == query.count(b) for a, b in ("()", "[]", "{}")), f"{block.place}: {line}"
+            named = re.findall(r"\btito_\w+?(?=(?:_bucket|_sum|_count)?\b)", query)
+            assert shown >= set(named), f"{block.place}: {line}"
 
     def _compare(self, block: Block, text: str, printed: str | None) -> None:
         if printed is not None:

@@ -98,6 +98,38 @@ BAD_REQUESTS: list[tuple[str, Any, str]] = [
     ("more samples than anybody wants", {"text": "a", "sampling_params": {"n": 10**11}}, "n"),
     ("a logprob start below -1", {"text": "a", "logprob_start_len": -2}, "logprob_start_len"),
     ("a top_k beyond int32", {"text": "a", "sampling_params": {"top_k": 2**31}}, "top_k"),
+    # All of these, tried on SGLang 0.5.23, end a worker or are answered with a 500.
+    (
+        "logprob starts of one prompt",
+        {"text": "a", "return_logprob": True, "logprob_start_len": [0]},
+        "logprob_start_len",
+    ),
+    ("top logprobs of one prompt", {"input_ids": [1], "return_logprob": True, "top_logprobs_num": []}, "top_logprobs"),
+    ("names of one prompt", {"text": "a", "rid": ["a"]}, "rid"),
+    ("logprobs of one of two", {"text": ["a", "b"], "return_logprob": [True]}, "return_logprob"),
+    ("logprob starts of none of two", {"text": ["a", "b"], "logprob_start_len": []}, "logprob_start_len"),
+    ("chosen ids of one of two", {"text": ["a", "b"], "token_ids_logprob": [[1]]}, "token_ids_logprob"),
+    ("adapters of one of two", {"text": ["a", "b"], "lora_path": ["x"]}, "lora_path"),
+    ("rooms of one of two", {"text": ["a", "b"], "bootstrap_room": [1]}, "bootstrap_room"),
+    ("no embeddings", {"input_embeds": []}, "input_embeds"),
+    ("embeddings of nothing", {"input_embeds": [[]]}, "input_embeds"),
+    ("a pattern that is none", {"text": "a", "sampling_params": {"stop_regex": "("}}, "unterminated subpattern"),
+    ("one pattern of two", {"text": "a", "sampling_params": {"stop_regex": ["a", "*"]}}, "nothing to repeat"),
+    (
+        "a pattern of one of two prompts",
+        {"text": ["a", "b"], "sampling_params": [{}, {"stop_regex": "a{99999999999}"}]},
+        "too large",
+    ),
+    (
+        "a stop id past the vocabulary that is to wait",
+        {"text": "a", "sampling_params": {"min_new_tokens": 1, "stop_token_ids": [5, 151650]}},
+        "151650",
+    ),
+    (
+        "a negative stop id that is to wait, of one of two",
+        {"text": ["a", "b"], "sampling_params": [{}, {"min_new_tokens": 1, "stop_token_ids": [-1]}]},
+        "-1",
+    ),
 ]
 
 
@@ -109,6 +141,47 @@ def test_a_bad_prompt_is_refused_here(served: Stack, body: dict[str, Any], says:
     assert answer.status == 400, answer.content
     assert says in problem(answer)
     assert len(served.workers[0].log) == logged
+
+
+HARMLESS: list[tuple[str, dict[str, Any]]] = [
+    ("a list of logprob starts that nobody reads", {"text": "a", "logprob_start_len": [0]}),
+    ("chosen ids for all of a batch", {"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": [1]}),
+    ("no chosen ids", {"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": []}),
+    ("more logprob starts than prompts", {"text": ["a"], "return_logprob": True, "logprob_start_len": [0, 0]}),
+    ("a stop id that never comes", {"text": "a", "sampling_params": {"stop_token_ids": [151650]}}),
+]
+
+
+@pytest.mark.parametrize("body", [pytest.param(body, id=name) for name, body in HARMLESS])
+def test_what_only_looks_bad_is_served(served: Stack, body: dict[str, Any]) -> None:
+    params = {"max_new_tokens": 1, **body.get("sampling_params", {})}
+    answer = served.post("/generate", {**body, "sampling_params": params})
+    assert answer.status == 200, answer.content
+
+
+@pytest.mark.parametrize("source", ["%00", "%0d%0ax-a:%20b", "%3Fa=b", "%C3%A9", "%ff"])
+def test_a_call_to_all_workers_goes_where_it_was_sent_to(served: Stack, source: str) -> None:
+    """What is escaped in its path stays so: it is no line break, no query, and nothing that a request cannot have."""
+    answer = served.post(f"/update_weights_from_{source}?x=%00", {})
+    assert answer.status == 404, answer.content
+    assert answer.json()["workers"][0]["body"] == {"detail": "Not Found"}
+
+
+def test_a_null_count_is_no_500_where_nothing_is_recorded_either(served: Stack) -> None:
+    params = {"max_new_tokens": 1, "n": None}
+    answer = served.post("/generate", {"text": "a", "session_params": {}, "sampling_params": params})
+    assert answer.status == 200, answer.content
+    assert answer.headers["x-radix-recorded"] == "no; session_params"
+
+
+def test_ids_win_over_a_text_where_nothing_is_recorded_either(served: Stack) -> None:
+    """Beside a text that is none, SGLang would not know the ids for a batch."""
+    body = {"text": "a", "input_ids": [[1], [2]], "session_params": {}, "sampling_params": {"max_new_tokens": 1}}
+    answer = served.post("/generate", body)
+    assert answer.status == 200, answer.content
+    assert answer.headers["x-radix-recorded"] == "no; session_params"
+    assert len(answer.json()) == 2
+    assert "text" not in served.workers[0].log[-1].body
 
 
 RAW: list[tuple[str, bytes]] = [

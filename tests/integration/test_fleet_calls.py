@@ -155,6 +155,16 @@ def test_workers_that_differ_are_207(served: Stack, asks: list[Asking], space: s
     assert asking.answer().status == 200
 
 
+@pytest.mark.parametrize("path", ["/pause_generation", "/continue_generation"])
+def test_a_call_without_a_body_is_one_without_options(served: Stack, path: str) -> None:
+    """`curl -X POST`: SGLang wants an object there."""
+    try:
+        answer = served.post(path, None, raw=b"", headers={"content-type": "text/plain"})
+        assert answer.status == 200, answer.content
+    finally:
+        assert served.post("/continue_generation", {}).status == 200
+
+
 def test_a_dead_worker_makes_it_207(served: Stack) -> None:
     alive, dead = served.workers
     dead.kill()

@@ -825,6 +825,23 @@ def test_a_fresh_leaf_keeps_its_whole_context() -> None:
     assert talk.tree.stats.evicted == {"version": 1}
 
 
+@pytest.mark.parametrize("retrieved", [False, True])
+def test_what_was_collected_is_not_kept_in_memory(retrieved: bool) -> None:
+    """Also where every reply is retrieved before it goes, so that none is ever taken from among the others."""
+    talk = Talk()
+    talk.tree.max_tokens = 200
+    turns = []
+    for number in range(2000):
+        turns.append(talk.say(f"{number:011b} ".translate({48: "a", 49: "b"}), [B, A, EOS]))
+        if retrieved:
+            talk.retrieve(turns[-1])
+        talk.tree.collect()
+    gone = [turn for turn in turns if talk.alive(turn) == [False]]
+    assert len(gone) > 1900
+    held = [turn for turn in gone if sys.getrefcount(turn.generation) > 2]  # its turn's, and the one that asks
+    assert len(held) < 100
+
+
 def test_leaves_go_before_what_they_build_on() -> None:
     talk = Talk()
     turns = [talk.say("a", [B, EOS])]

@@ -183,3 +183,18 @@ def test_a_very_long_integer_is_a_name() -> None:
     made.set("9" * 5_000)
     assert made.current == "9" * 5_000
     assert made.order("8") == 8
+
+
+def test_staleness_is_that_of_the_oldest_token() -> None:
+    made = clock("3", "5", "6")
+    assert made.staleness("6") == 0
+    assert made.staleness("3") == 3
+    assert made.staleness((("5", 2), ("3", 4), ("6", 9))) == 3
+
+
+def test_what_is_newer_than_the_current_version_is_not_stale() -> None:
+    made = clock("3")
+    assert made.staleness("7") == 0
+    assert made.staleness((("7", 2), ("3", 4))) == 0
+    assert made.staleness("never-seen") == 0
+    assert made.known == ["default", "3"], "asking makes nothing known"

@@ -54,7 +54,7 @@ async def running(
 
 
 class EchoWorker:
-    """Answers everything with what it was asked, as JSON, and remembers it. Has no /server_info."""
+    """Answers everything with what it was asked, as JSON, and remembers it. Has no /server_info and no /ping."""
 
     def __init__(self, name: str = "echo") -> None:
         self.name = name
@@ -71,7 +71,7 @@ class EchoWorker:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        if scope["path"] in ("/server_info", "/get_server_info"):
+        if scope["path"] in ("/server_info", "/get_server_info", "/ping"):
             await answer(send, 404, b"{}")
             return
         self.seen.append(
@@ -113,7 +113,7 @@ class GatedWorker:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
-        if scope["path"] in ("/server_info", "/get_server_info"):
+        if scope["path"] in ("/server_info", "/get_server_info", "/ping"):
             await answer(send, 404, b"{}")
             return
         while (await receive()).get("more_body", False):

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from router.cli import config_from_args, main, parser
-from router.config import RADIX_TREE_MIDDLEWARE, RouterConfig
+from router.config import RADIX_TREE_MIDDLEWARE, RouterConfig, TraceConfig
 from router.errors import BadRequestError
 from tests.router.conftest import GatedWorker
 from tests.support.serving import serving
@@ -42,18 +42,43 @@ def test_every_flag_arrives() -> None:
         *("--tokenizer-path", "t", "--trust-remote-code", "--abort-policy", "return", "--abort-retries", "7"),
         *("--abort-retry-wait", "1.5", "--radix-max-tokens", "1000", "--radix-keep-versions", "2"),
         *("--force-logprobs", "off", "--add-special-tokens", "never", "--middleware", "a:B", "--middleware", "c:D"),
-        *("--api-key", "k1", "--api-key", "k2", "--log-level", "debug", "--max-body-bytes", "99"),
+        *(
+            "--api-key",
+            "k1",
+            "--api-key",
+            "t:k2",
+            "--admin-key",
+            "k3",
+            "--log-level",
+            "debug",
+            "--max-body-bytes",
+            "99",
+        ),
+        *(
+            "--max-header-bytes",
+            "4096",
+            "--max-connections",
+            "9",
+            "--worker-allow",
+            "10.0.0.0/8",
+            "--worker-allow",
+            "::1",
+        ),
+        *("--log-format", "json", "--enable-trace", "--otlp-traces-endpoint", "collector:4318"),
         *("--shutdown-grace", "3"),
     )
     assert made.workers.urls == ("http://a:1", "http://b:2")
     assert made.workers.policy == "random"
-    assert (made.server.host, made.server.port, made.server.api_keys) == ("0.0.0.0", 31000, ("k1", "k2"))
+    assert (made.server.host, made.server.port, made.server.api_keys) == ("0.0.0.0", 31000, ("k1", "t:k2"))
+    assert (made.server.admin_keys, made.workers.allow) == (("k3",), ("10.0.0.0/8", "::1"))
+    assert (made.server.max_header_bytes, made.server.max_connections) == (4096, 9)
     assert (made.server.log_level, made.server.max_body_bytes, made.server.shutdown_grace) == ("debug", 99, 3)
     assert (made.abort.policy, made.abort.attempts, made.abort.wait) == ("return", 7, 1.5)
     assert made.radix.trust_remote_code
     assert (made.radix.max_tokens, made.radix.keep_versions) == (1000, 2)
     assert (made.radix.force_logprobs, made.radix.add_special_tokens) == (False, "never")
     assert made.middlewares == ("a:B", "c:D")
+    assert (made.server.log_format, made.trace) == ("json", TraceConfig(enabled=True, endpoint="collector:4318"))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +88,25 @@ def test_every_flag_arrives() -> None:
         ((*PLAIN, "--middleware", "a:B"), ("--middleware none",)),
         ((*PLAIN, "--host", "0.0.0.0"), ("--api-key", "--insecure")),
         ((*PLAIN, "--host", "example.org"), ("--api-key", "--insecure")),
+        ((*PLAIN, "--host", "0.0.0.0", "--admin-key", "k"), ("--api-key", "--insecure", "--admin-key alone")),
         ((*PLAIN, "--api-key", ""), ("--api-key",)),
+        ((*PLAIN, "--api-key", "name:"), ("--api-key",)),
+        ((*PLAIN, "--admin-key", ""), ("--admin-key",)),
+        ((*PLAIN, "--api-key", "a:k", "--api-key", "b:k"), ("'a'", "'b'", "the same key")),
+        ((*PLAIN, "--api-key", "a:k", "--admin-key", "k"), ("--admin-key", "'a'")),
+        ((*PLAIN, "--api-key", "@/no/such/file"), ("--api-key", "/no/such/file")),
+        ((*PLAIN, "--admin-key", "@/dev/null"), ("--admin-key", "no key in the file")),
+        ((*PLAIN, "--worker-allow", "10.0.0.1/8"), ("--worker-allow", "10.0.0.1/8")),
+        (
+            (*PLAIN, "--worker-allow", "10.0.0.0/8", "--worker-urls", "http://127.0.0.1:1"),
+            ("--worker-allow", "127.0.0.1", "10.0.0.0/8"),
+        ),
+        (
+            (*PLAIN, "--worker-allow", "10.0.0.0/8", "--worker-urls", "http://no-such-host.invalid:1"),
+            ("--worker-allow", "no-such-host.invalid"),
+        ),
+        ((*PLAIN, "--max-header-bytes", "10"), ("--max-header-bytes",)),
+        ((*PLAIN, "--max-connections", "0"), ("--max-connections",)),
         ((*PLAIN, "--policy", "best"), ("best", "least_inflight", "power_of_two")),
         ((*PLAIN, "--worker-urls", "10.0.0.1:3000"), ("10.0.0.1:3000", "http://")),
         ((*PLAIN, "--port", "70000"), ("--port",)),
@@ -74,6 +117,8 @@ def test_every_flag_arrives() -> None:
         ((*PLAIN, "--port", "many"), ("--port", "--help")),
         ((*PLAIN, "--nonsense"), ("--nonsense", "--help")),
         ((*PLAIN, "--log-level", "loud"), ("--log-level",)),
+        ((*PLAIN, "--log-format", "xml"), ("--log-format",)),
+        ((*PLAIN, "--otlp-traces-endpoint", "grpc://host:1"), ("--otlp-traces-endpoint", "HOST:PORT")),
     ],
 )
 def test_bad_configuration_is_one_line_and_exit_2(
@@ -98,6 +143,15 @@ def test_other_addresses_need_a_key_or_a_word(flag: tuple[str, ...]) -> None:
     assert config("--middleware", "none", "--host", "0.0.0.0", *flag).server.host == "0.0.0.0"
     with pytest.raises(BadRequestError):
         config("--middleware", "none", "--host", "0.0.0.0")
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    """One a line, beside those of the command line; of the tenants, too."""
+    file = tmp_path / "keys"
+    file.write_text("# the workflows'\n a:one \n\n#b:no\nb:two\n")
+    made = config("--middleware", "none", "--api-key", f"@{file}", "--api-key", "c:three", "--admin-key", f"@{file}")
+    assert made.server.api_keys == ("a:one", "b:two", "c:three")
+    assert made.server.admin_keys == ("a:one", "b:two")
 
 
 def test_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:

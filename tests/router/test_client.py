@@ -35,6 +35,21 @@ def test_leaving_ends_the_work() -> None:
     asyncio.run(main())
 
 
+def test_leaving_in_the_moment_in_which_the_work_ends_disturbs_nothing_behind_it() -> None:
+    """The watcher has seen it, and has not told it yet."""
+
+    async def main() -> None:
+        client = Client()
+        async with ClientConnection(client.messages.get, reads_body=False):
+            await asyncio.sleep(0)
+            client.leave()
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("also_leaves", [False, True])
 def test_cancellation_from_outside_stays_one(also_leaves: bool) -> None:
     async def main() -> None:

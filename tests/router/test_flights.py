@@ -14,21 +14,24 @@ RIDS = st.text(alphabet="ab", min_size=1, max_size=3) | st.text(alphabet="ab", m
 )
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("begin"), st.lists(RIDS, max_size=3), st.integers(0, 1)),
+        st.tuples(st.just("begin"), st.lists(RIDS, max_size=3), st.integers(0, 3)),
         st.tuples(st.just("over"), st.integers(0, 20), st.just(0)),
     ),
     max_size=20,
 )
 
 
-@given(steps=STEPS, rid=RIDS, number=st.integers(0, 1))
-def test_names_and_prefixes_are_found(steps: list[tuple[str, object, int]], rid: str, number: int) -> None:
+@given(steps=STEPS, rid=RIDS, number=st.integers(0, 1), tenant=st.sampled_from((None, "a", "b")))
+def test_names_and_prefixes_are_found(
+    steps: list[tuple[str, object, int]], rid: str, number: int, tenant: str | None
+) -> None:
+    """Of all, or of a tenant's only; and what shares a worker is found whosever it is."""
     workers = [Worker("http://a:1"), Worker("http://b:1")]
     flights, there = Flights(), list[Flight]()
     for what, value, at in steps:
         if what == "begin":
-            flight = Flight(value)  # type: ignore[arg-type]
-            flight.worker = workers[at]
+            flight = Flight(value, tenant="ab"[at // 2])  # type: ignore[arg-type]
+            flight.worker = workers[at % 2]
             flights.begin(flight)
             there.append(flight)
         elif there:
@@ -36,9 +39,10 @@ def test_names_and_prefixes_are_found(steps: list[tuple[str, object, int]], rid:
     assert len(flights) == len(there)
 
     everything = [(flight, position, name) for flight in there for position, name in enumerate(flight.names)]
-    exact = {(flight, position) for flight, position, name in everything if name == rid}
-    begun = {(flight, position) for flight, position, name in everything if name.startswith(rid)}
-    found = flights.named(rid)
+    its_own = [one for one in everything if tenant is None or one[0].tenant == tenant]
+    exact = {(flight, position) for flight, position, name in its_own if name == rid}
+    begun = {(flight, position) for flight, position, name in its_own if name.startswith(rid)}
+    found = flights.named(rid, tenant)
     assert len(found) == len(set(found))
     assert set(found) == (exact or begun)
 

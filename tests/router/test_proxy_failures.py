@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.router.conftest import EchoWorker, running
-from tests.support.serving import dead_url, read_request, serving, serving_socket
+from tests.support.serving import SocketHandler, dead_url, read_request, serving, serving_socket
 
 GENERATE = b'{"rid":"r","text":"hello"}'
 STREAM = b'{"text": "hello", "stream": true}'
@@ -75,7 +75,7 @@ class ClosingWorker:
         served = 0
         while True:
             head, body = await read_request(reader)
-            if "server_info" in head.split("\r\n")[0]:
+            if any(path in head.split("\r\n")[0] for path in ("server_info", "/ping", "model_info")):
                 writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
                 return
             self.requests += 1
@@ -167,9 +167,8 @@ def test_worker_that_breaks_before_its_first_byte_is_replaced() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
-def test_break_in_mid_reply_is_seen_by_the_client(framing: str) -> None:
-    """A reply must never look complete when it is not."""
+def half_a_reply(framing: str) -> SocketHandler:
+    """A worker that breaks off in the middle of a reply."""
 
     async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head, _ = await read_request(reader)
@@ -178,8 +177,32 @@ def test_break_in_mid_reply_is_seen_by_the_client(framing: str) -> None:
             writer.write(b"HTTP/1.1 200 OK\r\n" + framing.encode() + b"\r\n\r\n" + piece)
             await writer.drain()
 
+    return broken
+
+
+@pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
+def test_break_in_mid_reply_is_made_good_where_the_client_waits_for_all_of_it(framing: str) -> None:
     async def main() -> None:
-        async with serving_socket(broken) as url, running([url]) as router:
+        async with (
+            serving_socket(half_a_reply(framing)) as bad,
+            serving(EchoWorker()) as good,
+            running([bad, good], policy="round_robin") as router,
+        ):
+            for _ in range(2):
+                async with router.client.post("/generate", data=GENERATE) as reply:
+                    assert reply.status == 200
+                    assert reply.headers["x-router-worker"] == good
+            await router.idle()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
+def test_break_in_mid_reply_is_seen_by_the_client(framing: str) -> None:
+    """A reply must never look complete when it is not."""
+
+    async def main() -> None:
+        async with serving_socket(half_a_reply(framing)) as url, running([url]) as router:
             async with router.client.post("/generate", data=STREAM) as reply:
                 assert reply.status == 200
                 with pytest.raises(aiohttp.ClientPayloadError):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.config import ServerConfig
-from tests.router.conftest import EchoWorker, json_app, running
+from tests.router.conftest import EchoWorker, GatedWorker, json_app, running
 from tests.support.serving import dead_url, serving
 
 
@@ -170,9 +172,13 @@ def test_metrics() -> None:
         }
         assert samples["tito_router_requests_total", (("route", "generate"), ("status", "200"))] == 1
         assert samples["tito_router_requests_total", (("route", "other"), ("status", "200"))] == 1
-        assert samples["tito_router_worker_failures_total", (("reason", "connect"),)] >= 1
+        assert samples["tito_router_worker_failures_total", (("reason", "connect"),)] == 0, "it was not asked"
         assert samples["tito_router_worker_inflight", (("worker", url),)] == 0
-        assert samples["tito_router_worker_routable", (("state", "healthy"), ("worker", dead))] == 1
+        assert samples["tito_router_worker_routable", (("state", "healthy"), ("worker", url))] == 1
+        assert samples["tito_router_worker_routable", (("state", "starting"), ("worker", dead))] == 0
+        assert samples["tito_router_worker_breaker_open", (("worker", url),)] == 0
+        assert samples["tito_router_generations_total", (("outcome", "answered"),)] == 1
+        assert samples["tito_router_queue_length", ()] == 0
 
     asyncio.run(main())
 
@@ -259,5 +265,57 @@ def test_api_key() -> None:
             for path in ("/liveness", "/readiness", "/health"):
                 async with router.client.get(path) as reply:
                     assert reply.status == 200
+
+    asyncio.run(main())
+
+
+STREAM = b'{"text": "t", "stream": true}'
+
+
+def test_what_is_in_flight_is_listed_oldest_first() -> None:
+    async def main() -> None:
+        worker = GatedWorker(first=b"data: 1\n\n")
+        async with serving(worker) as url, running([url]) as router:
+            streams = []
+            for name in ("first", "second"):
+                headers = {"x-request-id": name, "authorization": "Bearer my-key"}
+                streams.append(await router.client.post("/generate?key=my-key", data=STREAM, headers=headers))
+            async with router.client.get("/debug/requests") as reply:
+                assert reply.status == 200
+                text = await reply.text()
+            body = msgspec.json.decode(text)
+            assert body["total"] == 2
+            assert [request["id"] for request in body["requests"]] == ["first", "second"]
+            first = body["requests"][0]
+            assert first.keys() == {
+                *("id", "method", "path", "tenant", "phase", "worker", "attempts"),
+                *("seconds", "phase_seconds", "begun_at"),
+            }
+            assert (first["method"], first["path"], first["phase"]) == ("POST", "/generate", "answering")
+            assert (first["worker"], first["attempts"], first["tenant"]) == (url, 1, "")
+            assert 0 <= first["phase_seconds"] <= first["seconds"] < 30
+            age = datetime.now(UTC) - datetime.fromisoformat(first["begun_at"])
+            assert timedelta(0) <= age < timedelta(seconds=30)
+            assert "my-key" not in text
+            worker.release()
+            for stream in streams:
+                assert (await stream.read()).endswith(b"rest")
+            async with router.client.get("/debug/requests") as reply:
+                assert await reply.json() == {"requests": [], "total": 0}
+
+    asyncio.run(main())
+
+
+def test_a_request_at_a_worker_that_has_not_begun_to_answer() -> None:
+    async def main() -> None:
+        worker = GatedWorker()
+        async with serving(worker) as url, running([url]) as router:
+            asking = asyncio.ensure_future(router.client.post("/generate", data=b"{}"))
+            await worker.wait_for_arrivals(1)
+            async with router.client.get("/debug/requests") as reply:
+                (request,) = (await reply.json())["requests"]
+            assert (request["phase"], request["worker"]) == ("at_worker", url)
+            worker.release()
+            assert (await asking).status == 200
 
     asyncio.run(main())

@@ -117,7 +117,7 @@ def test_logprobs_are_asked_for_by_prompt_or_for_all() -> None:
     assert [for_all.asked_for_logprobs(i) for i in (0, 1)] == [True, True]
     one_each = request(text=["a", "b"], return_logprob=[False, True])
     assert [one_each.asked_for_logprobs(i) for i in (0, 1)] == [False, True]
-    assert not request(text=["a", "b"], return_logprob=[]).asked_for_logprobs(1)
+    assert not request(text="a", return_logprob=[]).asked_for_logprobs(0)
 
 
 def test_the_name_of_a_request() -> None:
@@ -238,7 +238,7 @@ def test_the_place_of_an_error_is_told() -> None:
     ("field", "value", "read"),
     [
         ("rid", 5, lambda asked: asked.rid(0)),
-        ("rid", [5], lambda asked: asked.rid(0)),
+        ("rid", {"a": 5}, lambda asked: asked.rid(0)),
         ("lora_path", 5, lambda asked: asked.lora_path(0)),
         ("sampling_params", {"skip_special_tokens": "no"}, lambda asked: asked.skips_special(0)),
     ],

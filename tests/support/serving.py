@@ -16,14 +16,16 @@ SocketHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, *, keep_alive: int = 60) -> AsyncIterator[str]:
+async def serving(
+    app: ASGIApp, *, keep_alive: int = 60, protocol: type[asyncio.Protocol] | None = None
+) -> AsyncIterator[str]:
     """Serve `app` in the running loop and yield its base URL. Ends with the lifespan's shutdown and without waiting.
 
-    uvicorn's own startup and protocol; its polling main loop is left out, which would cost each test 0.2 s.
+    uvicorn's own startup and protocol (or another one); its polling main loop is left out, which would cost each test 0.2 s.
     """
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol or "httptools",
         ws="none",
         log_config=None,
         access_log=False,
@@ -56,6 +58,19 @@ async def serving(app: ASGIApp, *, keep_alive: int = 60) -> AsyncIterator[str]:
 @contextlib.contextmanager
 def serve(app: ASGIApp, *, keep_alive: int = 60) -> Iterator[str]:
     """Like `serving`, in a thread with a loop of its own, for tests that are not async themselves."""
+    with _in_thread(lambda: serving(app, keep_alive=keep_alive)) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serve_socket(handler: SocketHandler) -> Iterator[str]:
+    """Like `serving_socket`, in a thread."""
+    with _in_thread(lambda: serving_socket(handler)) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _in_thread(server: Callable[[], contextlib.AbstractAsyncContextManager[str]]) -> Iterator[str]:
     started: list[str] = []
     stops: list[Callable[[], object]] = []
     ready = threading.Event()
@@ -63,7 +78,7 @@ def serve(app: ASGIApp, *, keep_alive: int = 60) -> Iterator[str]:
     async def run() -> None:
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
-        async with serving(app, keep_alive=keep_alive) as url:
+        async with server() as url:
             started.append(url)
             stops.append(lambda: loop.call_soon_threadsafe(stopping.set))
             ready.set()

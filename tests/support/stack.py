@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from router.app import create_app
-from router.config import AbortConfig, RadixConfig, RouterConfig, ServerConfig, WorkersConfig
+from router.config import AbortConfig, RadixConfig, RetryConfig, RouterConfig, ServerConfig, WorkersConfig
 from router.embedded.records import Record
 from router.embedded.wire import StreamStyle
 from router.embedded.worker import EmbeddedWorker
@@ -116,20 +116,25 @@ def stack(
     radix: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
     abort: AbortConfig | None = None,
+    workers: Mapping[str, Any] | None = None,
     **worker: Any,
 ) -> Iterator[Stack]:
-    """Start it all: one worker per style of streaming."""
+    """Start it all: one worker per style of streaming. Unless it is told to, the router sends nothing twice."""
     folder = vocabulary(name)
     with contextlib.ExitStack() as entered:
-        workers = [
+        running = [
             entered.enter_context(EmbeddedWorker(folder, stream_style=style, seed=number, **worker))
             for number, style in enumerate(styles)
         ]
         config = RouterConfig(
             server=ServerConfig(**(server or {})),
-            workers=WorkersConfig(urls=tuple(one.url for one in workers), policy="round_robin"),
+            workers=WorkersConfig(
+                urls=tuple(one.url for one in running),
+                policy="round_robin",
+                **{"retry": RetryConfig(attempts=1), **(workers or {})},
+            ),
             abort=abort or AbortConfig(attempts=1, wait=0),
             radix=RadixConfig(tokenizer_path=str(folder), **(radix or {})),
         )
         url = entered.enter_context(serve(create_app(config)))
-        yield Stack(name, url, workers, speller(name))
+        yield Stack(name, url, running, speller(name))

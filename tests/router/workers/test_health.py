@@ -1,87 +1,242 @@
-"""Letting workers in."""
+"""Letting workers in, and keeping an eye on them: over real sockets."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from router.config import HealthConfig
 from router.errors import BadRequestError
 from router.policies.least_inflight import LeastInflight
 from router.upstream import AiohttpUpstream
-from router.workers.health import Admission
+from router.workers.admission import Admission
+from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
+from router.workers.probe import Prober
+from router.workers.worker import Worker, WorkerState
 from tests.router.conftest import answer, json_app
 from tests.support.serving import dead_url, serving
 
+QUICK = HealthConfig(interval=0.01, timeout=5.0)
 
-class SlowInfo:
-    """A worker that tells about itself when it is allowed to."""
 
-    def __init__(self, *, skip_tokenizer_init: bool) -> None:
+class Told:
+    """A worker that answers by path what it is told to: a status, or a body; nothing while its gate is shut."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = {f"/{path}": found for path, found in answers.items()}
+        self.asked: list[str] = []
         self.gate = asyncio.Event()
-        self._info = msgspec.json.encode({"skip_tokenizer_init": skip_tokenizer_init})
+        self.gate.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self.gate.wait()
-            await answer(send, 200, self._info)
+        if scope["type"] != "http":
+            return
+        self.asked.append(scope["path"])
+        await self.gate.wait()
+        found = self.answers.get(scope["path"], 404)
+        await answer(send, found if isinstance(found, int) else 200, msgspec.json.encode(found))
 
 
-def test_workers_of_the_command_line_keep_their_order() -> None:
+class Watched:
+    """A pool, who lets workers into it, and who looks after them."""
+
+    def __init__(self, upstream: AiohttpUpstream, config: HealthConfig, patience: float) -> None:
+        self.pool = WorkerPool(LeastInflight(), health=config)
+        prober = Prober(upstream, seconds=config.timeout)
+        self.probes: list[bool] = []
+        self.checks = HealthChecks(self.pool, prober, config, self.probes.append)
+        self.admission = Admission(self.pool, prober, self.checks, startup_patience=patience)
+
+    async def until(self, worker: Worker, state: WorkerState) -> None:
+        async with asyncio.timeout(10):
+            while worker.state is not state:  # noqa: ASYNC110 - a pool is synchronous and tells nobody of its changes
+                await asyncio.sleep(0.001)
+
+    async def until_version(self, worker: Worker, version: str) -> None:
+        async with asyncio.timeout(10):
+            while worker.version != version:  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def watching(config: HealthConfig = QUICK, patience: float = 1.0) -> AsyncIterator[Watched]:
+    async with AiohttpUpstream(connect_timeout=1) as upstream:
+        watched = Watched(upstream, config, patience)
+        try:
+            yield watched
+        finally:
+            await watched.checks.close()
+
+
+def states(watched: Watched) -> list[tuple[str, str]]:
+    return [(worker.url, worker.state.value) for worker in watched.pool.list()]
+
+
+def test_workers_of_the_command_line_keep_their_order_and_useless_ones_are_left_out() -> None:
     async def main() -> None:
-        pool = WorkerPool(LeastInflight())
         async with (
             serving(json_app({})) as one,
             serving(json_app({"/server_info": {"skip_tokenizer_init": True}})) as useless,
-            AiohttpUpstream(connect_timeout=1) as upstream,
+            watching() as watched,
         ):
             dead = dead_url()
-            await Admission(pool, upstream, probe_timeout=2).admit_all([dead, useless, one])
-            assert [worker.url for worker in pool.list()] == [dead, one]
+            await watched.admission.admit_all([dead, useless, one])
+            assert states(watched) == [(dead, "starting"), (one, "healthy")]
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_slow_worker_is_trusted_until_it_says_otherwise(skip: bool) -> None:
+def test_a_worker_that_is_slow_to_tell_is_starting_until_it_does(skip: bool) -> None:
     async def main() -> None:
-        pool = WorkerPool(LeastInflight())
-        worker = SlowInfo(skip_tokenizer_init=skip)
-        async with serving(worker) as url, AiohttpUpstream(connect_timeout=1) as upstream:
-            admission = Admission(pool, upstream, probe_timeout=5, startup_patience=0)
-            await admission.admit_all([url])
-            assert [worker.url for worker in pool.routable] == [url]
-            worker.gate.set()
+        told = Told(server_info={"skip_tokenizer_init": skip})
+        told.gate.clear()
+        async with serving(told) as url, watching(patience=0) as watched:
+            await watched.admission.admit_all([url])
+            (worker,) = watched.pool.list()
+            assert worker.state is WorkerState.STARTING
+            told.gate.set()
+            await watched.until(worker, WorkerState.GONE if skip else WorkerState.HEALTHY)
+            assert len(watched.pool.routable) == (0 if skip else 1)
+
+    asyncio.run(main())
+
+
+def test_a_worker_whose_scheduler_is_busy_is_let_in_by_its_ping() -> None:
+    async def main() -> None:
+        class Busy(Told):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                if scope.get("path") == "/server_info":
+                    await asyncio.Event().wait()
+                await super().__call__(scope, receive, send)
+
+        config = HealthConfig(interval=10, timeout=0.2)
+        async with serving(Busy(ping={})) as url, watching(config) as watched:
+            assert (await watched.admission.admit(url)).state is WorkerState.HEALTHY
+
+    asyncio.run(main())
+
+
+def test_one_that_comes_up_late_is_found_by_itself() -> None:
+    async def main() -> None:
+        told = Told(ping=503, server_info=503)
+        async with serving(told) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            assert worker.state is WorkerState.STARTING
+            assert worker.complaint is not None
+            assert "503" in worker.complaint
+            told.answers = {"/ping": {}, "/server_info": {}}
+            await watched.until(worker, WorkerState.HEALTHY)
+
+    asyncio.run(main())
+
+
+def test_one_that_fails_is_quarantined_and_taken_back() -> None:
+    async def main() -> None:
+        told = Told(ping={})
+        async with serving(told) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            told.answers["/ping"] = 500
+            await watched.until(worker, WorkerState.QUARANTINED)
+            assert watched.pool.routable == ()
+            assert watched.probes[-3:] == [False] * 3
+            told.answers["/ping"] = {}
+            await watched.until(worker, WorkerState.HEALTHY)
+            assert watched.probes[-2:] == [True] * 2
+            assert not {"/health", "/ready"} & set(told.asked), "those fail in a pause"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ({"ping": {}}, ["/ping"]),
+        ({"ping": 401}, ["/ping"]),
+        ({"model_info": {}}, ["/ping", "/model_info"]),
+        ({"get_model_info": {}}, ["/ping", "/model_info", "/get_model_info"]),
+        ({}, ["/ping", "/model_info", "/get_model_info"]),
+    ],
+)
+def test_whatever_answers_is_there(answers: dict[str, Any], asked: list[str]) -> None:
+    async def main() -> None:
+        told = Told(**answers)
+        async with serving(told) as url, AiohttpUpstream(connect_timeout=1) as upstream:
+            found = await Prober(upstream, seconds=5).probe(url)
+            assert found.complaint is None
+            assert told.asked == asked
+
+    asyncio.run(main())
+
+
+def test_with_the_gate_a_probe_reads_the_weight_version() -> None:
+    async def main() -> None:
+        told = Told(model_info={"weight_version": "3"}, ping={})
+        config = HealthConfig(interval=0.01, version_gate=True)
+        async with serving(told) as url, watching(config) as watched:
+            worker = await watched.admission.admit(url)
+            watched.pool.new_version("4", {worker.id})
+            assert watched.pool.routable == (worker,)
+            await watched.until_version(worker, "3")
+            assert watched.pool.routable == (), "it was restarted, and has the weights of its disk"
+            told.answers["/model_info"] = {"weight_version": "4"}
+            await watched.until_version(worker, "4")
+            assert watched.pool.routable == (worker,)
+
+    asyncio.run(main())
+
+
+def test_without_the_gate_a_version_is_asked_for_where_none_is_known() -> None:
+    async def main() -> None:
+        told = Told(model_info={"weight_version": "3"}, ping={})
+        async with serving(told) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            await watched.until_version(worker, "3")
+            watched.pool.may_have_restarted(worker)
+            assert worker.version is None
+            told.answers["/model_info"] = {"weight_version": "4"}
+            await watched.until_version(worker, "4")
+
+    asyncio.run(main())
+
+
+def test_trouble_is_looked_into_at_once() -> None:
+    async def main() -> None:
+        told = Told(ping={})
+        config = HealthConfig(interval=3600, failure_threshold=1)
+        async with serving(told) as url, watching(config) as watched:
+            worker = await watched.admission.admit(url)
+            told.answers["/ping"] = 500
+            watched.checks.trouble(worker)
+            await watched.until(worker, WorkerState.QUARANTINED)
+
+    asyncio.run(main())
+
+
+def test_who_has_left_is_not_asked_any_more() -> None:
+    async def main() -> None:
+        told = Told(ping={})
+        async with serving(told) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            watched.pool.remove(url)
             async with asyncio.timeout(5):
-                await asyncio.gather(*admission._late)
-            await asyncio.sleep(0)
-            assert [worker.url for worker in pool.routable] == ([] if skip else [url])
+                await asyncio.gather(*watched.checks._tasks.values())
+            assert worker not in watched.checks._tasks
 
     asyncio.run(main())
 
 
-def test_asking_ends_with_the_router() -> None:
+def test_a_bad_url_is_refused() -> None:
     async def main() -> None:
-        pool = WorkerPool(LeastInflight())
-        worker = SlowInfo(skip_tokenizer_init=True)
-        async with serving(worker) as url, AiohttpUpstream(connect_timeout=1) as upstream:
-            admission = Admission(pool, upstream, probe_timeout=5, startup_patience=0)
-            await admission.admit_all([url])
-            probes = list(admission._late)
-            admission.close()
-            await asyncio.gather(*probes, return_exceptions=True)
-            assert all(probe.cancelled() for probe in probes)
-
-    asyncio.run(main())
-
-
-def test_bad_url_is_refused() -> None:
-    async def main() -> None:
-        async with AiohttpUpstream(connect_timeout=1) as upstream:
+        async with watching() as watched:
             with pytest.raises(BadRequestError):
-                await Admission(WorkerPool(LeastInflight()), upstream, probe_timeout=2).admit("nonsense")
+                await watched.admission.admit("nonsense")
 
     asyncio.run(main())

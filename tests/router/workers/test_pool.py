@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from router.config import BreakerConfig, HealthConfig
 from router.errors import BadRequestError, NotFoundError, NoWorkerError
 from router.policies.base import RouteQuery
 from router.policies.least_inflight import LeastInflight
-from router.workers.pool import Lease, WorkerPool
+from router.workers.breaker import BreakerState
+from router.workers.pool import FullError, Lease, WorkerPool
 from router.workers.worker import WorkerState
 
 QUERY = RouteQuery()
 
 
-def make_pool(count: int = 0) -> WorkerPool:
-    pool = WorkerPool(LeastInflight())
+def make_pool(count: int = 0, **config: Any) -> WorkerPool:
+    pool = WorkerPool(LeastInflight(), **config)
     for number in range(count):
-        pool.add(f"http://w{number}:1")
+        pool.probed(pool.add(f"http://w{number}:1"), None)
     return pool
 
 
@@ -59,8 +62,9 @@ def test_draining_worker_is_taken_back() -> None:
     lease = pool.lease(QUERY)
     worker = pool.remove("http://w0:1")
     assert pool.add("http://w0:1") is worker
-    assert worker.state is WorkerState.HEALTHY
+    assert worker.state is WorkerState.STARTING
     lease.release()
+    pool.probed(worker, None)
     assert pool.routable == (worker,)
 
 
@@ -113,7 +117,7 @@ def test_counts_stay_right_whatever_happens(seed: int) -> None:
     for _ in range(400):
         step = generator.randrange(4)
         if step == 0:
-            pool.add(generator.choice(urls))
+            pool.probed(pool.add(generator.choice(urls)), None)
         elif step == 1 and pool.list():
             pool.remove(generator.choice(pool.list()).url)
         elif step == 2 and pool.routable:
@@ -133,3 +137,135 @@ def test_counts_stay_right_whatever_happens(seed: int) -> None:
             assert worker.routable or worker.inflight > 0
         assert all(lease.worker in pool.list() for lease in held)
         assert pool.routable == tuple(worker for worker in pool.list() if worker.routable)
+
+
+def test_workers_that_never_answered_are_the_last_resort() -> None:
+    pool = make_pool(1)
+    starting = pool.add("http://late:1")
+    assert pool.routable == (pool.list()[0],)
+    for _ in range(3):
+        assert pool.lease(QUERY).worker is not starting
+    lease = pool.lease(QUERY, exclude={pool.list()[0].id})
+    assert (lease.worker, lease.reason) == (starting, "last_resort")
+    pool.probed(starting, None)
+    assert starting in pool.routable
+
+
+def test_quarantined_workers_get_nothing_and_the_error_says_so() -> None:
+    pool = make_pool(1)
+    for _ in range(3):
+        pool.probed(pool.list()[0], "connection refused")
+    with pytest.raises(NoWorkerError, match="http://w0:1 is quarantined: connection refused") as caught:
+        pool.lease(QUERY)
+    assert dict(caught.value.headers)["retry-after"] == "10"
+
+
+def test_a_quarantined_worker_that_was_not_there_is_worth_a_try_and_one_that_hangs_is_not() -> None:
+    pool = make_pool(2)
+    gone, hung = pool.list()
+    for _ in range(3):
+        pool.probed(gone, "connection refused", absent=True)
+        pool.probed(hung, "no answer within 5 s")
+    lease = pool.lease(QUERY)
+    assert (lease.worker, lease.reason) == (gone, "last_resort")
+    with pytest.raises(NoWorkerError):
+        pool.lease(QUERY, exclude={gone.id})
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_open_breaker_rests_its_worker_then_lets_one_request_through_at_a_time() -> None:
+    clock = Clock()
+    pool = make_pool(2, breaker=BreakerConfig(failure_threshold=2, success_threshold=2, timeout=60), clock=clock)
+    bad, good = pool.list()
+    moved: list[tuple[str, str]] = []
+    pool.on_breaker = lambda worker, state: moved.append((worker.url, state.value))
+    pool.failed(bad)
+    assert pool.routable == (bad, good)
+    pool.failed(bad)
+    assert pool.routable == (good,)
+    with pytest.raises(NoWorkerError, match="has an open circuit breaker") as caught:
+        pool.lease(QUERY, exclude={good.id})
+    assert dict(caught.value.headers)["retry-after"] == "60"
+    clock.now = 60.0
+    trial = pool.lease(QUERY, exclude={good.id})
+    assert (trial.worker, trial.reason) == (bad, "trial")
+    with pytest.raises(NoWorkerError):
+        pool.lease(QUERY, exclude={good.id})
+    pool.succeeded(bad)
+    trial.release()
+    assert bad.breaker.state is BreakerState.HALF_OPEN
+    with pool.lease(QUERY, exclude={good.id}):
+        pool.succeeded(bad)
+    assert pool.routable == (bad, good)
+    assert moved == [(bad.url, "open"), (bad.url, "half_open"), (bad.url, "closed")]
+
+
+def test_limits_hold_for_all_and_for_each() -> None:
+    pool = make_pool(2, max_inflight=3, max_inflight_per_worker=2)
+    leases = [pool.lease(QUERY) for _ in range(3)]
+    with pytest.raises(FullError):
+        pool.lease(QUERY)
+    pool.lease(QUERY, limited=False).release()
+    leases.pop().release()
+    full = max(pool.list(), key=lambda worker: worker.inflight)
+    leases += [pool.lease(QUERY, exclude={worker.id for worker in pool.list() if worker is not full})] * (
+        full.inflight < 2
+    )
+    with pytest.raises(FullError):
+        pool.lease(QUERY, exclude={worker.id for worker in pool.list() if worker.inflight < 2})
+
+
+def test_room_is_told_of() -> None:
+    pool = make_pool(1)
+    told: list[int] = []
+    pool.on_room = lambda: told.append(1)
+    lease = pool.lease(QUERY)
+    assert not told
+    lease.release()
+    assert len(told) == 1
+    pool.probed(pool.add("http://new:1"), None)
+    assert len(told) == 3
+
+
+def test_the_version_gate_keeps_out_who_is_at_other_weights() -> None:
+    pool = make_pool(3, health=HealthConfig(version_gate=True))
+    one, two, three = pool.list()
+    assert len(pool.routable) == 3, "nobody has set a version here"
+    pool.new_version("7", {one.id, two.id})
+    assert pool.routable == (one, two)
+    with pytest.raises(NoWorkerError, match="has weight version None, not '7'"):
+        pool.lease(QUERY, exclude={one.id, two.id})
+    pool.probed(three, None, "7")
+    assert pool.routable == (one, two, three)
+    pool.may_have_restarted(two)
+    assert pool.routable == (one, three)
+    pool.probed(two, None, "default")
+    assert pool.routable == (one, three), "it came back with the weights of its disk"
+    pool.new_version("8", set())
+    assert pool.version == "7", "nobody took it"
+
+
+def test_a_worker_that_was_not_there_may_come_back_with_other_weights() -> None:
+    """One bad probe leaves it routable; but what comes up there is not what was told of its weights."""
+    pool = make_pool(2, health=HealthConfig(version_gate=True))
+    one, two = pool.list()
+    pool.new_version("7", {one.id, two.id})
+    pool.probed(two, "refused", absent=True)
+    assert (two.state, two.version, two.routable) == (WorkerState.SUSPECT, None, False)
+    assert pool.routable == (one,)
+    pool.probed(two, "slow")
+    pool.probed(two, None, "7")
+    assert pool.routable == (one, two)
+
+
+def test_without_the_gate_versions_are_only_shown() -> None:
+    pool = make_pool(2)
+    pool.new_version("7", {pool.list()[0].id})
+    assert len(pool.routable) == 2
+    assert [worker.version for worker in pool.list()] == ["7", None]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from router.config import BreakerConfig, HealthConfig
 from router.errors import BadRequestError
+from router.workers.breaker import Breaker, BreakerState
 from router.workers.worker import TRANSITIONS, Worker, WorkerState, normalize_url, worker_id
 
 
@@ -78,4 +80,57 @@ def test_only_steps_of_the_table_are_taken() -> None:
 def test_repr_tells_the_state() -> None:
     worker = Worker("http://a:1")
     worker.inflight = 3
-    assert repr(worker) == "<Worker http://a:1 healthy inflight=3>"
+    assert repr(worker) == "<Worker http://a:1 starting inflight=3>"
+
+
+def walk(probes: str, config: HealthConfig | None = None) -> list[str]:
+    """The states after each probe, `+` a good one and `-` a bad one."""
+    worker, states = Worker("http://a:1"), []
+    for sign in probes:
+        before = worker.state
+        moved = worker.probed(None if sign == "+" else "no answer", config or HealthConfig())
+        assert moved == (worker.state is not before)
+        assert (worker.complaint is None) == (sign == "+")
+        states.append(worker.state.value)
+    return states
+
+
+def test_three_bad_probes_in_a_row_quarantine_and_two_good_ones_take_back() -> None:
+    assert walk("--+") == ["starting", "starting", "healthy"]
+    assert walk("+--+") == ["healthy", "suspect", "suspect", "healthy"]
+    assert walk("+---") == ["healthy", "suspect", "suspect", "quarantined"]
+    assert walk("+---+-++")[3:] == ["quarantined", "quarantined", "quarantined", "quarantined", "healthy"]
+
+
+def test_thresholds_are_as_configured() -> None:
+    config = HealthConfig(failure_threshold=1, success_threshold=1)
+    assert walk("+-+", config) == ["healthy", "quarantined", "healthy"]
+
+
+def test_probes_do_not_bring_back_what_is_leaving() -> None:
+    worker = Worker("http://a:1")
+    worker.move_to(WorkerState.DRAINING)
+    assert not worker.probed(None, HealthConfig())
+    assert worker.state is WorkerState.DRAINING
+
+
+def test_a_suspect_still_gets_requests_and_a_quarantined_worker_none() -> None:
+    worker = Worker("http://a:1")
+    assert not worker.routable
+    for complaint, routable in ((None, True), ("x", True), ("x", True), ("x", False)):
+        worker.probed(complaint, HealthConfig())
+        assert worker.routable is routable
+
+
+@pytest.mark.parametrize("absent", [True, False])
+def test_a_breaker_forgets_a_process_that_has_ended_and_not_one_that_hung(absent: bool) -> None:
+    worker = Worker("http://a:1", Breaker(BreakerConfig(failure_threshold=1)))
+    worker.probed(None, HealthConfig())
+    worker.breaker.failed()
+    for _ in range(3):
+        worker.probed("no answer", HealthConfig(), absent=absent)
+    for _ in range(2):
+        assert worker.breaker.state is BreakerState.OPEN
+        worker.probed(None, HealthConfig())
+    assert worker.state is WorkerState.HEALTHY
+    assert worker.routable == absent

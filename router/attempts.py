@@ -1,0 +1,155 @@
+"""Where a request was tried, where it may still be tried, and whose fault it was that it was not answered.
+
+A worker that gives no reply may be the victim of the request: a prompt that kills whoever gets it, sent by twenty clients, must
+not take the fleet down. So nothing that a request could have caused is held against a worker until another worker has answered
+the same request; if none does, it was the request. Only a connection that could not be made speaks for itself.
+
+What may be sent again, and how often:
+
+| what happened | said to be | the request |
+|---|---|---|
+| no connection | the worker's fault | goes elsewhere, to each worker once |
+| connection lost before a reply | the worker's, if another one answers | goes elsewhere, three times at most |
+| no reply in time | the same | its copy is aborted, then the same |
+| 500, 502, 504 | the same | the same, and without another worker this is the reply |
+| 429, 503 | nobody's: it is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Literal
+
+from router.config import RetryConfig
+from router.errors import NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
+from router.workers.pool import WorkerPool
+from router.workers.worker import Worker
+
+MAX_LOST = 3
+"""After so many workers that lost it, the request is more likely the cause than the victim."""
+
+BUSY = frozenset({429, 503})
+FAULTY = frozenset({500, 502, 504})
+
+Failure = Literal["connect", "lost", "timeout", "error", "busy"]
+
+
+class Attempts:
+    """Decides, and does nothing: the proxy sends.
+
+    A kept-alive connection may have been closed by its worker in the moment of use, which looks exactly like a worker that
+    died; so after the first such loss all further attempts take new connections, and the worker that lost it is asked once
+    more when nobody else is left. What cannot be repeated takes a new connection at once.
+
+    Attributes:
+        exclude: ids of the workers that are not to be asked now.
+        fresh: whether the next attempt needs a new connection.
+        asked: ids of the workers that have seen the request.
+        count: how many attempts there were.
+        reason: how the last one failed.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        retry: RetryConfig,
+        *,
+        repeatable: bool,
+        draw: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """`repeatable`: sending the request twice does no harm. `draw(low, high)`: for the jitter."""
+        self._pool = pool
+        self._retry = retry
+        self._repeatable = repeatable
+        self._draw = draw
+        self._failures: list[str] = []
+        self._suspects: list[Worker] = []
+        self._tried: set[str] = set()
+        self._full: set[str] = set()
+        self._stale: str | None = None
+        self._lost = 0
+        self._busy = 0
+        self.fresh = not repeatable
+        self.asked: set[str] = set()
+        self.count = 0
+        self.reason: Failure | None = None
+
+    @property
+    def exclude(self) -> frozenset[str]:
+        """Those that failed; and those that were full, for as long as there are others."""
+        both = self._tried | self._full
+        return frozenset(both if self._full and self._pool.has_other(both) else self._tried)
+
+    def answered(self, worker: Worker) -> None:
+        """There is a reply. So those who had none before were at fault."""
+        self._pool.succeeded(worker)
+        for suspect in self._suspects:
+            self._pool.failed(suspect)
+        self._suspects.clear()
+
+    def failed(self, worker: Worker, why: Failure, message: str, *, kept: bool = False) -> None:
+        """A worker gave no reply. `kept`: on a connection that was kept from an earlier request."""
+        self._failures.append(f"{worker.url}: {message}")
+        self._tried.add(worker.id)
+        self.reason = why
+        if why == "connect":
+            self._pool.failed(worker)
+            return
+        self._lost += 1
+        self.fresh = self.fresh or why == "lost"
+        if kept:
+            self._stale = worker.id
+        else:
+            self._suspects.append(worker)
+
+    def goes_on_after_error(self, worker: Worker, status: int) -> bool:
+        """A worker answered with an error of its own. Whether another one is asked; otherwise that is the reply."""
+        tried = self._tried | {worker.id}
+        if not self._repeatable or self._lost + 1 >= MAX_LOST or not self._pool.has_other(tried):
+            return False
+        self.failed(worker, "error", f"status {status}")
+        return True
+
+    def wait_after_busy(self, worker: Worker, status: int, retry_after: float | None) -> float | None:
+        """A worker is full. Seconds until the next attempt; None if there is none, and that is the reply.
+
+        `retry_after` is the worker's own wish, which is none of the others' business.
+        """
+        self._busy += 1
+        if not self._repeatable or self._busy >= self._retry.attempts:
+            return None
+        self._failures.append(f"{worker.url}: status {status}")
+        self._full.add(worker.id)
+        self.reason = "busy"
+        grown = min(self._retry.longest_wait, self._retry.first_wait * self._retry.multiplier ** (self._busy - 1))
+        spread = grown * (1 + self._retry.jitter * self._draw(-1.0, 1.0))
+        if retry_after is None or self._pool.has_other(self._tried | self._full):
+            return spread
+        return max(spread, min(retry_after, self._retry.longest_wait))
+
+    def check(self, *, unwanted: bool = False) -> None:
+        """Raises UpstreamError or UpstreamTimeoutError after the last attempt. `unwanted`: nobody wants another one."""
+        if unwanted and self._failures:
+            raise self.exhausted()
+        if self._lost >= (MAX_LOST if self._repeatable else 1):
+            raise self.exhausted()
+
+    def nobody(self, error: NoWorkerError) -> None:
+        """No worker is left. Raises, unless one is to be asked a second time.
+
+        Raises:
+            NoWorkerError: there never was one.
+            UpstreamError: all failed.
+        """
+        if not self._failures:
+            raise error
+        if self._stale is None:
+            raise self.exhausted() from None
+        self._tried.discard(self._stale)
+        self._stale = None
+
+    def exhausted(self) -> RouterError:
+        """The last word."""
+        kind = UpstreamTimeoutError if self.reason == "timeout" else UpstreamError
+        return kind(f"no worker gave a reply ({'; '.join(self._failures)})", tried=self._failures)

@@ -1,0 +1,83 @@
+"""Letting workers into the pool.
+
+A worker that says of itself that it cannot serve text is refused. One that is silent is taken in all the same: it is starting,
+and gets requests when it has answered once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from router.errors import BadRequestError
+from router.workers.allowed import AllowedWorkers
+from router.workers.health import HealthChecks
+from router.workers.pool import WorkerPool
+from router.workers.probe import Finding, Prober
+from router.workers.worker import Worker, normalize_url
+
+logger = logging.getLogger(__name__)
+
+STARTUP_PATIENCE = 1.0
+"""Seconds that the start waits for answers. Workers that are slower are starting until they give one."""
+
+_SILENT = Finding("it has not answered yet")
+
+
+class Admission:
+    """Asks new workers who they are, and hands them to the pool and to the health checks."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        prober: Prober,
+        checks: HealthChecks,
+        *,
+        allowed: AllowedWorkers | None = None,
+        patience: float = 2.0,
+        startup_patience: float = STARTUP_PATIENCE,
+    ) -> None:
+        """`allowed`: where workers may be. `patience`: seconds that whoever adds a worker waits for its answer."""
+        self._pool = pool
+        self._prober = prober
+        self._checks = checks
+        self._allowed = allowed or AllowedWorkers(())
+        self._patience = patience
+        self._startup_patience = startup_patience
+
+    async def admit(self, url: str) -> Worker:
+        """Register a worker. BadRequestError if the URL is bad or the worker is of no use; silence is no reason."""
+        url = normalize_url(url)
+        await self._allowed.check(url)
+        try:
+            async with asyncio.timeout(self._patience):
+                found = await self._prober.introduction(url)
+        except TimeoutError:
+            found = _SILENT
+        if found.refusal is not None:
+            raise BadRequestError(found.refusal)
+        return self._take_in(url, found)
+
+    async def admit_all(self, urls: Iterable[str]) -> None:
+        """Register the workers of the command line, in its order. Refused ones are logged and left out."""
+        asked = {url: asyncio.create_task(self._prober.introduction(url)) for url in map(normalize_url, urls)}
+        if not asked:
+            return
+        await asyncio.wait(asked.values(), timeout=self._startup_patience)
+        for url, answer in asked.items():
+            if not answer.done():
+                answer.cancel()  # the health checks ask again
+                self._take_in(url, _SILENT)
+            elif (refusal := answer.result().refusal) is not None:
+                logger.error("not routed to: %s", refusal)
+            else:
+                self._take_in(url, answer.result())
+
+    def _take_in(self, url: str, found: Finding) -> Worker:
+        worker = self._pool.add(url)
+        self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
+        if found.complaint is not None:
+            logger.warning("worker %s cannot be reached yet: %s", url, found.complaint)
+        self._checks.watch(worker)
+        return worker

@@ -1,0 +1,115 @@
+"""The circuit breaker of one worker.
+
+    closed --- failures in a row ---> open --- its time is over ---> half open
+       ^                               ^                                |  |
+       |                               +-------- a trial fails ---------+  |
+       +------------------- enough trials succeed -------------------------+
+
+Half open, one request at a time is let through: a trial. One that tells nothing (its client left, or no other worker could
+answer it either) lets the next one try. What counts as a failure is not decided here, see `router/attempts.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+
+from router.config import BreakerConfig
+
+
+class BreakerState(enum.Enum):
+    """Whether requests pass."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Breaker:
+    """Counts the failures of a worker, and stands between it and more of them."""
+
+    __slots__ = ("_clock", "_config", "_in_a_row", "_opened_at", "_trial", "on_change", "state")
+
+    def __init__(
+        self,
+        config: BreakerConfig,
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[BreakerState], None] | None = None,
+    ) -> None:
+        """`clock` tells seconds; `on_change` is told each new state."""
+        self._config = config
+        self._clock = clock
+        self._in_a_row = 0
+        self._opened_at = 0.0
+        self._trial = False
+        self.state = BreakerState.CLOSED
+        self.on_change = on_change
+
+    @property
+    def allows(self) -> bool:
+        """Whether a request may be sent now."""
+        if self.state is BreakerState.CLOSED:
+            return True
+        return not self._trial and self.seconds_left <= 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Until an open one lets a trial through."""
+        if self.state is not BreakerState.OPEN:
+            return 0.0
+        return max(0.0, self._opened_at + self._config.timeout - self._clock())
+
+    def begin(self) -> bool:
+        """A request is sent. Whether it is a trial: the caller then tells when it is over."""
+        if self.state is BreakerState.CLOSED:
+            return False
+        self._trial = True
+        if self.state is BreakerState.OPEN:
+            self._in_a_row = 0
+            self._move_to(BreakerState.HALF_OPEN)
+        return True
+
+    def trial_over(self) -> None:
+        """A trial has ended, whatever it told."""
+        self._trial = False
+
+    def succeeded(self) -> None:
+        """The worker answered."""
+        if self.state is BreakerState.CLOSED:
+            self._in_a_row = 0
+        elif self.state is BreakerState.HALF_OPEN:
+            self._in_a_row += 1
+            if self._in_a_row >= self._config.success_threshold:
+                self._in_a_row = 0
+                self._move_to(BreakerState.CLOSED)
+
+    def failed(self) -> None:
+        """The worker did not answer, and it was its own fault."""
+        if not self._config.enabled:
+            return
+        if self.state is BreakerState.CLOSED:
+            self._in_a_row += 1
+            if self._in_a_row >= self._config.failure_threshold:
+                self._open()
+        elif self.state is BreakerState.HALF_OPEN:
+            self._open()
+
+    def forget(self) -> None:
+        """What is there now is not what failed: it begins with a clean sheet."""
+        self._in_a_row = 0
+        if self.state is not BreakerState.CLOSED:
+            self._move_to(BreakerState.CLOSED)
+
+    def _open(self) -> None:
+        self._in_a_row = 0
+        self._opened_at = self._clock()
+        self._move_to(BreakerState.OPEN)
+
+    def _move_to(self, state: BreakerState) -> None:
+        self.state = state
+        if self.on_change is not None:
+            self.on_change(state)
+
+    def __repr__(self) -> str:
+        return f"<Breaker {self.state.value} {self._in_a_row} in a row>"

@@ -1,0 +1,139 @@
+"""Make the tables of docs/reference.md: the flags of the router and its metrics, out of the code that has them.
+
+Usage: python scripts/make_reference.py [--check]
+
+What stands between the marks of the page is replaced; the rest of it is written by hand. `--check` changes nothing, and
+exits with 1 if the page is not what the code says. Nothing in the tables depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.registry import Collector
+
+from middleware_hub.hub_metrics import RadixMetrics
+from middleware_hub.radix_tree import RadixTree
+from router.cli import parser
+from router.metrics import RouterMetrics, WorkerCollector
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
+
+_DEFAULT = re.compile(r"\s*\(([^()]*)\)$")
+"""At the end of a help text: what holds without the flag."""
+
+
+def flags() -> Iterator[tuple[str, list[argparse.Action]]]:
+    """The groups of the parser, as `--help` has them, without `--help` itself."""
+    for group in parser()._action_groups:
+        actions = [a for a in group._group_actions if a.option_strings and not isinstance(a, argparse._HelpAction)]
+        if actions:
+            yield group.title or "", actions
+
+
+class _Registry(CollectorRegistry):
+    """Knows its collectors in the order in which they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectors: list[Collector] = []
+
+    def register(self, collector: Collector) -> None:
+        """As the base class does, and take note of it."""
+        super().register(collector)
+        self.collectors.append(collector)
+
+
+def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    """Name, type, labels and meaning of each; a counter's name has its `_total`, as in /metrics."""
+    registry = _Registry()
+    RouterMetrics(registry)
+    registry.register(WorkerCollector(lambda: ()))
+    ProcessCollector(registry=registry)
+    measure: Any = None  # an empty tree has nothing to measure
+    RadixMetrics(registry, RadixTree(measure))
+    for collector in registry.collectors:
+        for metric in collector.collect():
+            # The library keeps the labels' names on what makes the samples, and tells them with samples only.
+            labels = getattr(metric, "_labelnames", ()) or getattr(collector, "_labelnames", ())
+            name = metric.name + ("_total" if metric.type == "counter" else "")
+            yield name, metric.type, tuple(labels), metric.documentation
+
+
+def flags_table() -> str:
+    """A table for each group."""
+    parts = []
+    for title, actions in flags():
+        rows = ["| flag | default | meaning |", "|---|---|---|"]
+        for action in actions:
+            meaning, default = _meaning_and_default(action)
+            rows.append(f"| `{_spelled(action)}` | {default} | {_cell(meaning)} |")
+        parts.append(f"### {_heading(title)}\n\n" + "\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def metrics_table() -> str:
+    """One table."""
+    rows = ["| name | type | labels | meaning |", "|---|---|---|---|"]
+    for name, kind, labels, meaning in metrics():
+        shown = ", ".join(f"`{label}`" for label in labels)
+        rows.append(f"| `{name}` | {kind} | {shown} | {_cell(meaning.rstrip('.'))} |")
+    return "\n".join(rows)
+
+
+def made(page: str) -> str:
+    """The page with fresh tables in it. ValueError if the marks are missing."""
+    for name, table in (("flags", flags_table()), ("metrics", metrics_table())):
+        begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
+        head, rest = page.split(begin)
+        _, tail = rest.split(end)
+        page = f"{head}{begin}\n{table}\n\n{end}{tail}"
+    return page
+
+
+def _heading(title: str) -> str:
+    return {"options": "In general"}.get(title, title[:1].upper() + title[1:])
+
+
+def _spelled(action: argparse.Action) -> str:
+    """The flag and the form of its value."""
+    value = "" if action.nargs == 0 else action.metavar or action.dest.upper()
+    if action.choices is not None:
+        value = f"{{{','.join(map(str, action.choices))}}}"
+    return f"{action.option_strings[-1]} {value}{' ...' if action.nargs == '+' else ''}".rstrip()
+
+
+def _meaning_and_default(action: argparse.Action) -> tuple[str, str]:
+    value = f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
+    told = re.sub(r"%\(default\)[sg]", lambda _: value, action.help or "").replace("%%", "%")
+    found = _DEFAULT.search(told)
+    default = "" if found is None else found[1]
+    return _DEFAULT.sub("", told), default or ("off" if action.const is True else "")
+
+
+def _cell(text: str) -> str:
+    """As Markdown: flags, paths and headers as code."""
+    text = text.replace("|", r"\|").replace("<", "&lt;")
+    return re.sub(r"(?<![\w`])(--[a-z][\w-]*|/[a-z]\w+(?:/\w+)*|x-[a-z-]+)(?![\w`])", r"`\1`", text)
+
+
+def main() -> None:
+    """Write the page, or check it."""
+    options = argparse.ArgumentParser(description="Make the tables of docs/reference.md.")
+    options.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it is not up to date")
+    check = options.parse_args().check
+    page = PAGE.read_text(encoding="utf-8")
+    fresh = made(page)
+    if check:
+        sys.exit(None if fresh == page else "docs/reference.md is not what the code says: `make reference` renews it")
+    PAGE.write_text(fresh, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

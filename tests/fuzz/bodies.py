@@ -1,0 +1,135 @@
+"""Good bodies of every route, in all the forms that it takes: where a mutation begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+
+_FEW: Json = {"max_new_tokens": 4}
+_LOGPROBS: Json = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "token_ids_logprob": [5, 7]}
+_SAMPLING: Json = {
+    "max_new_tokens": 3,
+    "min_new_tokens": 1,
+    "stop": ["\n", "END"],
+    "stop_token_ids": [7],
+    "stop_regex": "a[bc]",
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.01,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "n": 1,
+    "ignore_eos": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "no_stop_trim": True,
+    "stream_interval": 1,
+    "logit_bias": {"5": 1.5},
+    "sampling_seed": 7,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
+    "custom_params": {"a": 1},
+}
+GENERATE: list[Json] = [
+    {"text": "Hello"},
+    {"text": "Question: What is 6 times 7?\n", "sampling_params": _FEW, "stream": True},
+    {"text": "Hello there, ", "sampling_params": _SAMPLING, "rid": "r1", **_LOGPROBS},
+    {"input_ids": [5, 6, 7, 8], "sampling_params": _FEW},
+    {
+        "input_ids": [[5, 6], [7]],
+        "sampling_params": [_FEW, _SAMPLING],
+        "rid": ["r1", "r2"],
+        "return_logprob": [True, False],
+    },
+    {"text": ["one", "two"], "sampling_params": _FEW, "stream": True, "rid": "r"},
+    {"text": "samples", "sampling_params": {**_FEW, "n": 2}},
+    {"text": ["x"], "sampling_params": {**_FEW, "n": 2}, "stream": True, "return_logprob": True},
+    {"text": "a", "input_ids": [5], "sampling_params": {"max_new_tokens": 0}},
+    {
+        "text": "Thought: ",
+        "sampling_params": _FEW,
+        "return_trajectory": True,
+        "return_text_in_logprobs": True,
+        **_LOGPROBS,
+    },
+    {"text": ["a", "b"], "lora_path": [None, "adapter"], "top_logprobs_num": [1, 2], "return_logprob": True},
+    {
+        **{"text": "everything", "sampling_params": None, "lora_path": "adapter", "priority": 1, "bootstrap_room": 3},
+        **{"return_prompt_token_ids": True, "return_hidden_states": False, "return_routed_experts": False},
+        **{"session_params": None, "image_data": None, "video_data": None, "audio_data": None, "input_embeds": None},
+    },
+    {"text": "a picture", "image_data": ["data:image/png;base64,AAAA"], "sampling_params": _FEW},
+    {"text": "a session", "session_params": {"id": "s", "rid": None, "offset": -1}, "sampling_params": _FEW},
+    {"input_embeds": [[0.5, 0.25]], "sampling_params": _FEW},
+    {
+        "text": "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n",
+        "sampling_params": {"skip_special_tokens": False},
+    },
+]
+
+_WEIGHTS: Json = {"weight_version": "7", "abort_all_requests": False, "flush_cache": True}
+_CHAT: Json = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "stream": False}
+
+BODIES: dict[str, list[Any]] = {
+    "/generate": GENERATE,
+    "/retrieve_from_text": [
+        {"text": "Hello"},
+        {"text": ["Hello", "Question: What is 6 times 7?\n"], "return_logp": True},
+        {"text": "Hello there, ", "strict": True, "request_id": "r1", "max_staleness": 1, "lora_path": None},
+    ],
+    "/radix_tree/explain": [{"text": "Hello, and"}, {"text": "one", "lora_path": "adapter", "strict": False}],
+    "/add_worker": [
+        {"url": "http://127.0.0.1:30001"},
+        {"worker_url": "http://127.0.0.1:30001", "worker_type": "regular"},
+    ],
+    "/remove_worker": [{"url": "http://127.0.0.1:30001"}],
+    "/workers": [
+        {"url": "http://127.0.0.1:30001", "worker_type": "regular", "model_id": "x", "priority": 1, "api_key": None}
+    ],
+    "/abort_request": [
+        {"rid": "r1"},
+        {"rid": "r"},
+        {"abort_all": True},
+        {"rid": "", "abort_all": False, "abort_message": "x"},
+    ],
+    "/pause_generation": [{"mode": "abort"}, {"mode": "retract"}, {"mode": "in_place"}, {}],
+    "/continue_generation": [{}],
+    "/update_weight_version": [
+        {"new_version": "7", "abort_all_requests": True},
+        {"new_version": "8", "abort_all_requests": False},
+    ],
+    "/update_weights_from_disk": [{**_WEIGHTS, "model_path": "/x", "load_format": "auto"}],
+    "/update_weights_from_tensor": [{**_WEIGHTS, "serialized_named_tensors": ["AAAA"], "load_format": None}],
+    "/update_weights_from_distributed": [
+        {**_WEIGHTS, "names": ["a"], "dtypes": ["float32"], "shapes": [[1, 2]], "group_name": "g"}
+    ],
+    "/update_weights_from_ipc": [{**_WEIGHTS, "zmq_handles": {"a": "ipc://x"}}],
+    "/v1/chat/completions": [_CHAT, {**_CHAT, "stream": True}],
+    "/v1/completions": [{"model": "default", "prompt": "Hello", "max_tokens": 3, "logprobs": 1}],
+    "/v1/embeddings": [{"model": "default", "input": ["a", "b"]}],
+    "/echo": [{"anything": [1, 2, {"a": None}]}],
+}
+"""By path. A route that is not here is sent something all the same: `ANY`."""
+
+ANY: list[Any] = [{}, {"a": 1, "abort_all_requests": True}, {"tags": ["kv_cache"], "lora_name": "a", "lora_path": "/a"}]
+
+
+def words() -> list[str]:
+    """All keys that stand in a body, wherever."""
+    found: dict[str, None] = {}
+
+    def collect(value: Any) -> None:
+        if isinstance(value, dict):
+            found.update(dict.fromkeys(value))
+            value = list(value.values())
+        if isinstance(value, list):
+            for one in value:
+                collect(one)
+
+    collect([*BODIES.values(), ANY])
+    return [*found, "", "Text", "max_tokens", "unknown", "__proto__", "index", "meta_info"]

@@ -1,0 +1,51 @@
+"""What must hold of every answer, whatever was asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tests.fuzz.case import Case
+from tests.fuzz.exchange import Answer
+
+DOCUMENTED = frozenset({502, 503, 504, 508})
+"""5xx that the router may answer with; which of them a good worker leaves no reason for is looked at, too."""
+
+
+def complaint(case: Case, answer: Answer, *, good_workers: bool) -> str | None:
+    """What is wrong with an answer; None if nothing is."""
+    if answer.faults:
+        return "; ".join(answer.faults)
+    if isinstance(answer.error, TimeoutError):
+        return f"no answer within {answer.seconds:.0f} s"
+    if case.leaves:
+        return None
+    if answer.error is not None:
+        return None if not good_workers and answer.status is not None else f"it broke off: {answer.error!r}"
+    if answer.status is None or not answer.whole:
+        return "no answer, or no end of it"
+    if b"internal error" in answer.headers.get(b"x-radix-recorded", b""):
+        return f"an error was hidden: {answer.headers[b'x-radix-recorded']!r}"
+    if answer.status >= 500 and (answer.status not in DOCUMENTED or (good_workers and answer.status == 502)):
+        whose = "a worker's" if b"x-router-worker" in answer.headers else "the router's own"
+        return f"{answer.status}, {whose}: {bytes(answer.body[:500])!r}"
+    if answer.status >= 400 and b"x-router-worker" not in answer.headers and case.method != "HEAD":
+        return _shape(answer)
+    return None
+
+
+def _shape(answer: Answer) -> str | None:
+    """An error of the router's own, or the answers of all workers together."""
+    try:
+        body: Any = msgspec.json.decode(bytes(answer.body))
+    except (ValueError, RecursionError) as error:
+        return f"{answer.status} that is no JSON: {error}"
+    if isinstance(body, dict) and {"success", "message", "workers"} <= body.keys():
+        return None
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or error.get("code") != answer.status:
+        return f"{answer.status} of another shape: {bytes(answer.body[:300])!r}"
+    if not error.get("message") or not isinstance(error.get("type"), str):
+        return f"an error without words: {error!r}"
+    return None

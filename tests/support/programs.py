@@ -1,0 +1,113 @@
+"""`tito-router` and its demo workers as processes of their own: frozen, killed, and started again on the same port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from tests.support.sglang_server import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 90.0
+STOP_SECONDS = 30.0
+
+
+class Program:
+    """One process at a time, always at the same URL."""
+
+    def __init__(self, name: str, *arguments: str, folder: Path) -> None:
+        """`name` is what its logs are called; `arguments` are those of `tito-router`."""
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._name = name
+        self._arguments = (*arguments, "--port", str(self.port))
+        self._folder = folder
+        self._starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Program:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Return at once."""
+        self._starts += 1
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "router", *self._arguments],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+            )
+
+    def wait_until_up(self) -> None:
+        """Return when it listens. RuntimeError, with its log, if it does not."""
+        deadline = time.monotonic() + START_SECONDS
+        while "listening on" not in self.log:
+            if not self.alive or time.monotonic() > deadline:
+                raise RuntimeError(f"{self!r} did not come up:\n{self.log[-3000:]}")
+            time.sleep(0.02)  # a poll of another process: there is nothing to wait on
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has written since it was started last."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / f"{self._name}-{self._starts}.log"
+
+    def freeze(self) -> None:
+        """It hangs: its connections stay, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """It is gone when this returns."""
+        self._signal(signal.SIGKILL)
+        self.exit_code()
+
+    def exit_code(self) -> int:
+        """Wait for its end."""
+        assert self._process is not None
+        return self._process.wait(STOP_SECONDS)
+
+    def stop(self) -> None:
+        """End it in whatever state it is."""
+        if self.alive:
+            self.thaw()
+            self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def __repr__(self) -> str:
+        return f"<Program {self._name} {self.url} {'alive' if self.alive else 'ended'}>"
