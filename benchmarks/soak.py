@@ -25,6 +25,7 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.soaking.bystander import a_bystander
 from benchmarks.soaking.clients import Clients
 from benchmarks.soaking.graph import draw
 from benchmarks.soaking.processes import ROOT, Process, a_router, a_worker
@@ -81,11 +82,12 @@ class Soak:
             await watch.begin(session)
             fds, threads = self.router.seen.num_fds(), self.router.seen.num_threads()
             over = asyncio.Event()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self.clients.run(self._args.conversations, self._args.bad_per_second, over))
-                group.create_task(self.trouble.run(over))
-                await self._watch(watch, session)
-                over.set()
+            with a_bystander() as bystander:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self.clients.run(self._args.conversations, self._args.bad_per_second, over))
+                    group.create_task(self.trouble.run(over))
+                    await self._watch(watch, session)
+                    over.set()
             samples = list(watch.samples)
             lag = {bound: count - watch.first.lag[bound] for bound, count in watch.scrape.lag.items()}
             idle = await self._idle(watch, session)
@@ -95,6 +97,7 @@ class Soak:
         found = Finding(
             samples=samples,
             lag=(quantile(lag, 0.5), quantile(lag, 0.99)),
+            machine=(bystander[0], bystander[1]),
             idle=idle,
             fds=(fds, after[0]),
             threads=(threads, after[1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from middleware_hub.radix_node import Generation
 
@@ -36,15 +37,29 @@ class Leaves:
             heapq.heapify(heap)
             self._kept[kind] = len(heap)
 
-    def pop(self) -> Generation | None:
-        """The next one to go; None if there is nothing that may."""
+    def pop(self, outdated: Callable[[Generation], bool] | None = None) -> Generation | None:
+        """The next one to go; None if there is nothing that may.
+
+        `outdated` says of what nobody retrieved whether it is so old that nobody will: that goes before all others.
+        """
+        if outdated is not None:
+            oldest = self._first(retrieved=False)
+            if oldest is not None and outdated(oldest):
+                heapq.heappop(self._heaps[False])
+                return oldest
         for retrieved in (True, False):
-            heap = self._heaps[retrieved]
-            while heap:
-                entry = heapq.heappop(heap)
-                if _current(entry, retrieved):
-                    return entry[2]
+            found = self._first(retrieved=retrieved)
+            if found is not None:
+                heapq.heappop(self._heaps[retrieved])
+                return found
         return None
+
+    def _first(self, *, retrieved: bool) -> Generation | None:
+        """The least recently hit of a kind."""
+        heap = self._heaps[retrieved]
+        while heap and not _current(heap[0], retrieved):
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
 
 
 def _current(entry: _Entry, retrieved: bool) -> bool:

@@ -101,6 +101,8 @@ def a_router(folder: Path, workers: list[Process], max_tokens: int) -> Process:
         folder,
         *("--tokenizer-path", str(shipped_tokenizer()), "--log-level", "warning", "--shutdown-grace", "10"),
         *("--radix-max-tokens", str(max_tokens), "--abort-retry-wait", "0.2"),
+        # Nobody asks for what came of clients that left. In half an hour that fills such a memory.
+        *("--radix-unretrieved-versions", "5"),
         *("--worker-urls", *(worker.url for worker in workers)),
     )
 

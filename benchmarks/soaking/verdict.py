@@ -16,14 +16,14 @@ MORE_FDS, MORE_THREADS = 20, 8
 
 @dataclass(frozen=True)
 class Rule:
-    """One of them. `held` is None where there was too little to tell."""
+    """One of them. `held` is None for what is not judged: it is there to compare with, or there was too little to tell."""
 
     name: str
     value: str
     held: bool | None
 
     def __str__(self) -> str:
-        mark = {True: "held", False: "BROKEN", None: "too short to tell"}[self.held]
+        mark = {True: "held", False: "BROKEN", None: "not judged"}[self.held]
         return f"{self.name:<58} {self.value:>28}   {mark}"
 
 
@@ -34,6 +34,7 @@ class Finding:
     Attributes:
         samples: of the time under load.
         lag: p50 and p99 over all of it, in milliseconds.
+        machine: the same of a process that only sleeps.
         idle: what was in flight when all clients had gone, by where it was counted.
         fds, threads: before the load, and after it.
         asked: generations that clients asked for, bad requests left out.
@@ -46,6 +47,7 @@ class Finding:
 
     samples: Sequence[Sample]
     lag: tuple[float, float]
+    machine: tuple[float, float]
     idle: dict[str, int]
     fds: tuple[int, int]
     threads: tuple[int, int]
@@ -67,11 +69,8 @@ def verdict(found: Finding) -> list[Rule]:
     recorded = sum(found.last.by("tito_radix_replies_total", "recorded").values())
     evicted = found.samples[-1].evicted
     return [
-        Rule(
-            "event loop lag, p50 and p99 over all of it",
-            f"{found.lag[0]:.1f}, {found.lag[1]:.1f} ms",
-            found.lag[1] < LAG_MS,
-        ),
+        Rule("event loop lag, p50 and p99 over all of it", _both(found.lag), found.lag[1] < LAG_MS),
+        Rule("the same of a process that only sleeps", _both(found.machine), None),
         Rule(
             "growth of memory in the second half",
             f"{growth:+.1f} MB an hour at {half[-1].rss:.0f} MB",
@@ -98,3 +97,7 @@ def verdict(found: Finding) -> list[Rule]:
         Rule("errors in the router's log", str(len(found.errors)), not found.errors),
         Rule("exit code of the router after SIGTERM", str(found.exit_code), found.exit_code == 0),
     ]
+
+
+def _both(quantiles: tuple[float, float]) -> str:
+    return f"{quantiles[0]:.1f}, {quantiles[1]:.1f} ms"

@@ -879,6 +879,20 @@ def test_replies_that_nobody_retrieved_go_last_and_are_counted() -> None:
     assert talk.tree.stats.evicted_tokens == 9
 
 
+def test_what_nobody_retrieved_for_long_goes_first_if_so_it_shall() -> None:
+    talk = Talk()
+    talk.tree.unretrieved_versions = 2
+    left = talk.say("a", [B, EOS], version="1")
+    fresh = talk.say("b", [B, EOS], version="2")
+    retrieved = talk.say(" ", [B, EOS], version="3")
+    talk.retrieve(retrieved)
+    talk.collect(6)
+    assert talk.alive(left, fresh, retrieved) == [False, True, True]
+    talk.collect(3)
+    assert talk.alive(left, fresh, retrieved) == [False, True, False], "of last version's it may still be asked for"
+    assert talk.tree.stats.evicted["never_retrieved"] == 1
+
+
 def test_a_reply_goes_with_the_others_once_it_is_retrieved() -> None:
     talk = Talk()
     first, second, third = (talk.say(text, [B, EOS]) for text in ("a", "b", " "))
