@@ -83,7 +83,7 @@ def resolve_complete(generation: Generation, text: str, position: int) -> Cut | 
     visible = span.visible
     tail = generation.tail
     shown = tail[0].shown if tail else 0
-    taken, spelled = (0, position) if position == len(text) else _spell_tail(tail, text, position)
+    taken, spelled = (0, position) if position == len(text) else spell_tail(tail, text, position)
     if visible + taken == 0 or (span.width == 0 and spelled == position):
         # Nothing of it is left: an empty reply whose tail is not spelled, or only half a token, which is encoded again.
         return None
@@ -92,7 +92,7 @@ def resolve_complete(generation: Generation, text: str, position: int) -> Cut | 
     return Cut(span, visible + taken, spelled)
 
 
-def _spell_tail(tail: tuple[HiddenToken, ...], text: str, position: int) -> tuple[int, int]:
+def spell_tail(tail: tuple[HiddenToken, ...], text: str, position: int) -> tuple[int, int]:
     """How many hidden tokens stay when the text goes on at `position`, and where it is when it has spelled what it spells."""
     taken, index = 0, 0
     while index < len(tail):

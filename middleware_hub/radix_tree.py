@@ -25,7 +25,7 @@ from middleware_hub.leaves import Leaves
 from middleware_hub.prefix_match import FRESH, Cut, PrefixMatch, resolve_complete, resolve_partial, sampled_base
 from middleware_hub.radix_node import Generation, RadixNode, common_length
 from middleware_hub.records import Context, Departure, Recall, SampledReply, TreeStats
-from middleware_hub.spans import Measure, SpanFlag, TokenSpan, Versions, links
+from middleware_hub.spans import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.tree_walk import (
     Walk,
     first_characters,
@@ -49,13 +49,25 @@ class RadixTree:
         measure: tells where tokens end in their text (the tokenizer).
         max_tokens: the budget `collect` keeps to; None for none.
         keep_versions: a leaf that was last hit this many weight versions ago, or more, is stale.
+        unretrieved_versions: a leaf that nobody retrieved, and that was last hit so many weight versions ago, goes before all
+            others; None: it goes after all others however old it is.
+        clock: of weight versions, where others look at it, too.
     """
 
-    def __init__(self, measure: Measure, *, max_tokens: int | None = None, keep_versions: int = 5) -> None:
+    def __init__(
+        self,
+        measure: Measure,
+        *,
+        max_tokens: int | None = None,
+        keep_versions: int = 5,
+        unretrieved_versions: int | None = None,
+        clock: VersionClock | None = None,
+    ) -> None:
         self.measure = measure
         self.max_tokens = max_tokens
         self.keep_versions = keep_versions
-        self.clock = VersionClock()
+        self.unretrieved_versions = unretrieved_versions
+        self.clock = clock or VersionClock()
         self.stats = TreeStats()
         self._roots: dict[Namespace, RadixNode] = {}
         self._ticks = 0
@@ -263,7 +275,7 @@ class RadixTree:
             context: what was encoded behind it; None if the chain is the whole prompt.
             reply: what the worker sampled.
         """
-        self._observe(reply.versions, late=reply.late)
+        self.clock.observe_reply(reply.versions, late=reply.late)
         if match.cut.span is None:
             self.stats.misses += 1
         else:
@@ -311,15 +323,6 @@ class RadixTree:
         self._by_ids.add(match.namespace, generation)
         self._leaves.offer(generation)
         return generation
-
-    def _observe(self, versions: Versions, *, late: bool) -> None:
-        """The clock knows versions in the order of their appearance; the last one is the reply's."""
-        if isinstance(versions, str):
-            self.clock.observe(versions, late=late)
-            return
-        for version, _ in versions:
-            self.clock.order(version)
-        self.clock.observe(versions[-1][0], late=late)
 
     def _resume(self, match: PrefixMatch) -> tuple[RadixNode, int]:
         """The node from which the text of a match has to be laid down, and from which character on."""
@@ -397,7 +400,7 @@ class RadixTree:
         """
         deadline = time.perf_counter() + seconds
         while self.over_budget:
-            generation = self._leaves.pop()
+            generation = self._leaves.pop(None if self.unretrieved_versions is None else self._abandoned)
             if generation is None:
                 return False
             stale = self.clock.age(generation.stamp) >= self.keep_versions
@@ -410,6 +413,10 @@ class RadixTree:
             if time.perf_counter() > deadline:
                 return self.over_budget
         return False
+
+    def _abandoned(self, generation: Generation) -> bool:
+        assert self.unretrieved_versions is not None
+        return self.clock.age(generation.stamp) >= self.unretrieved_versions
 
     def _remove(self, generation: Generation) -> None:
         node, line = generation.node, generation.continues

@@ -16,14 +16,14 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub import prompting, retrieval
+from middleware_hub.hub import Hub
 from middleware_hub.hub_metrics import RadixMetrics
 from middleware_hub.prompting import Prompt
 from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.recording import Recorder, Verdict
 from middleware_hub.responder import Responder
 from middleware_hub.retrieval import RetrievalRequest
-from middleware_hub.tokenizer import Tokenizer
-from router.asgi import ROUTE_HINT, ByMethod, RouteHint, header, read_body, replay, send_json, with_body
+from router.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_body, replay, send_json, with_body
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
 from router.sglang import GenerateRequest, new_weight_version
@@ -51,21 +51,17 @@ class RadixTreeMiddleware:
 
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config.radix
-        if config.tokenizer_path is None:
-            raise BadRequestError(
-                "--tokenizer-path is missing: give the model's folder or hub id (or --middleware none)"
-            )
+        hub = Hub.of(context)
         self.app = app
-        self.tokenizer = Tokenizer.load(
-            config.tokenizer_path,
-            trust_remote_code=config.trust_remote_code,
-            add_special_tokens=config.add_special_tokens,
-            encodes_by=config.tokenizer_backend,
-        )
+        self.tokenizer = hub.tokenizer
         self.tree = RadixTree(
-            self.tokenizer.vocabulary, max_tokens=config.token_budget, keep_versions=config.keep_versions
+            hub.tokenizer.vocabulary,
+            max_tokens=config.token_budget,
+            keep_versions=config.keep_versions,
+            unretrieved_versions=config.unretrieved_versions,
+            clock=hub.clock,
         )
-        self.recorder = Recorder(self.tree, self.tokenizer, context.tracer)
+        self.recorder = Recorder(self.tree, hub.judge, context.tracer)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
         self._tracer = context.tracer
@@ -82,7 +78,8 @@ class RadixTreeMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        inside = self._routes.get(scope["path"], self.app) if scope["type"] == "http" else self.app
+        ours = scope["type"] == "http" and not (scope.get("state") or {}).get(KEPT)
+        inside = self._routes.get(scope["path"], self.app) if ours else self.app
         await inside(scope, receive, send)
         if scope["type"] == "lifespan":
             self.tree.clear()
@@ -187,7 +184,7 @@ class RadixTreeMiddleware:
         async def observing(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200 and version is not None:
                 self.tree.clock.set(version)
-                self.recorder.workers.set_everywhere(version)
+                self.recorder.judge.workers.set_everywhere(version)
             await send(message)
 
         await self.app(with_body(scope, body), replay(body, receive), observing)

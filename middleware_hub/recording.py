@@ -11,7 +11,7 @@ from middleware_hub.radix_tree import RadixTree
 from middleware_hub.records import SampledReply
 from middleware_hub.spans import SpanFlag, Versions, pack_ids, pack_logprobs
 from middleware_hub.tokenizer import Tokenizer
-from middleware_hub.versions import WorkerVersions
+from middleware_hub.versions import VersionClock, WorkerVersions
 from router.sglang import Reply
 from router.tracing import OFF, Tracer
 
@@ -53,7 +53,7 @@ class Asked(msgspec.Struct, frozen=True):
     """What one generation was asked for.
 
     Attributes:
-        prompt: what was sent.
+        prompt_tokens: how many were sent.
         skips_special: whether special tokens are left out of the text.
         logprobs: whether the worker was told to send logprobs.
         rid: the client's request id, if the worker used it for this generation.
@@ -61,7 +61,7 @@ class Asked(msgspec.Struct, frozen=True):
         steps: how often the current weight version had changed by then.
     """
 
-    prompt: Prompt
+    prompt_tokens: int
     skips_special: bool
     logprobs: bool
     rid: str | None
@@ -69,45 +69,47 @@ class Asked(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Recorder:
-    """Checks replies and remembers those that hold together."""
+class Judgement(msgspec.Struct, frozen=True):
+    """What a reply is worth: `verdict` says it, and `reply` is what may be remembered of it, if anything may."""
 
-    def __init__(self, tree: RadixTree, tokenizer: Tokenizer, tracer: Tracer = OFF) -> None:
-        self.tracer = tracer
-        self.tree = tree
+    verdict: Verdict
+    reply: SampledReply | None = None
+
+
+class Judge:
+    """Holds replies against what was asked, and says which weights they come from. Remembers nothing but those."""
+
+    def __init__(self, tokenizer: Tokenizer, clock: VersionClock) -> None:
         self.tokenizer = tokenizer
+        self.clock = clock
         self.workers = WorkerVersions()
 
-    def record(self, asked: Asked, reply: Reply, worker: str) -> Verdict:
-        """Remember a reply of a worker, or what has come of it; the match of the prompt is still pinned."""
-        fault = reply.fault(len(asked.prompt.ids), logprobs_asked=asked.logprobs)
+    def judge(self, asked: Asked, reply: Reply, worker: str) -> Judgement:
+        """What there is to be remembered of a reply of a worker, or of what has come of one."""
+        fault = reply.fault(asked.prompt_tokens, logprobs_asked=asked.logprobs)
         if fault is not None:
-            return Verdict("no", ENGINE_MISMATCH, fault)
+            return Judgement(Verdict("no", ENGINE_MISMATCH, fault))
         if not reply.ids:
-            return Verdict("no", "no tokens were sampled", reply.finish_type or "")
+            return Judgement(Verdict("no", "no tokens were sampled", reply.finish_type or ""))
         self.tokenizer.learn(reply.ids)
         alignment, text = self._align(reply, asked.skips_special)
         versions, certain = self._versions(reply, worker, asked.sent_at)
-        generation = self.tree.record(
-            asked.prompt.match,
-            asked.prompt.context,
-            SampledReply(
-                ids=pack_ids(reply.ids),
-                text=text,
-                versions=versions,
-                logprobs=None if reply.logprobs is None else pack_logprobs(reply.checked_logprobs()),
-                visible=alignment.visible,
-                flags=alignment.flags if certain else alignment.flags | SpanFlag.UNCERTAIN,
-                ends=alignment.ends,
-                tail=alignment.tail,
-                late=asked.steps != self.tree.clock.steps,
-                request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
-            ),
+        sampled = SampledReply(
+            ids=pack_ids(reply.ids),
+            text=text,
+            versions=versions,
+            logprobs=None if reply.logprobs is None else pack_logprobs(reply.checked_logprobs()),
+            visible=alignment.visible,
+            flags=alignment.flags if certain else alignment.flags | SpanFlag.UNCERTAIN,
+            ends=alignment.ends,
+            tail=alignment.tail,
+            late=asked.steps != self.clock.steps,
+            request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
         )
         if alignment.flags & SpanFlag.MISMATCH:
             wrong = "the ids do not decode to the text: is --tokenizer-path the worker's own?"
-            return Verdict("inexact", ENGINE_MISMATCH, wrong, generation, text)
-        return Verdict("exact", generation=generation, text=text)
+            return Judgement(Verdict("inexact", ENGINE_MISMATCH, wrong, text=text), sampled)
+        return Judgement(Verdict("exact", text=text), sampled)
 
     def _versions(self, reply: Reply, worker: str, sent_at: int) -> tuple[Versions, bool]:
         """The version of every token, and whether it is certain.
@@ -138,6 +140,23 @@ class Recorder:
                 if not alignment.flags & SpanFlag.MISMATCH:
                     return alignment, text
         return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(reply.ids)), reply.text
+
+
+class Recorder:
+    """Puts replies that hold together into the radix tree."""
+
+    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF) -> None:
+        self.tracer = tracer
+        self.tree = tree
+        self.judge = judge
+
+    def record(self, prompt: Prompt, asked: Asked, reply: Reply, worker: str) -> Verdict:
+        """Remember a reply of a worker, or what has come of it; the match of the prompt is still pinned."""
+        found = self.judge.judge(asked, reply, worker)
+        if found.reply is None:
+            return found.verdict
+        generation = self.tree.record(prompt.match, prompt.context, found.reply)
+        return msgspec.structs.replace(found.verdict, generation=generation)
 
 
 def summary(verdicts: list[Verdict]) -> str:

@@ -40,8 +40,11 @@ class Tally(Protocol):
 class _Generation:
     """One of the generations of a request: what was asked for, and what has come of it."""
 
-    def __init__(self, recorder: Recorder, asked: Asked, *, drop_logprobs: bool, trajectory: bool) -> None:
+    def __init__(
+        self, recorder: Recorder, prompt: Prompt, asked: Asked, *, drop_logprobs: bool, trajectory: bool
+    ) -> None:
         self._recorder = recorder
+        self._prompt = prompt
         self._asked = asked
         self._drop = LOGPROB_FIELDS if drop_logprobs else frozenset[str]()
         self._trajectory = trajectory
@@ -85,7 +88,7 @@ class _Generation:
         """Remember a reply."""
         try:
             with self._recorder.tracer.span("record", tokens=len(reply.ids)) as span:
-                self.verdict = self._recorder.record(self._asked, reply, self.worker)
+                self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
                 span.set(outcome=self.verdict.outcome)
         except Exception:
             logger.exception("a reply could not be recorded")
@@ -98,7 +101,7 @@ class _Generation:
         """
         add = None
         if self._trajectory and verdict is not None and verdict.generation is not None:
-            text = self._asked.prompt.match.text + verdict.text
+            text = self._prompt.match.text + verdict.text
             found = retrieval.trajectory(self._recorder.tree, verdict.generation, text)
             add = {"trajectory": msgspec.json.encode(found)}
         if not self._drop and add is None:
@@ -134,12 +137,13 @@ class Responder:
         self._body: list[bytes] = []
         self._events: EventSplitter | None = None
         self._counted = False
-        sent_at = recorder.workers.moment()
+        sent_at = recorder.judge.workers.moment()
         self._generations = [
             _Generation(
                 recorder,
+                prompt,
                 Asked(
-                    prompt,
+                    len(prompt.ids),
                     request.skips_special(number),
                     force_logprobs or request.asked_for_logprobs(number),
                     request.rid(number),

@@ -218,6 +218,11 @@ def flatten(span: TokenSpan | None, take: int, tail: bytes = b"") -> Trajectory:
     """Lay a chain flat, with `tail` (packed ids, encoded just now: mask 0) behind it."""
     chain = list(links(span, take))
     chain.reverse()
+    return flatten_chain(chain, tail)
+
+
+def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> Trajectory:
+    """The same for a chain that was taken down already: its spans, first one first, with how many of their tokens are in it."""
     token_ids = np.frombuffer(
         b"".join([s.ids[: ID_BYTES * n] for s, n in chain] + ([tail] if tail else [])), dtype=np.int32
     )

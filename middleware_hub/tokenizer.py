@@ -76,6 +76,8 @@ class Tokenizer:
         self.bos: list[int] = probe.ids[:lead]
         self.vocabulary = _vocabulary(backend, settings)
         self._limit = max(vocabulary_size or 0, len(self.vocabulary))
+        self.chat_template: str | dict[str, str] | None = None  # of several, each has a name: `default`, `tool_use`
+        self.special_tokens_map: dict[str, str] = {}
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
 
     @classmethod
@@ -109,6 +111,10 @@ class Tokenizer:
             vocabulary_size=_model_vocabulary(path),
             encodes_by=encodes_by,
         )
+        tokenizer.chat_template = loaded.chat_template
+        tokenizer.special_tokens_map = {
+            name: token for name, token in loaded.special_tokens_map.items() if isinstance(token, str)
+        }
         for text in _PROBES:
             expected = list(loaded(text)["input_ids"])
             mine = tokenizer.encode_start(text)

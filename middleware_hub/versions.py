@@ -113,6 +113,15 @@ class VersionClock:
         if self._below >= FALL_AFTER:
             self._fall(version)
 
+    def observe_reply(self, versions: Versions, *, late: bool = False) -> None:
+        """The same for all versions of a reply. They become known in the order of their appearance; the last one is its own."""
+        if isinstance(versions, str):
+            self.observe(versions, late=late)
+            return
+        for version, _ in versions:
+            self.order(version)
+        self.observe(versions[-1][0], late=late)
+
     def set(self, version: str) -> None:
         """The fleet was set to this version through the router."""
         if version != self.current:

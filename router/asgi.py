@@ -29,6 +29,10 @@ ROUTE_HINT = "route_hint"
 """Key in `scope["state"]` under which a middleware leaves a `RouteHint` for the proxy."""
 
 
+KEPT = "kept"
+"""Key in `scope["state"]`: whoever sends this request keeps its reply by itself, under an id that it has made up."""
+
+
 class RouteHint(msgspec.Struct, frozen=True):
     """What a middleware knows about a request that a routing policy may want to know."""
 
@@ -90,7 +94,7 @@ def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:
         if name not in _NOT_TO_WORKER
         and name not in named
         and not name.startswith(b"x-radix-")
-        and (forward_authorization or name != b"authorization")
+        and (forward_authorization or name not in (b"authorization", b"x-api-key"))
     ]
     kept.append((b"accept-encoding", b"identity"))
     return kept

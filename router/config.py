@@ -13,6 +13,11 @@ from urllib.parse import urlsplit
 from router.errors import BadRequestError
 
 RADIX_TREE_MIDDLEWARE = "middleware_hub.radix_tree_middleware:RadixTreeMiddleware"
+SESSIONS_MIDDLEWARE = "middleware_hub.sessions.gateway:SessionsMiddleware"
+
+CALL_PARSERS = ("hermes", "qwen-coder", "llama3", "glm", "deepseek", "harmony", "gemma4", "none")
+"""Named parsers of tool calls; `auto` is one of them, and SGLang's own names for them are understood as well."""
+REASONING_PARSERS = ("think", "gemma4", "harmony", "none")
 
 _BYTES_PER_TOKEN = 16
 """What a cached token costs with all that belongs to it: 8 of id and logprob, about 4 of text, the rest of bookkeeping."""
@@ -21,6 +26,7 @@ AbortPolicy = Literal["retry", "return"]
 LogFormat = Literal["text", "json"]
 SpecialTokens = Literal["auto", "always", "never"]
 TokenizerBackend = Literal["auto", "huggingface", "fastokens"]
+History = Literal["keep", "template"]
 
 
 @dataclass(frozen=True)
@@ -220,6 +226,7 @@ class RadixConfig:
     trust_remote_code: bool = False
     max_tokens: int | None = None  # None: a quarter of the memory
     keep_versions: int = 5
+    unretrieved_versions: int | None = None  # None: what nobody retrieved goes last, however old
     force_logprobs: bool = True
     add_special_tokens: SpecialTokens = "auto"
     tokenizer_backend: TokenizerBackend = "auto"
@@ -229,6 +236,41 @@ class RadixConfig:
             raise BadRequestError(f"--radix-max-tokens must be at least 1, not {self.max_tokens}")
         if self.keep_versions < 0:
             raise BadRequestError(f"--radix-keep-versions must not be negative, got {self.keep_versions}")
+        if self.unretrieved_versions is not None:
+            _at_least_one("--radix-unretrieved-versions", self.unretrieved_versions)
+
+    @property
+    def token_budget(self) -> int:
+        """`max_tokens`, or what fits into a quarter of the memory of the machine, or of the container."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return _memory() // 4 // _BYTES_PER_TOKEN
+
+
+@dataclass(frozen=True)
+class SessionsConfig:
+    """Agent sessions. Times in seconds; None: of the model's own, or what fits."""
+
+    ttl: float = 21_600.0
+    max_tokens: int | None = None  # None: a quarter of the memory
+    max_context: int | None = None
+    history: History = "keep"
+    verify_rate: float = 0.01
+    orphan_grace: float = 30.0
+    match: str = "canonical"
+    chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+
+    def __post_init__(self) -> None:
+        _positive("--session-ttl-secs", self.ttl)
+        for flag, value in (("--session-max-tokens", self.max_tokens), ("--max-context", self.max_context)):
+            if value is not None:
+                _at_least_one(flag, value)
+        if not 0 <= self.verify_rate <= 1:
+            raise BadRequestError(f"--verify-rate must be 0 to 1, not {self.verify_rate}")
+        if not 0 <= self.orphan_grace < math.inf:
+            raise BadRequestError(f"--orphan-grace must be 0 seconds or more, not {self.orphan_grace}")
 
     @property
     def token_budget(self) -> int:
@@ -274,4 +316,5 @@ class RouterConfig:
     abort: AbortConfig = field(default_factory=AbortConfig)
     radix: RadixConfig = field(default_factory=RadixConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
-    middlewares: tuple[str, ...] = (RADIX_TREE_MIDDLEWARE,)
+    sessions: SessionsConfig = field(default_factory=SessionsConfig)
+    middlewares: tuple[str, ...] = (SESSIONS_MIDDLEWARE, RADIX_TREE_MIDDLEWARE)

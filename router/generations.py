@@ -15,7 +15,7 @@ from typing import cast, get_args
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.abort_retries import Retries, StreamJob, WholeJob
-from router.asgi import header, read_body
+from router.asgi import KEPT, header, read_body
 from router.callers import caller_of
 from router.config import AbortConfig, AbortPolicy
 from router.disguise import Undisguising, disguised
@@ -58,7 +58,7 @@ class Generations:
         body = await read_body(scope, receive, self._max_body_bytes)
         attempt = Attempt.first(body)
         names = () if attempt is None else attempt.rids
-        if self._isolated:
+        if self._isolated and not scope["state"].get(KEPT):
             body, attempt, disguise = disguised(body, attempt)
             send = send if disguise is None else Undisguising(disguise, send).send
         flight = Flight(names, None if attempt is None else attempt.rids, tenant=caller_of(scope).tenant)

@@ -50,9 +50,7 @@ class ApiKeyGuard:
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope, right: Right) -> Caller:
-        scheme, _, given = (header(scope, b"authorization") or "").partition(" ")
-        key = given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-        caller = self._keys.identify(key)
+        caller = self._keys.identify(_key_of(scope))
         if caller is None and right is Right.USE:
             caller = self._keys.anonymous()
         if caller is None:
@@ -71,6 +69,14 @@ class ApiKeyGuard:
             known = ", ".join(self._keys.tenants) or "none"
             raise BadRequestError(f"x-tenant: there is no tenant {tenant!r}, but: {known}")
         return Caller(tenant, admin=True, confined=True)
+
+
+def _key_of(scope: Scope) -> bytes:
+    """The key that came along: as a bearer's, or in the way of Anthropic's clients."""
+    scheme, _, given = (header(scope, b"authorization") or "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode("latin-1")
+    return (header(scope, b"x-api-key") or "").strip().encode("latin-1")
 
 
 def _of(scope: Scope, caller: Caller) -> Scope:

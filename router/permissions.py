@@ -106,6 +106,8 @@ def needed(method: str, path: str) -> Right:
         return Right.READ
     if path == "/workers" or path.startswith("/workers/"):
         return Right.READ if method in ("GET", "HEAD") else Right.ADMIN
+    if path == "/sessions" or (path.startswith("/sessions/") and ".." not in path.split("/")):
+        return Right.USE  # of its tenant's own; where there are no sessions, no worker knows such a path
     if path.startswith("/v1/models/") and ".." not in path.split("/"):
         return Right.USE  # a name may have slashes in it
     return Right.ADMIN

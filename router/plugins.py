@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from prometheus_client import CollectorRegistry
@@ -22,11 +22,13 @@ class MiddlewareContext:
         config: all of it.
         registry: for instruments, which then show up in GET /metrics.
         tracer: for spans of a request's own work.
+        shared: what several middlewares of one application have in common, by its type.
     """
 
     config: RouterConfig
     registry: CollectorRegistry
     tracer: Tracer = OFF
+    shared: dict[type, object] = field(default_factory=dict)
 
 
 class Middleware(Protocol):

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from middleware_hub.hub_metrics import RadixMetrics
 from middleware_hub.radix_tree import RadixTree
-from router.cli import parser
+from router.flags import parser
 from router.metrics import RouterMetrics, WorkerCollector
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"

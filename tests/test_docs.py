@@ -16,9 +16,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.app import create_app
-from router.cli import COMMANDS, parser
+from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
 from router.embedded.ngram import shipped_tokenizer
+from router.flags import parser
 from router.fleet import Fleet
 from router.policies import create_policy
 from router.requests import Requests

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw
 
-from router.sglang.json import JSON_ERRORS, decode_object
+from router.sglang.json import JSON_ERRORS, decode_object, is_null
 
 DEFAULT_VERSION = "default"
 """What SGLang itself calls the weights before their first update."""
@@ -30,6 +30,43 @@ LOGPROB_FIELDS = frozenset(
 
 LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
+
+_COMMON_META = LOGPROB_FIELDS | {
+    "id",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "cached_tokens",
+    "cached_tokens_details",
+    "weight_version",
+    "weight_versions",
+    "num_retractions",
+    "dp_rank",
+    "e2e_latency",
+    "response_sent_to_client_ts",
+}
+"""What SGLang 0.5.23 says in `meta_info` of every reply."""
+
+
+class Usage(msgspec.Struct):
+    """Counts in `meta_info` that nobody but a client reads."""
+
+    cached_tokens: int | None = None
+
+
+def further_meta(meta: dict[str, Raw]) -> dict[str, Raw]:
+    """What `meta_info` has beyond what is in every reply: what was asked for (`routed_experts`, `hidden_states`), or is new."""
+    return {key: value for key, value in meta.items() if key not in _COMMON_META and not is_null(value)}
+
+
+def read_meta(body: bytes | Raw) -> dict[str, Raw]:
+    """`meta_info` of a reply that was read already, raw; empty if it cannot be read."""
+    try:
+        return decode_object(decode_object(body)["meta_info"])
+    except (*JSON_ERRORS, KeyError):
+        return {}
+
 
 decode_entries = msgspec.json.Decoder(list[LogprobEntry]).decode
 _decode_flat = msgspec.json.Decoder(list[float | int | None]).decode

@@ -117,6 +117,10 @@ class StreamedReply:
     news: bytes | None = None
     """The last event without what the one before it had said already; None where it was not cut."""
     _cut: tuple[bytes, bytes] = b"", b""
+    last_meta: dict[str, Raw] = field(default_factory=dict)
+    """`meta_info` of the last event, raw, without `output_token_logprobs`."""
+    added: list[bytes] | None = None
+    """What events have added to the text, as JSON strings, for a reader who takes them out as they come; None for nobody."""
 
     def feed(self, data: bytes) -> None:
         """Take in the payload of one event. Sets `done` or `error`; an unreadable event is an error, too."""
@@ -134,6 +138,7 @@ class StreamedReply:
                 return
             raw_meta = decode_object(fields["meta_info"])
             entries = raw_meta.pop("output_token_logprobs", None)
+            self.last_meta = raw_meta
             self._meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
             if entries is not None and not is_null(entries) and _was_aborted(self._meta):
                 entries = self._without_repetition(fields, entries, self._meta.completion_tokens)
@@ -145,6 +150,11 @@ class StreamedReply:
             self._take_text(bytes(fields["text"]))
         except (*JSON_ERRORS, KeyError, ValueError) as error:
             self.error = f"an event that cannot be read: {error}"
+
+    @property
+    def logprobs(self) -> list[LogprobEntry]:
+        """The logprobs so far, one entry a token."""
+        return self._entries or []
 
     @property
     def finished(self) -> bool:
@@ -248,9 +258,12 @@ class StreamedReply:
             self._raw_logprobs = _joined(self._raw_logprobs, raw_entries)
         self.ids += ids
         self._raw_ids = _joined(self._raw_ids, fields["output_ids"])
-        self._last_text = self._last_text[:-1] + bytes(fields["text"])[1:]
+        new = bytes(fields["text"])
+        self._last_text = self._last_text[:-1] + new[1:]
         self._pieces[:] = [self._last_text]
-        self._meta = meta
+        if self.added is not None:
+            self.added.append(new)
+        self._meta, self.last_meta = meta, raw_meta
         return True
 
     def _take_ids(self, raw: bytes, completed: int | None) -> None:
@@ -301,8 +314,12 @@ class StreamedReply:
         told_by_logprobs = self._entries is not None or self._cumulative_ids
         if not told_by_logprobs and not raw.startswith(self._last_text[:-1]):
             self._cumulative_text = False
+        cumulative = told_by_logprobs and self._cumulative_text
+        if self.added is not None:
+            goes_on = cumulative and raw.startswith(self._last_text[:-1])
+            self.added.append(b'"' + raw[len(self._last_text) - 1 :] if goes_on else raw)
         self._last_text = raw
-        if told_by_logprobs and self._cumulative_text:
+        if cumulative:
             self._pieces[:] = [raw]
         else:
             self._pieces.append(raw)

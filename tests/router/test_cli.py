@@ -12,9 +12,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.cli import config_from_args, main, parser
+from router.cli import main
 from router.config import RADIX_TREE_MIDDLEWARE, RouterConfig, TraceConfig
 from router.errors import BadRequestError
+from router.flags import config_from_args, parser
 from tests.router.conftest import GatedWorker
 from tests.support.serving import serving
 
