@@ -11,7 +11,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from router.app import create_app
-from router.config import AbortConfig, RadixConfig, RetryConfig, RouterConfig, ServerConfig, WorkersConfig
+from router.config import (
+    AbortConfig,
+    RadixConfig,
+    RetryConfig,
+    RouterConfig,
+    ServerConfig,
+    SessionsConfig,
+    WorkersConfig,
+)
 from router.embedded.records import Record
 from router.embedded.wire import StreamStyle
 from router.embedded.worker import EmbeddedWorker
@@ -53,6 +61,9 @@ class Stack:
         """POST JSON, or whatever `raw` is."""
         content = json.dumps(body).encode() if raw is None else raw
         return self._exchange("POST", path, content, {"content-type": "application/json", **(headers or {})})
+
+    def exchange(self, method: str, path: str) -> Answer:
+        return self._exchange(method, path, None, {})
 
     def get(self, path: str) -> Answer:
         return self._exchange("GET", path, None, {})
@@ -117,6 +128,7 @@ def stack(
     server: Mapping[str, Any] | None = None,
     abort: AbortConfig | None = None,
     workers: Mapping[str, Any] | None = None,
+    sessions: Mapping[str, Any] | None = None,
     **worker: Any,
 ) -> Iterator[Stack]:
     """Start it all: one worker per style of streaming. Unless it is told to, the router sends nothing twice."""
@@ -135,6 +147,7 @@ def stack(
             ),
             abort=abort or AbortConfig(attempts=1, wait=0),
             radix=RadixConfig(tokenizer_path=str(folder), **(radix or {})),
+            sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
         )
         url = entered.enter_context(serve(create_app(config)))
         yield Stack(name, url, running, speller(name))

@@ -1,0 +1,1 @@
+"""Agent sessions: a trie of messages over exact tokens."""

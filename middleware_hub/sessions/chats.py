@@ -1,0 +1,181 @@
+"""A client's turn: its request understood, answered in its own dialect, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from middleware_hub.sessions.chat import ChatRequest, Dialect, ReplyHead
+from middleware_hub.sessions.composing import Composer
+from middleware_hub.sessions.exchange import Exchange
+from middleware_hub.sessions.generation import Generation
+from middleware_hub.sessions.message_key import request_key, setting_key
+from middleware_hub.sessions.session import Act, Session
+from middleware_hub.sessions.turns import Turns
+from router.asgi import HeaderList, header, read_body, send_json
+from router.client import ClientConnection
+from router.errors import RouterError
+from router.sglang.attempt import new_rid
+
+PING_SECONDS = 15.0
+"""How long a stream may be silent: proxies and clients take a longer silence for an end."""
+
+
+class Chats:
+    """Serves the turns of sessions."""
+
+    def __init__(self, turns: Turns, composer: Composer, *, max_body_bytes: int) -> None:
+        self._turns = turns
+        self._composer = composer
+        self._max_body_bytes = max_body_bytes
+
+    async def talk(self, dialect: Dialect, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        """One turn. Raises RouterError only as long as nothing was sent."""
+        body = await read_body(scope, receive, self._max_body_bytes)
+        request = dialect.parse(body)
+        key = request_key(body, header(scope, b"idempotency-key") or "")
+        exchange = self._turns.adopt(session, key) if _sent_again(scope) else None
+        if exchange is None:
+            parent = header(scope, b"x-parent-generation")
+            exchange = await self._turns.begin(session, request, scope, key, parent)
+        delivered = False
+        try:
+            async with ClientConnection(receive, reads_body=False) as client:
+                reply = _Reply(dialect, session, request, exchange, client, send)
+                await (reply.stream() if request.stream else reply.whole())
+                delivered = True
+        finally:
+            exchange.detach(delivered=delivered)
+            if delivered:
+                session.forget(exchange)
+
+    async def count(self, session: Session, request: ChatRequest) -> int:
+        """How many tokens the prompt of a turn would have. Changes nothing."""
+        session.require(Act.GENERATE)
+        turn = session.trie.prepare(setting_key(request.tools, request.template), request.messages)
+        handle = session.trie.open(turn, new_rid())
+        try:
+            return len((await self._composer.compose(turn, request)).ids)
+        finally:
+            session.trie.abandon(handle)
+
+
+def _sent_again(scope: Scope) -> bool:
+    """Whether a client's library says that it sends this request another time."""
+    if header(scope, b"idempotency-key"):
+        return True
+    count = header(scope, b"x-stainless-retry-count") or ""
+    return count.isdecimal() and int(count) > 0
+
+
+class _Reply:
+    """One way back to a client."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        session: Session,
+        request: ChatRequest,
+        exchange: Exchange,
+        client: ClientConnection,
+        send: Send,
+    ) -> None:
+        self._dialect = dialect
+        self._session = session
+        self._request = request
+        self._exchange = exchange
+        self._client = client
+        self._send = send
+        first = exchange.generations[0]
+        self._head = ReplyHead(first.id, int(time.time()), request.model or "default")
+
+    async def whole(self) -> None:
+        """All answers in one piece."""
+        await self._exchange.all_over()
+        self._raise_if_nothing_came()
+        answers = [generation.answer for generation in self._exchange.generations if generation.answer is not None]
+        body = self._dialect.whole(self._request, self._head, answers)
+        self._client.stop_watching()
+        await send_json(self._send, 200, body, self._headers(recorded=True))
+
+    async def stream(self) -> None:
+        """Events as the pieces come."""
+        await self._exchange.begun()
+        self._raise_if_nothing_came()
+        headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        headers += self._headers(recorded=False)
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        stream = self._dialect.stream(self._request, self._head)
+        generations = self._exchange.generations
+        told, open_ones = [0] * len(generations), set(range(len(generations)))
+        out = [stream.begin(generations[0].prompt_tokens)]
+        failed: RouterError | None = None
+        while open_ones and failed is None:
+            for index in sorted(open_ones):
+                generation = generations[index]
+                pieces = generation.pieces
+                while told[index] < len(pieces):
+                    piece, logprobs = pieces[told[index]]
+                    told[index] += 1
+                    out.append(stream.piece(index, piece, logprobs))
+                if generation.answer is not None:
+                    out.append(stream.finish(index, generation.answer))
+                    open_ones.discard(index)
+                elif generation.error is not None:
+                    failed = generation.error
+                    break
+            if open_ones and failed is None:
+                await self._send_on(out)
+                await self._news_or_ping(stream)
+        if failed is not None:
+            out.append(stream.failed(failed))
+        else:
+            out.append(stream.end([generation.answer for generation in generations if generation.answer is not None]))
+        self._client.stop_watching()
+        await self._send({"type": "http.response.body", "body": b"".join(out), "more_body": False})
+
+    async def _news_or_ping(self, stream: Any) -> None:
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                await self._exchange.news()
+        except TimeoutError:
+            await self._send_on([stream.ping()])
+
+    async def _send_on(self, out: list[bytes]) -> None:
+        body = b"".join(out)
+        out.clear()
+        if body:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def _raise_if_nothing_came(self) -> None:
+        """Of several samples those that there are will do; where there are none, the first one's error is the answer."""
+        generations = self._exchange.generations
+        if not any(generation.answer is not None or generation.begun for generation in generations):
+            raise next(generation.error for generation in generations if generation.error is not None)
+        if self._exchange.over and not any(generation.answer is not None for generation in generations):
+            raise next(generation.error for generation in generations if generation.error is not None)
+
+    def _headers(self, *, recorded: bool) -> HeaderList:
+        generations = self._exchange.generations
+        first = generations[0]
+        headers: HeaderList = [
+            (b"x-session-id", self._session.id.encode("latin-1")),
+            (b"x-generation-id", ", ".join(generation.id for generation in generations).encode("latin-1")),
+            (b"x-radix-reused-tokens", b"%d" % first.reused_tokens),
+            (b"x-radix-prompt-tokens", b"%d" % first.prompt_tokens),
+            (b"x-radix-recorded", (_recorded(generations) if recorded else "pending").encode("latin-1", "replace")),
+        ]
+        if first.worker:
+            headers.append((b"x-router-worker", first.worker.encode("latin-1")))
+        return headers
+
+
+def _recorded(generations: list[Generation]) -> str:
+    said = {generation.verdict.header if generation.verdict else "no; no reply" for generation in generations}
+    if len(said) == 1:
+        return said.pop().replace("\n", " ")
+    exact = sum(generation.verdict is not None and generation.verdict.outcome == "exact" for generation in generations)
+    return f"inexact; {exact} of {len(generations)} replies are exact"

@@ -1,0 +1,214 @@
+"""From a prepared turn to the ids that a worker gets: only what follows the checkpoint is rendered and encoded.
+
+Reasons, counted and kept with the turn (see docs/sessions.md):
+
+    template_error     the tail could not be found in the template's rendering: the whole is encoded anew
+    rewritten          `--history template`, and the template writes earlier turns in another way than they were: the same
+    template_mismatch  the verifier found that the ids and a full rendering differ in more than sampled text
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from middleware_hub.sessions.chat import ChatRequest, Message
+from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
+from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
+from middleware_hub.sessions.seam import Seam, cut, seam
+from middleware_hub.sessions.verifier import Part, differences
+from middleware_hub.spans import SpanFlag, TokenSpan, chain_ids, links, pack_ids, unpack_ids
+from middleware_hub.tokenizer import Tokenizer
+from router.config import History
+from router.errors import BadRequestError
+
+logger = logging.getLogger(__name__)
+
+
+class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
+    """A prompt as a chain, and what there is to know about it.
+
+    Attributes:
+        checkpoint: what it goes on from; None if it was encoded as a whole.
+        span, take: the chain: the first `take` tokens of `span`, behind all that is before it.
+        ids: all of it.
+        reused: how many of them were in the checkpoint's chain.
+        reasons: see the top of this file.
+        left_out: sampled tokens at the end of the checkpoint that are not in the prompt.
+    """
+
+    checkpoint: Checkpoint | None
+    span: TokenSpan
+    take: int
+    ids: list[int]
+    reused: int
+    reasons: tuple[str, ...] = ()
+    left_out: int = 0
+
+
+class Composer:
+    """Makes prompts.
+
+    Args:
+        tokenizer: encodes.
+        template: renders.
+        history: `keep`: the chain is what the model saw; `template`: what the template makes of it is.
+        verify_rate: the share of continued prompts that is compared with a rendering of the whole, 0 to 1.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, *, history: History = "keep", verify_rate: float = 0.0
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._history = history
+        self._verify_rate = verify_rate
+        self._dice = random.Random(0)
+        vocabulary = tokenizer.vocabulary
+        literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
+
+    async def compose(self, turn: PreparedTurn, request: ChatRequest) -> ComposedPrompt:
+        """The prompt of a turn. Raises BadRequestError where the template refuses the conversation."""
+        checkpoint = turn.checkpoint
+        if checkpoint is None:
+            return await self._anew(turn, request, ())
+        known = self._known(turn, checkpoint, request)
+        if known is not None:
+            return known
+        if self._history == "template" and not self._append_only(checkpoint, request):
+            return await self._anew(turn, request, ("rewritten",))
+        try:
+            place = self._seam(turn, checkpoint, request)
+        except RenderingError as error:
+            logger.warning("a turn is encoded anew, for its tail could not be rendered: %s", error)
+            return await self._anew(turn, request, ("template_error",))
+        if place.take == 0 and checkpoint.span.parent is None:
+            return await self._anew(turn, request, ("template_error",))
+        span, take = checkpoint.span, place.take
+        if place.text:
+            ids = await self._tokenizer.encode(place.text, start=False)
+            flags = SpanFlag.WHOLE | (SpanFlag.RECUT if place.recut else SpanFlag.NONE)
+            span = self._shared(turn, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags), request)
+            take = len(span)
+        reasons: tuple[str, ...] = ()
+        if self._verify_rate and self._dice.random() < self._verify_rate:
+            reasons = self._verified(span, take, request)
+        return self._composed(checkpoint, span, take, reasons)
+
+    def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
+        """What an equal request was given."""
+        if not request.continue_final:
+            for span in turn.node.contexts or ():
+                if span.parent is checkpoint.span:
+                    return self._composed(checkpoint, span, len(span), ())
+        return None
+
+    async def _anew(self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...]) -> ComposedPrompt:
+        if not request.continue_final:
+            for span in turn.node.contexts or ():
+                if span.parent is None:
+                    return self._composed(None, span, len(span), reasons)
+        text = self._template.whole(
+            request.messages, request.tools, request.template, continue_final=request.continue_final
+        )
+        ids = await self._tokenizer.encode(text, start=True)
+        if not ids:
+            raise BadRequestError(
+                "the chat template makes nothing of these messages: there is nothing to send to a worker"
+            )
+        span = self._shared(turn, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE), request)
+        return self._composed(None, span, len(span), reasons)
+
+    def _composed(
+        self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, reasons: tuple[str, ...]
+    ) -> ComposedPrompt:
+        ids = unpack_ids(chain_ids(span, take))
+        if checkpoint is None:
+            return ComposedPrompt(None, span, take, ids, 0, reasons)
+        kept = take if span is checkpoint.span else span.take
+        return ComposedPrompt(
+            checkpoint,
+            span,
+            take,
+            ids,
+            checkpoint.span.offset + kept,
+            reasons,
+            len(checkpoint.span) - kept,
+        )
+
+    @staticmethod
+    def _shared(turn: PreparedTurn, span: TokenSpan, request: ChatRequest) -> TokenSpan:
+        """One context for all generations of one prompt."""
+        if request.continue_final:
+            return span
+        contexts = turn.node.contexts
+        if contexts is None:
+            contexts = turn.node.contexts = []
+        for other in contexts:
+            if other.parent is span.parent and other.take == span.take and other.ids == span.ids:
+                return other
+        contexts.append(span)
+        return span
+
+    def _seam(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> Seam:
+        messages, covered = request.messages, turn.covered
+        if request.continue_final and covered == len(messages):
+            return cut(checkpoint)
+        tail = self._template.tail(
+            messages[covered - 1],
+            messages[covered:],
+            request.tools,
+            request.template,
+            earlier=messages[: covered - 1],
+            continue_final=request.continue_final,
+        )
+        return seam(checkpoint, tail, self._tokenizer.encode_tail, self._tokenizer.vocabulary.special_ids)
+
+    # Against a rendering of the whole ----------------------------------------------------------------------------------
+
+    def _append_only(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
+        """Whether a rendering of the whole begins with what the chain spells."""
+        spell = self._tokenizer.vocabulary.spell
+        parts = [spell(unpack_ids(part.ids)[:count]) for part, count in links(checkpoint.span, checkpoint.span.visible)]
+        whole = self._template.whole(
+            request.messages, request.tools, request.template, continue_final=request.continue_final
+        )
+        spelled = "".join(reversed(parts))
+        return whole.startswith(spelled) or self._tokenizer.spell_prompt(
+            self._tokenizer.encode_start(whole)
+        ).startswith(spelled)
+
+    def _verified(self, span: TokenSpan, take: int, request: ChatRequest) -> tuple[str, ...]:
+        """A reason if the ids are not what a rendering of the whole would be, but for sampled text."""
+        try:
+            expected = self._template.whole(
+                request.messages, request.tools, request.template, continue_final=request.continue_final
+            )
+        except (BadRequestError, RenderingError) as error:
+            logger.warning("a turn could not be verified: %s", error)
+            return ()
+        found = [one for one in differences(expected, self._parts(span, take), self._special) if one.hard]
+        if not found:
+            return ()
+        logger.warning("a turn is not what the chat template makes of its messages: %s", "; ".join(map(str, found[:3])))
+        return ("template_mismatch",)
+
+    def _parts(self, span: TokenSpan, take: int) -> Sequence[Part]:
+        spell = self._tokenizer.vocabulary.spell
+        parts = [Part(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
+        parts.reverse()
+        return parts
+
+
+def spoken(request: ChatRequest, turn: PreparedTurn, content: str) -> tuple[Message, bool]:
+    """The content of the assistant's message, and whether it takes the place of the prompt's last one, which it goes on with."""
+    message: Message = {"role": "assistant", "content": content}
+    if not request.continue_final:
+        return message, False
+    before = request.messages[-1].get("content")
+    return {**message, "content": (before if isinstance(before, str) else "") + content}, True

@@ -1,0 +1,237 @@
+"""What is done with a session besides talking: made, looked at, rewarded, completed, exported, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+from urllib.parse import parse_qs
+from uuid import uuid4
+
+import msgspec
+from msgspec import Raw
+from starlette.types import Receive, Scope, Send
+
+from middleware_hub.sessions.export import SharedTurns, as_json, branches, topology
+from middleware_hub.sessions.message_key import KeyFunction
+from middleware_hub.sessions.session import Act, Phase, Session
+from middleware_hub.sessions.session_metrics import SessionMetrics
+from middleware_hub.sessions.store import SessionStore
+from router.asgi import Handler, header, read_body, send_json
+from router.config import SessionsConfig
+from router.errors import BadRequestError
+from router.sglang.json import parse_object, typed
+
+_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+_PIECE_BYTES = 64 * 1024
+MAX_WAIT = 3600.0
+
+
+class Controls:
+    """Serves these calls. Each handler is given the session that its path names."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        config: SessionsConfig,
+        key: KeyFunction,
+        metrics: SessionMetrics,
+        *,
+        max_body_bytes: int,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._key = key
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+
+    # All of them -------------------------------------------------------------------------------------------------------
+
+    async def create(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """`POST /sessions`. Raises BadRequestError, SessionExistsError, CapacityError."""
+        fields = await self._fields(scope, receive)
+        session_id = typed(fields, "session_id", str, "a string")
+        if session_id is not None and not _ID.fullmatch(session_id):
+            raise BadRequestError(
+                f"`session_id` must be 1 to 128 letters, digits, or any of . _ ~ -, not {session_id[:140]!r}"
+            )
+        ttl = typed(fields, "ttl_s", float, "a number of seconds")
+        if ttl is not None and not 0 < ttl < math.inf:
+            raise BadRequestError(f"`ttl_s` must be a positive number of seconds, not {ttl}")
+        sampling = typed(fields, "sampling_params", dict[str, Any], "an object") or {}
+        budget = typed(fields, "response_budget", int, "a number of tokens")
+        if budget is None:
+            budget = sampling.pop("response_budget", None)
+        if budget is not None and (not isinstance(budget, int) or budget < 1):
+            raise BadRequestError(f"`response_budget` must be at least 1 token, not {budget!r}")
+        session = Session(
+            uuid4().hex if session_id is None else session_id,
+            tenant,
+            self._key,
+            ttl=self._config.ttl if ttl is None else ttl,
+            sampling=_sampling(sampling),
+            metadata=typed(fields, "metadata", dict[str, Any], "an object"),
+            response_budget=budget,
+        )
+        self._store.add(session)
+        root = f"{_origin(scope)}/sessions/{session.id}"
+        answer = {
+            "session_id": session.id,
+            "base_url": f"{root}/v1",
+            "anthropic_base_url": root,
+            "reward_info_url": f"{root}/reward_info",
+        }
+        await send_json(send, 201, msgspec.json.encode(answer))
+
+    async def list(self, tenant: str, send: Send) -> None:
+        """`GET /sessions`."""
+        found = [session.summary() for session in self._store.of(tenant)]
+        await send_json(send, 200, msgspec.json.encode({"sessions": found}))
+
+    # One of them -------------------------------------------------------------------------------------------------------
+
+    def handlers(self, session: Session, action: str) -> dict[str, Handler]:
+        """What may be done at this place of a session, by method; nothing if there is no such place."""
+        found: dict[str, dict[str, Any]] = {
+            "": {"GET": self._show, "DELETE": self._delete},
+            "reward_info": {"POST": self._reward},
+            "complete": {"POST": self._complete, "GET": self._wait},
+            "finalize": {"POST": self._finalize},
+            "trajectories": {"GET": self._trajectories},
+        }
+
+        def bound(handler: Any) -> Handler:
+            async def call(scope: Scope, receive: Receive, send: Send) -> None:
+                await handler(session, scope, receive, send)
+
+            return call
+
+        return {method: bound(handler) for method, handler in found.get(action, {}).items()}
+
+    async def _show(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = session.summary()
+        if _query(scope).get("tree") in ("1", "true"):
+            answer["tree"] = topology(session.trie)
+        await send_json(send, 200, msgspec.json.encode(answer))
+
+    async def _delete(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._store.delete(session)
+        await send_json(send, 200, msgspec.json.encode({"session_id": session.id, "deleted": True}))
+
+    async def _reward(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        if "reward_info" not in fields:
+            raise BadRequestError("`reward_info` is missing: give an object")
+        info = typed(fields, "reward_info", dict[str, Any], "an object") or {}
+        session.reward(info, typed(fields, "branch", str, "the id of a generation"))
+        session.touch()
+        await send_json(send, 200, msgspec.json.encode(session.summary()))
+
+    async def _complete(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        info = typed(fields, "reward_info", dict[str, Any], "an object")
+        session.require(Act.COMPLETE)
+        if info is not None:
+            session.reward(info, None)
+        session.complete()
+        session.touch()
+        await send_json(send, 200, msgspec.json.encode(session.summary()))
+
+    async def _wait(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers as soon as the agent is done, or when the time is over: `completed` says which."""
+        given = _query(scope).get("timeout_s", "0")
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds <= MAX_WAIT:
+            raise BadRequestError(f"timeout_s must be 0 to {MAX_WAIT:g} seconds, not {given!r}")
+        completed = await session.completed(seconds)
+        session.touch()
+        await send_json(send, 200, msgspec.json.encode({"completed": completed, **session.summary()}))
+
+    async def _finalize(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        every = bool(typed(fields, "export_all_checkpoints", bool, "true or false"))
+        shared = _shared(typed(fields, "shared_turns", str, "a string"))
+        first = session.phase is not Phase.FINALIZED
+        await session.finalize()
+        if first:
+            self._metrics.sessions.labels("finalized").inc()
+        await self._export(session, send, every=every, shared=shared)
+
+    async def _trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        session.require(Act.EXPORT)
+        query = _query(scope)
+        every = query.get("export_all_checkpoints", "0") in ("1", "true")
+        await self._export(session, send, every=every, shared=_shared(query.get("shared_turns")))
+
+    async def _export(self, session: Session, send: Send, *, every: bool, shared: SharedTurns) -> None:
+        session.touch()
+        found = branches(session.trie, session.reward_info, every_checkpoint=every, shared_turns=shared)
+        head = {"session_id": session.id, "phase": session.phase.value, "metadata": session.metadata}
+        headers = [(b"content-type", b"application/json")]
+        pieces = _joined(as_json(found, head))
+        first = next(pieces)  # whatever is wrong is wrong before the head of the reply is out
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        session.exported = True
+        session.touch()
+
+    async def _fields(self, scope: Scope, receive: Receive) -> dict[str, Raw]:
+        """The fields of a body; of none, none."""
+        body = await read_body(scope, receive, self._max_body_bytes)
+        return parse_object(body) if body.strip() else {}
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Small pieces together, as many as are worth a packet."""
+    held, size = [], 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)
+
+
+def _shared(given: str | None) -> SharedTurns:
+    if given is None:
+        return "once"
+    if given not in get_args(SharedTurns):
+        raise BadRequestError(f"`shared_turns` must be one of {', '.join(get_args(SharedTurns))}, not {given!r}")
+    return given  # type: ignore[return-value] # it is one of them
+
+
+def _sampling(given: dict[str, Any]) -> dict[str, Any]:
+    """A session's `sampling_params`, OpenAI's names for a limit understood. Raises BadRequestError."""
+    limit = given.pop("max_completion_tokens", given.pop("max_tokens", given.get("max_new_tokens")))
+    if limit is not None:
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise BadRequestError(f"`max_new_tokens` must be at least 1, not {limit!r}")
+        given["max_new_tokens"] = limit
+    if given.get("n") not in (None, 1):
+        raise BadRequestError("`n` in a session's `sampling_params` must be 1: ask for more in a request")
+    given.pop("n", None)
+    return given
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    return {key: values[-1] for key, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()}
+
+
+def _origin(scope: Scope) -> str:
+    """How the client calls this server."""
+    host = header(scope, b"x-forwarded-host") or header(scope, b"host")
+    if host is None:
+        server = scope.get("server") or ("127.0.0.1", None)
+        host = f"{server[0]}:{server[1]}" if server[1] else str(server[0])
+    scheme = header(scope, b"x-forwarded-proto") or scope.get("scheme", "http")
+    return f"{scheme}://{host}"

@@ -1,0 +1,260 @@
+"""Sessions as trajectories: one for each branch, every id the one that was sampled, no sampled token trained twice.
+
+    prompt_ids | response_ids                                          a branch
+    [ context ]|[ sampled ][ context ][ sampled ][ context ][ sampled ]
+    response_mask  1 1 1 1   0 0 0 0    1 1 1 1    0 0 0 0    1 1 1 1
+
+Positions (`weight_versions`, `turns`) are offsets into `response_ids`, half-open. Branches come in the order of their commits. Of
+turns that several branches share, the first branch has the mask (`once`), or all have it (`every`).
+
+What is exported may be long: it is made into JSON piece by piece, so that an event loop can do other things in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+from numpy.typing import NDArray
+
+from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
+from middleware_hub.spans import TokenSpan, flatten_chain, links
+
+SharedTurns = Literal["once", "every"]
+
+INEXACT = frozenset({"engine_mismatch", "split_character", "template_mismatch"})
+"""Reasons for which the ids are not, or not surely, what the engine and the template make of these messages."""
+CHUNK = 8_192
+"""Numbers that are made into JSON at once: about half a millisecond."""
+
+
+class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One branch, ready for a trainer. Arrays are aligned with `response_ids`.
+
+    Attributes:
+        branch: the id of its last generation.
+        parent_branch: the earlier branch that it shares its first turns with, if any.
+        prompt_ids, response_ids: int32.
+        response_mask: uint8; 1 where a token was sampled and is this branch's to be trained on.
+        response_logprobs: float64; None if a sampled token came without.
+        weight_versions: `(version, start, end)` over sampled tokens.
+        turns: `(generation id, start, end)` of the sampled turns.
+        messages: JSON of each.
+        extra: what workers said of turns, by name: `(generation id, raw value)`.
+    """
+
+    branch: str
+    parent_branch: str | None
+    prompt_ids: NDArray[np.int32]
+    response_ids: NDArray[np.int32]
+    response_mask: NDArray[np.uint8]
+    response_logprobs: NDArray[np.float64] | None
+    weight_versions: tuple[tuple[str, int, int], ...]
+    turns: tuple[tuple[str, int, int], ...]
+    messages: tuple[bytes, ...]
+    finish_reason: str
+    reward_info: dict[str, Any]
+    reasons: tuple[str, ...]
+    extra: Mapping[str, list[tuple[str, Raw]]]
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing speaks against these ids."""
+        return INEXACT.isdisjoint(self.reasons)
+
+
+def branches(
+    trie: MessageTrie,
+    reward_info: dict[str, Any],
+    *,
+    every_checkpoint: bool = False,
+    shared_turns: SharedTurns = "once",
+) -> Iterator[BranchTrajectory]:
+    """The trajectories of a session as it is now; what is committed later is not among them.
+
+    Args:
+        trie: the session's.
+        reward_info: the session's own; what was attached to a turn goes over it.
+        every_checkpoint: one for each sample, not only for those at the end of a branch.
+        shared_turns: who has the mask of a turn that several trajectories contain.
+    """
+    trained: dict[int, int] = {}
+    first_with: dict[str, str] = {}
+    # All chains are taken down now: a session may be deleted while its export is on its way.
+    taken = [(one, _chain(one)) for one in trie.checkpoints(terminal=not every_checkpoint)]
+    for checkpoint, chain in taken:
+        yield _trajectory(checkpoint, chain, reward_info, trained if shared_turns == "once" else None, first_with)
+
+
+class _Chain(msgspec.Struct, frozen=True):
+    """What is needed of a checkpoint when the trie may be gone: its spans, its turns, its messages; first ones first."""
+
+    spans: list[tuple[TokenSpan, int]]
+    turns: list[Checkpoint]
+    messages: list[bytes]
+
+
+def _chain(checkpoint: Checkpoint) -> _Chain:
+    spans = list(links(checkpoint.span, len(checkpoint.span)))
+    turns = list(checkpoint.lineage())
+    spans.reverse()
+    turns.reverse()
+    sampled = {id(turn.node): turn for turn in turns}
+    messages = []
+    for node in checkpoint.node.path():
+        turn = sampled.get(id(node))
+        messages.append(node.message if turn is None or not turn.reasoning else _with_reasoning(node.message, turn))
+    return _Chain(spans, turns, messages)
+
+
+def _with_reasoning(message: bytes, turn: Checkpoint) -> bytes:
+    return msgspec.json.encode({**msgspec.json.decode(message), "reasoning_content": turn.reasoning})
+
+
+def _trajectory(
+    checkpoint: Checkpoint,
+    chain: _Chain,
+    reward_info: dict[str, Any],
+    trained: dict[int, int] | None,
+    first_with: dict[str, str],
+) -> BranchTrajectory:
+    flat = flatten_chain(chain.spans)
+    begin = len(flat.token_ids) - flat.response_length
+    mask = flat.loss_mask[begin:].copy()
+    turns, at = [], {id(turn.span): turn for turn in chain.turns}
+    for span, count in chain.spans:
+        turn = at.get(id(span))
+        if turn is None:
+            continue
+        low = span.offset - begin
+        turns.append((turn.id, low, low + count))
+        if trained is not None:
+            done = trained.get(id(span), 0)
+            mask[low : low + min(done, count)] = 0
+            trained[id(span)] = max(done, count)
+    parent = next((first_with[turn.id] for turn in reversed(chain.turns) if turn.id in first_with), None)
+    for turn in chain.turns:
+        first_with.setdefault(turn.id, checkpoint.id)
+    rewards: dict[str, Any] = dict(reward_info)
+    reasons = list(flat.reasons)
+    extra: dict[str, list[tuple[str, Raw]]] = {}
+    for turn in chain.turns:
+        rewards.update(turn.reward or {})
+        reasons += [reason for reason in turn.reasons if reason not in reasons]
+        for name, value in turn.extra.items():
+            extra.setdefault(name, []).append((turn.id, value))
+    return BranchTrajectory(
+        branch=checkpoint.id,
+        parent_branch=parent,
+        prompt_ids=flat.token_ids[:begin],
+        response_ids=flat.token_ids[begin:],
+        response_mask=mask,
+        response_logprobs=None if flat.logprobs is None else flat.logprobs[begin:],
+        weight_versions=tuple((version, low - begin, high - begin) for version, low, high in flat.weight_versions),
+        turns=tuple(turns),
+        messages=tuple(chain.messages),
+        finish_reason=checkpoint.finish,
+        reward_info=rewards,
+        reasons=tuple(reasons),
+        extra=extra,
+    )
+
+
+# JSON ------------------------------------------------------------------------------------------------------------------
+
+
+def as_json(found: Iterable[BranchTrajectory], head: Mapping[str, Any]) -> Iterator[bytes]:
+    """`{...head, "trajectories": [...]}`, piece by piece, each of them quickly made."""
+    opening = msgspec.json.encode(head)[:-1]
+    yield opening + (b"," if head else b"") + b'"trajectories":['
+    for number, trajectory in enumerate(found):
+        if number:
+            yield b","
+        yield from _one(trajectory)
+    yield b"]}"
+
+
+def _one(trajectory: BranchTrajectory) -> Iterator[bytes]:
+    head = {"branch": trajectory.branch, "parent_branch": trajectory.parent_branch}
+    yield msgspec.json.encode(head)[:-1]
+    for name, array in (
+        ("prompt_ids", trajectory.prompt_ids),
+        ("response_ids", trajectory.response_ids),
+        ("response_mask", trajectory.response_mask),
+        ("response_logprobs", trajectory.response_logprobs),
+    ):
+        yield b',"%b":' % name.encode()
+        if array is None:
+            yield b"null"
+        else:
+            yield from _numbers(array)
+    yield b',"messages":['
+    for number, message in enumerate(trajectory.messages):
+        yield b"," + message if number else message
+    tail = {
+        "weight_versions": [{"version": v, "start": low, "end": high} for v, low, high in trajectory.weight_versions],
+        "num_turns": len(trajectory.turns),
+        "finish_reason": trajectory.finish_reason,
+        "reward_info": trajectory.reward_info,
+        "multi_modal_data": None,
+        "exact": trajectory.exact,
+        "reasons": trajectory.reasons,
+        "extra_fields": {
+            "turns": [{"generation_id": i, "start": low, "end": high} for i, low, high in trajectory.turns],
+            **{
+                name: [{"generation_id": i, "value": value} for i, value in values]
+                for name, values in trajectory.extra.items()
+            },
+        },
+    }
+    yield b"]," + msgspec.json.encode(tail)[1:]
+
+
+def _numbers(array: NDArray[Any]) -> Iterator[bytes]:
+    yield b"["
+    for begin in range(0, len(array), CHUNK):
+        inner = msgspec.json.encode(array[begin : begin + CHUNK].tolist())[1:-1]
+        yield b"," + inner if begin else inner
+    yield b"]"
+
+
+# Sight -----------------------------------------------------------------------------------------------------------------
+
+
+def topology(trie: MessageTrie) -> list[dict[str, Any]]:
+    """Every message with what is known of it, parents before children."""
+    nodes = list(trie.each_node())
+    numbers = {id(node): number for number, node in enumerate(nodes)}
+    return [
+        {
+            "node": number,
+            "parent": numbers.get(id(node.parent)),
+            "depth": node.depth,
+            "role": node.role,
+            "pending": not node.committed,
+            "in_flight": node.handles,
+            "excerpt": _excerpt(node.message),
+            "samples": [
+                {
+                    "generation_id": sample.id,
+                    "parent_generation": None if sample.parent is None else sample.parent.id,
+                    "finish_reason": sample.finish,
+                    "tokens": len(sample.span),
+                    "terminal": sample.terminal,
+                }
+                for sample in node.samples or ()
+            ],
+        }
+        for number, node in enumerate(nodes)
+    ]
+
+
+def _excerpt(message: bytes, characters: int = 80) -> str:
+    said = msgspec.json.decode(message)
+    content = said.get("content") or ""
+    calls = [call["function"]["name"] for call in said.get("tool_calls") or ()]
+    text = content if isinstance(content, str) else str(content)
+    return (text + "".join(f" [{name}]" for name in calls))[:characters]

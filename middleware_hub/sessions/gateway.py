@@ -1,0 +1,168 @@
+"""`SessionsMiddleware`: agent sessions over HTTP, as pure ASGI around whatever serves `/generate`.
+
+    POST   /sessions                          GET    /sessions
+    GET    /sessions/{id}                     DELETE /sessions/{id}
+    POST   /sessions/{id}/v1/chat/completions       OpenAI
+    POST   /sessions/{id}/v1/messages               Anthropic; also .../count_tokens
+    GET    /sessions/{id}/v1/models
+    POST   /sessions/{id}/reward_info         POST, GET /sessions/{id}/complete
+    POST   /sessions/{id}/finalize            GET    /sessions/{id}/trajectories
+
+A client's library is told the `base_url` and adds the rest. Some add `/v1` to what has it already, some do not where it is
+missing: both are understood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from middleware_hub.hub import Hub
+from middleware_hub.sessions import message_key, parsers
+from middleware_hub.sessions.chat import Dialect
+from middleware_hub.sessions.chats import Chats
+from middleware_hub.sessions.composing import Composer
+from middleware_hub.sessions.controls import Controls
+from middleware_hub.sessions.dialects.anthropic import Anthropic
+from middleware_hub.sessions.dialects.openai import OpenAI
+from middleware_hub.sessions.rendering import ChatTemplate
+from middleware_hub.sessions.session import Session
+from middleware_hub.sessions.session_metrics import SessionMetrics
+from middleware_hub.sessions.store import SessionStore
+from middleware_hub.sessions.turns import Turns
+from router.asgi import ByMethod, Handler, read_body, send_json
+from router.callers import caller_of
+from router.config import SessionsConfig
+from router.errors import BadRequestError, NotFoundError, RouterError
+from router.plugins import MiddlewareContext
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "/sessions"
+OPENAI, ANTHROPIC = OpenAI(), Anthropic()
+
+
+class SessionsMiddleware:
+    """See the top of this file. Raises BadRequestError when made with a template or a parser that cannot be used."""
+
+    def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
+        config = context.config.sessions
+        self.app = app
+        self._metrics = SessionMetrics(context.registry)
+        self.store = SessionStore(self._metrics, max_tokens=config.token_budget)
+        self._max_body_bytes = context.config.server.max_body_bytes
+        self._sweeper: asyncio.Task[None] | None = None
+        self._controls = Controls(
+            self.store, config, message_key.load(config.match), self._metrics, max_body_bytes=self._max_body_bytes
+        )
+        self._chats = self._talking(context, config)
+
+    def _talking(self, context: MiddlewareContext, config: SessionsConfig) -> Chats | None:
+        """What answers turns; None without a chat template."""
+        hub = Hub.of(context)
+        source = hub.chat_template(config.chat_template)
+        if source is None:
+            logger.info("the tokenizer has no chat template: sessions answer no turns without --chat-template FILE")
+            return None
+        template = ChatTemplate(source, hub.tokenizer.special_tokens_map)
+        composer = Composer(hub.tokenizer, template, history=config.history, verify_rate=config.verify_rate)
+        calls = parsers.detect_calls(source) if config.tool_call_parser == "auto" else config.tool_call_parser
+        thinks = parsers.detect_reasoning(source) if config.reasoning_parser == "auto" else config.reasoning_parser
+        parsers.create(calls, thinks, (), starts_inside=False)  # what is no name is told now
+        logger.info("sessions: tool calls are read as %s, reasoning as %s", calls, thinks)
+        turns = Turns(
+            self.app,
+            hub.judge,
+            template,
+            composer,
+            self.store,
+            self._metrics,
+            context.tracer,
+            call_parser=calls,
+            reasoning_parser=thinks,
+            orphan_grace=config.orphan_grace,
+            max_context=config.max_context,
+            force_logprobs=context.config.radix.force_logprobs,
+        )
+        return Chats(turns, composer, max_body_bytes=self._max_body_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, or the lifespan."""
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path == PREFIX or path.startswith(PREFIX + "/"):
+                await self._serve(scope, receive, send)
+                return
+        elif scope["type"] == "lifespan":
+            receive = self._closing(receive)
+        await self.app(scope, receive, send)
+
+    def _closing(self, receive: Receive) -> Receive:
+        """Sessions end before what they stand on does."""
+
+        async def closing() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self._sweeper = asyncio.create_task(self.store.keep_sweeping())
+            elif message["type"] == "lifespan.shutdown":
+                if self._sweeper is not None:
+                    self._sweeper.cancel()
+                await self.store.close()
+            return message
+
+        return closing
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = caller_of(scope).tenant
+        session_id, *rest = [part for part in scope["path"][len(PREFIX) :].split("/") if part] or [""]
+        if not session_id:
+            by_method: dict[str, Handler] = {
+                "POST": lambda scope, receive, send: self._controls.create(tenant, scope, receive, send),
+                "GET": lambda scope, receive, send: self._controls.list(tenant, send),
+            }
+            await ByMethod(by_method)(scope, receive, send)
+            return
+        place = "/".join(rest)
+        while place.startswith("v1/"):
+            place = place.removeprefix("v1/")
+        dialect: Dialect = ANTHROPIC if place.startswith("messages") else OPENAI
+        try:
+            session = self.store.get(tenant, session_id)
+            handlers = self._talks(session, place) or self._controls.handlers(session, "/".join(rest))
+            if not handlers:
+                raise NotFoundError(f"there is nothing at {scope['path']}")
+            await ByMethod(handlers)(scope, receive, send)
+        except RouterError as error:
+            headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
+            await send_json(send, error.status, dialect.error(error), headers)
+
+    def _talks(self, session: Session, place: str) -> dict[str, Handler]:
+        """What speaks a dialect at this place of a session, by method."""
+
+        async def openai(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._required().talk(OPENAI, session, scope, receive, send)
+
+        async def anthropic(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._required().talk(ANTHROPIC, session, scope, receive, send)
+
+        async def count(scope: Scope, receive: Receive, send: Send) -> None:
+            request = ANTHROPIC.parse_count(await read_body(scope, receive, self._max_body_bytes))
+            await send_json(send, 200, ANTHROPIC.count(await self._required().count(session, request)))
+
+        async def models(scope: Scope, receive: Receive, send: Send) -> None:
+            path = f"/v1/{place}"
+            await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+
+        if place == "models" or place.startswith("models/"):
+            return {"GET": models}
+        talks: dict[str, Handler] = {"chat/completions": openai, "messages": anthropic, "messages/count_tokens": count}
+        return {"POST": talks[place]} if place in talks else {}
+
+    def _required(self) -> Chats:
+        if self._chats is None:
+            raise BadRequestError(
+                "the tokenizer has no chat template, so messages cannot be rendered: give the router --chat-template FILE"
+            )
+        return self._chats

@@ -1,0 +1,409 @@
+"""A trie of messages, pointing to the token chains that were sampled for them.
+
+Each path from a root is a conversation. An assistant node that was generated here carries *samples*: checkpoints, each a handle
+on an immutable chain of spans (see `spans`), so a fork costs one node and no token is copied. There is a root for each
+*setting*, the tools and template options that a conversation is rendered with: under another setting no token is the same.
+
+    root(tools) -- system -- user -- assistant [sample 1, sample 2] -- tool -- (user: pending, of a generation in flight)
+                                 `-- assistant [sample 3] -- user -- assistant [sample 4]
+
+One generation is `prepare` and then `commit` or `abandon`, each synchronous; nothing is held in between but its own
+`BranchHandle`. The rules:
+
+* A request continues the deepest sampled node on its path: of several samples there the newest, unless it says which.
+* What `prepare` adds is *pending* until a commit below it: never exported, never continued, and gone with its last handle.
+* Samples are never joined, however equal they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from middleware_hub.radix_node import HiddenToken
+from middleware_hub.sessions.chat import Message
+from middleware_hub.sessions.message_key import KeyFunction, MessageKey, canonical
+from middleware_hub.spans import TokenSpan
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TrieClosedError(Exception):
+    """The session has ended: nothing is added to it any more."""
+
+
+class Checkpoint(msgspec.Struct, gc=False, eq=False):
+    """One sampled turn, and with it the whole exact sequence that ends there.
+
+    Attributes:
+        id: of the generation.
+        node: the assistant's message.
+        span: what was sampled; the spans before it are the prompt.
+        parent: the checkpoint that its prompt went on from.
+        serial: the order of commits in the session, from 0.
+        tail: the hidden tail of what was sampled (see `radix_node`).
+        shown: of a token that is partly hidden, the characters that the client saw.
+        finish: `stop`, `length`, `tool_calls` or `abort`.
+        reasoning: what was thought, which is no part of the message's key.
+        reasons: why this turn is not, or not in every way, exact.
+        extra: per-token fields of the worker, raw.
+        continued: how many checkpoints go on from here.
+        reward: what was attached to it.
+    """
+
+    id: str
+    node: MessageNode
+    span: TokenSpan
+    parent: Checkpoint | None
+    serial: int
+    finish: str
+    tail: tuple[HiddenToken, ...] = ()
+    shown: str = ""
+    reasoning: str = ""
+    reasons: tuple[str, ...] = ()
+    extra: dict[str, msgspec.Raw] = {}
+    continued: int = 0
+    reward: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.id}: turn {self.depth}, {self.span!r}>"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing goes on from here: the end of a branch."""
+        return not self.continued
+
+    @property
+    def depth(self) -> int:
+        """Sampled turns from the first to this one."""
+        return sum(1 for _ in self.lineage())
+
+    def lineage(self) -> Iterator[Checkpoint]:
+        """This checkpoint, the one it goes on from, and so on up."""
+        found: Checkpoint | None = self
+        while found is not None:
+            yield found
+            found = found.parent
+
+
+class MessageNode(msgspec.Struct, gc=False, eq=False):
+    """One message of a conversation. Nodes are cut loose by hand (`MessageTrie.clear`): no garbage collector looks at them.
+
+    Attributes:
+        role: empty at a root.
+        message: as the client wrote it, or as it was generated (less its reasoning, which is the samples' own), as JSON.
+        samples: the checkpoints of an assistant's message that was generated here, oldest first.
+        handles: generations in flight whose prompt ends here.
+        committed: whether a generation was committed here or below.
+        contexts: the contexts that prompts ending here were given, each behind its checkpoint's chain: equal requests share them.
+    """
+
+    key: MessageKey
+    role: str
+    message: bytes
+    parent: MessageNode | None
+    depth: int
+    children: dict[MessageKey, MessageNode] | None = None
+    samples: list[Checkpoint] | None = None
+    contexts: list[TokenSpan] | None = None
+    handles: int = 0
+    committed: bool = False
+
+    def __repr__(self) -> str:
+        state = "" if self.committed else ", pending"
+        return f"<MessageNode {self.role or 'root'} at {self.depth}: {len(self.samples or ())} samples{state}>"
+
+    def path(self) -> list[MessageNode]:
+        """The nodes of this conversation, first message first."""
+        found: list[MessageNode] = []
+        node: MessageNode | None = self
+        while node is not None and node.depth:
+            found.append(node)
+            node = node.parent
+        found.reverse()
+        return found
+
+
+class BranchHandle(msgspec.Struct, gc=False, eq=False):
+    """A generation in flight: where it will be attached."""
+
+    generation_id: str
+    node: MessageNode
+    checkpoint: Checkpoint | None
+    open: bool = True
+
+
+class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
+    """What a request's conversation met in the trie.
+
+    Attributes:
+        node: its last message.
+        checkpoint: what it goes on from; None if nothing on its path was sampled here.
+        covered: so many of its messages are in the checkpoint's chain.
+        ambiguous: several samples could have been continued, and the request did not say which.
+        unknown_parent: it named one that is not on its path.
+    """
+
+    node: MessageNode
+    checkpoint: Checkpoint | None
+    covered: int
+    ambiguous: bool = False
+    unknown_parent: bool = False
+
+
+class MessageTrie:
+    """See the top of this file.
+
+    Args:
+        key: when two messages are the same one.
+    """
+
+    def __init__(self, key: KeyFunction = canonical) -> None:
+        self._key = key
+        self._roots: dict[bytes, MessageNode] = {}
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._handles: dict[str, BranchHandle] = {}
+        self.nodes = 0
+        """Messages, pending ones counted; roots are none."""
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<MessageTrie {self.nodes} nodes, {len(self._checkpoints)} samples, {len(self._handles)} in flight>"
+
+    # Reading -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Generations that were prepared, and neither committed nor abandoned."""
+        return len(self._handles)
+
+    @property
+    def head(self) -> Checkpoint | None:
+        """The newest sample."""
+        return next(reversed(self._checkpoints.values()), None)
+
+    def checkpoint(self, generation_id: str) -> Checkpoint | None:
+        """The sample of a generation."""
+        return self._checkpoints.get(generation_id)
+
+    def checkpoints(self, *, terminal: bool = False) -> list[Checkpoint]:
+        """All samples in the order of their commits; or those at the end of a branch."""
+        return [found for found in self._checkpoints.values() if found.terminal or not terminal]
+
+    def each_node(self) -> Iterator[MessageNode]:
+        """Every node, roots left out: parents before their children."""
+        stack = list(reversed(self._roots.values()))
+        while stack:
+            node = stack.pop()
+            if node.depth:
+                yield node
+            stack.extend(reversed((node.children or {}).values()))
+
+    # One generation ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, setting: bytes, messages: Sequence[Message], *, parent: str | None = None) -> PreparedTurn:
+        """Walk down along a conversation, adding what is not there.
+
+        Whoever gets a turn opens at least one handle on it, or drops it again with `drop`.
+
+        Args:
+            setting: the key of the tools and options that it is rendered with.
+            messages: all of it.
+            parent: the id of the generation to go on from, where several could be meant.
+        """
+        if self.closed:
+            raise TrieClosedError
+        node = self._roots.get(setting)
+        if node is None:
+            node = self._roots[setting] = MessageNode(setting, "", b"", None, 0)
+        deepest: tuple[MessageNode, Message] | None = None
+        named: Checkpoint | None = None
+        for message in messages:
+            key = self._key(message)
+            child = None if node.children is None else node.children.get(key)
+            if child is None:
+                child = self._attach(node, key, message)
+            elif child.samples:
+                deepest = child, message
+                if parent is not None:
+                    named = next((one for one in child.samples if one.id == parent), named)
+            node = child
+        chosen, ambiguous = (named, False) if named is not None or deepest is None else _choose(*deepest)
+        return PreparedTurn(
+            node,
+            chosen,
+            0 if chosen is None else chosen.node.depth,
+            ambiguous,
+            parent is not None and named is None,
+        )
+
+    def open(self, turn: PreparedTurn, generation_id: str) -> BranchHandle:
+        """A generation begins from a prepared turn. Ids are never used twice."""
+        assert generation_id not in self._handles
+        assert generation_id not in self._checkpoints
+        handle = self._handles[generation_id] = BranchHandle(generation_id, turn.node, turn.checkpoint)
+        turn.node.handles += 1
+        return handle
+
+    def drop(self, turn: PreparedTurn) -> None:
+        """Nothing comes of a prepared turn: its messages go away, but for what others use."""
+        self._prune(turn.node)
+
+    def commit(self, handle: BranchHandle, message: Message, span: TokenSpan, **details: Any) -> Checkpoint:
+        """Attach what was sampled; `details` are further fields of the checkpoint.
+
+        Raises TrieClosedError if the session has ended in the meantime.
+        """
+        if self.closed or not handle.open:
+            raise TrieClosedError
+        self._close(handle)
+        return self._sample(handle, handle.node, message, span, details)
+
+    def commit_in_place(self, handle: BranchHandle, message: Message, span: TokenSpan, **details: Any) -> Checkpoint:
+        """The same for a turn that went on with the last message of its prompt: it takes that message's place."""
+        if self.closed or not handle.open:
+            raise TrieClosedError
+        before = handle.node
+        assert before.parent is not None
+        checkpoint = self._sample(handle, before.parent, message, span, details)
+        self._close(handle)
+        self._prune(before)
+        return checkpoint
+
+    def abandon(self, handle: BranchHandle) -> None:
+        """Nothing was sampled: it is as if there had been no such request. May be called twice."""
+        if handle.open and not self.closed:
+            self._close(handle)
+            self._prune(handle.node)
+
+    # The end -----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Nothing is added any more, and nothing pending is left. Handles that are open cannot be committed."""
+        for handle in list(self._handles.values()):
+            self.abandon(handle)
+        self.closed = True
+
+    def clear(self) -> None:
+        """Forget everything, link by link: a conversation may be so long that freeing it by its end overflows the C stack."""
+        self.close()
+        for node in list(self.each_node()):
+            for checkpoint in node.samples or ():
+                _unlink(checkpoint.span)
+            for span in node.contexts or ():
+                _unlink(span)
+        for checkpoint in self._checkpoints.values():
+            checkpoint.parent = None
+        for node in [*self.each_node(), *self._roots.values()]:
+            node.parent = node.children = node.samples = node.contexts = None
+        self._checkpoints.clear()
+        self._roots.clear()
+        self.nodes = 0
+
+    # Inside ------------------------------------------------------------------------------------------------------------
+
+    def _attach(self, node: MessageNode, key: MessageKey, message: Message) -> MessageNode:
+        child = MessageNode(key, message.get("role") or "", _encode(message), node, node.depth + 1)
+        if node.children is None:
+            node.children = {}
+        node.children[key] = child
+        self.nodes += 1
+        return child
+
+    def _sample(
+        self, handle: BranchHandle, above: MessageNode, message: Message, span: TokenSpan, details: dict[str, Any]
+    ) -> Checkpoint:
+        key = self._key(message)
+        node = (above.children or {}).get(key) or self._attach(above, key, message)
+        checkpoint = Checkpoint(handle.generation_id, node, span, handle.checkpoint, len(self._checkpoints), **details)
+        if handle.checkpoint is not None:
+            handle.checkpoint.continued += 1
+        if node.samples is None:
+            node.samples = []
+        node.samples.append(checkpoint)
+        self._checkpoints[checkpoint.id] = checkpoint
+        passed: MessageNode | None = node
+        while passed is not None and not passed.committed:
+            passed.committed = True
+            passed = passed.parent
+        return checkpoint
+
+    def _close(self, handle: BranchHandle) -> None:
+        handle.open = False
+        handle.node.handles -= 1
+        del self._handles[handle.generation_id]
+
+    def _prune(self, node: MessageNode) -> None:
+        """Take away pending nodes that nobody uses, from the bottom up."""
+        while node.depth and not (node.committed or node.handles or node.children):
+            above = node.parent
+            assert above is not None
+            assert above.children is not None
+            del above.children[node.key]
+            node.parent = None
+            self.nodes -= 1
+            node = above
+        if not node.depth and not node.children and self._roots.get(_as_setting(node.key)) is node:
+            del self._roots[_as_setting(node.key)]
+
+    def check(self) -> None:
+        """Recount everything and compare; AssertionError if an invariant does not hold. Slow, for tests."""
+        handles: dict[int, int] = {}
+        for handle in self._handles.values():
+            assert handle.open
+            handles[id(handle.node)] = handles.get(id(handle.node), 0) + 1
+        nodes = list(self.each_node())
+        assert len(nodes) == self.nodes
+        assert self.in_flight == sum(handles.values())
+        continued: dict[str, int] = {}
+        sampled: list[Checkpoint] = []
+        for node in nodes:
+            above = node.parent
+            assert above is not None
+            assert above.children is not None
+            assert above.children[node.key] is node
+            assert node.depth == above.depth + 1
+            assert node.handles == handles.pop(id(node), 0)
+            assert node.committed == bool(
+                node.samples or any(child.committed for child in (node.children or {}).values())
+            )
+            assert node.committed or node.handles or node.children, "a pending node that nobody uses"
+            for checkpoint in node.samples or ():
+                assert checkpoint.node is node
+                assert self._checkpoints[checkpoint.id] is checkpoint
+                sampled.append(checkpoint)
+                if checkpoint.parent is not None:
+                    continued[checkpoint.parent.id] = continued.get(checkpoint.parent.id, 0) + 1
+                    above_it = {id(passed) for passed in node.path()[:-1]}
+                    assert id(checkpoint.parent.node) in above_it or checkpoint.parent.node.parent in node.path()
+        assert not handles, "a handle on a node that is not there"
+        assert len(sampled) == len(self._checkpoints)
+        assert sorted(one.serial for one in sampled) == list(range(len(sampled)))
+        for checkpoint in sampled:
+            assert checkpoint.continued == continued.get(checkpoint.id, 0)
+
+
+def _choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
+    """Which sample of a node to go on from: the one that thought what the echo says, else the newest."""
+    samples = node.samples or []
+    if len(samples) > 1:
+        reasoning = echo.get("reasoning_content")
+        if reasoning:
+            equal = [sample for sample in samples if sample.reasoning == reasoning]
+            if equal:
+                return equal[-1], len(equal) > 1
+    return samples[-1], len(samples) > 1
+
+
+def _as_setting(key: MessageKey) -> bytes:
+    assert isinstance(key, bytes)
+    return key
+
+
+def _unlink(span: TokenSpan | None) -> None:
+    while span is not None:
+        above = span.parent
+        span.parent = None
+        span = above

@@ -1,0 +1,212 @@
+"""A session: one message trie, what belongs to it, and what may still be done with it.
+
+                 generate   complete   finalize   trajectories
+    active          yes        yes        yes         yes
+    complete        yes        yes        yes         yes        its agent has said that it is done
+    finalized       409        yes        yes         yes        exported: the same answer again
+    aborted         409        409        409         409        deleted, or forgotten after its time to live
+
+Times are of `time.monotonic()`, but for `created_at`, which is `time.time()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from middleware_hub.sessions.composing import ComposedPrompt
+from middleware_hub.sessions.exchange import Exchange
+from middleware_hub.sessions.message_key import KeyFunction
+from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
+from middleware_hub.sessions.refusals import SessionOverError, UnknownSessionError
+
+MAX_KEPT = 256
+"""Replies that never reached their client, kept for one that asks again; of a session."""
+
+
+class Phase(enum.Enum):
+    """See the top of this file."""
+
+    ACTIVE = "active"
+    COMPLETE = "complete"
+    FINALIZED = "finalized"
+    ABORTED = "aborted"
+
+
+class Act(enum.Enum):
+    """What may be done with a session."""
+
+    GENERATE = "generate"
+    COMPLETE = "complete"
+    EXPORT = "export"
+
+
+_ALLOWED: Mapping[Act, frozenset[Phase]] = {
+    Act.GENERATE: frozenset({Phase.ACTIVE, Phase.COMPLETE}),
+    Act.COMPLETE: frozenset({Phase.ACTIVE, Phase.COMPLETE, Phase.FINALIZED}),
+    Act.EXPORT: frozenset({Phase.ACTIVE, Phase.COMPLETE, Phase.FINALIZED}),
+}
+
+
+class Session:
+    """See the top of this file.
+
+    Attributes:
+        sampling: what is used where a request says nothing.
+        response_budget: tokens that a branch may have behind its first prompt; None for no limit.
+        ttl: seconds without a request after which it is forgotten.
+        tokens: held by its samples, and by the contexts between them.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        tenant: str,
+        key: KeyFunction,
+        *,
+        ttl: float,
+        sampling: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+        response_budget: int | None = None,
+    ) -> None:
+        self.id = session_id
+        self.tenant = tenant
+        self.trie = MessageTrie(key)
+        self.phase = Phase.ACTIVE
+        self.sampling = sampling or {}
+        self.metadata = metadata
+        self.response_budget = response_budget
+        self.ttl = ttl
+        self.reward_info: dict[str, Any] = {}
+        self.tokens = 0
+        self.created_at = time.time()
+        self.used = time.monotonic()
+        self.exported = False
+        self._done = asyncio.Event()
+        self._exchanges: list[Exchange] = []
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id}: {self.phase.value}, {self.trie!r}>"
+
+    def require(self, act: Act) -> None:
+        """Raises SessionOverError if this may not be done any more."""
+        if self.phase not in _ALLOWED[act]:
+            raise SessionOverError(f"session {self.id!r} is {self.phase.value}")
+
+    def touch(self) -> None:
+        """Somebody uses it."""
+        self.used = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self.trie.in_flight
+
+    def expired(self, now: float) -> bool:
+        """Whether its time to live has passed. What is in flight keeps it."""
+        return self.idle and now - self.used > self.ttl
+
+    # Generations -------------------------------------------------------------------------------------------------------
+
+    def adopt(self, key: bytes) -> Exchange | None:
+        """The oldest exchange with this key that has no client, and whose client has not had all of it."""
+        return next((exchange for exchange in self._exchanges if exchange.key == key and exchange.adoptable), None)
+
+    def begin(self, exchange: Exchange) -> None:
+        """Keep track of an exchange until its client has had it."""
+        self._exchanges.append(exchange)
+        if len(self._exchanges) > MAX_KEPT:
+            oldest = next((one for one in self._exchanges if one.over), None)
+            if oldest is not None:
+                self._exchanges.remove(oldest)
+
+    def forget(self, exchange: Exchange) -> None:
+        """Its client has had it."""
+        if exchange in self._exchanges:
+            self._exchanges.remove(exchange)
+
+    def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> int:
+        """Count what a commit adds; returns how many tokens these are."""
+        added = len(checkpoint.span)
+        context = prompt.span
+        if not context.sampled and not context.users:
+            context.users = 1  # counted: generations of one prompt share it
+            added += len(context)
+        self.tokens += added
+        self.touch()
+        return added
+
+    # The end -----------------------------------------------------------------------------------------------------------
+
+    def complete(self) -> None:
+        """The agent is done. Raises SessionOverError."""
+        self.require(Act.COMPLETE)
+        if self.phase is Phase.ACTIVE:
+            self.phase = Phase.COMPLETE
+        self._done.set()
+
+    async def completed(self, seconds: float | None) -> bool:
+        """Wait until the agent is done, or the session is over; whether that happened in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._done.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def finalize(self) -> None:
+        """Nothing is added any more. What is in flight ends, and is not kept: its clients are told. Raises SessionOverError."""
+        self.require(Act.EXPORT)
+        if self.phase is not Phase.FINALIZED:
+            self.phase = Phase.FINALIZED
+            self.trie.close()
+            self._done.set()
+            await self._end_exchanges()
+
+    async def abort(self) -> None:
+        """End what runs, and forget everything."""
+        self.phase = Phase.ABORTED
+        self.trie.close()
+        self._done.set()
+        await self._end_exchanges()
+        self.trie.clear()
+        self.tokens = 0
+
+    async def _end_exchanges(self) -> None:
+        running = [exchange for exchange in self._exchanges if not exchange.over]
+        if running:
+            await asyncio.gather(*(exchange.abort() for exchange in running))
+
+    # Sight -------------------------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """What `GET /sessions/{id}` tells."""
+        head = self.trie.head
+        return {
+            "session_id": self.id,
+            "phase": self.phase.value,
+            "current_head": None if head is None else head.id,
+            "num_branches": len(self.trie.checkpoints(terminal=True)),
+            "num_inflight_generations": self.trie.in_flight,
+            "num_generations": len(self.trie.checkpoints()),
+            "nodes": self.trie.nodes,
+            "tokens": self.tokens,
+            "reward_info": self.reward_info,
+            "metadata": self.metadata,
+            "created_at": self.created_at,
+            "ttl_s": self.ttl,
+        }
+
+    def reward(self, info: dict[str, Any], branch: str | None) -> None:
+        """Attach a reward to the session, or to one of its branches. Raises UnknownSessionError for a branch there is not."""
+        self.require(Act.EXPORT)
+        if branch is None:
+            self.reward_info = {**self.reward_info, **info}
+            return
+        checkpoint = self.trie.checkpoint(branch)
+        if checkpoint is None:
+            raise UnknownSessionError(f"session {self.id!r} has no branch {branch!r}")
+        checkpoint.reward = {**(checkpoint.reward or {}), **info}

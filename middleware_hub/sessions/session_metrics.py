@@ -1,0 +1,81 @@
+"""The instruments of sessions, named in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+STEPS = ("prepare", "tokenize", "generate", "commit")
+
+
+class Held(Protocol):
+    """Whatever knows how much sessions hold."""
+
+    tokens: int
+
+    def __len__(self) -> int:
+        """Sessions."""
+        ...
+
+
+class SessionMetrics:
+    """Counters of what passes, and gauges of what is held."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self.sessions = Counter(
+            "tito_sessions_total",
+            "Sessions by what became of them: created, finalized, deleted, expired (expired_unexported: with samples that "
+            "nobody had exported), evicted (finalized, and there was no room)",
+            ("event",),
+            registry=registry,
+        )
+        self.turns = Counter(
+            "tito_session_turns_total",
+            "Prompts of sessions by how they were made: first (nothing sampled before), continued, anew (for the reason "
+            "given), and what is to be known of them: ambiguous, unknown_parent, left_out, template_mismatch",
+            ("kind", "reason"),
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "tito_session_tokens_total",
+            "Tokens of sessions by what became of them: reused from a checkpoint, encoded, sampled and committed",
+            ("kind",),
+            registry=registry,
+        )
+        self.replies = Counter(
+            "tito_session_replies_total",
+            "Generations of sessions by whether they were recorded (exact, inexact, no), and why not",
+            ("recorded", "reason"),
+            registry=registry,
+        )
+        self.resent = Counter(
+            "tito_session_resent_requests_total",
+            "Requests that were sent again, by what they got: adopted (an orphan), replayed (a reply that had not arrived)",
+            ("kind",),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "tito_session_step_seconds",
+            "Time a turn spends in each step: prepare, tokenize, generate, commit",
+            ("step",),
+            registry=registry,
+            buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+        )
+
+    def watch(self, held: Held) -> None:
+        """Show how much there is."""
+        self._registry.register(_HeldCollector(held))
+
+
+class _HeldCollector(Collector):
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("tito_sessions_open", "Sessions held", value=len(self._held))
+        yield GaugeMetricFamily("tito_sessions_tokens", "Tokens held by sessions", value=self._held.tokens)

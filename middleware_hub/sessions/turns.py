@@ -1,0 +1,212 @@
+"""The life of a turn: prepare -> tokenize -> generate -> commit. Here it begins; generations end it by themselves."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Scope
+
+from middleware_hub.recording import Judge
+from middleware_hub.sessions import parsers
+from middleware_hub.sessions.chat import ChatRequest
+from middleware_hub.sessions.composing import ComposedPrompt, Composer
+from middleware_hub.sessions.exchange import Exchange
+from middleware_hub.sessions.generation import Generation
+from middleware_hub.sessions.message_key import setting_key
+from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
+from middleware_hub.sessions.parsers.reply import ReplyParser
+from middleware_hub.sessions.refusals import context_length_error
+from middleware_hub.sessions.rendering import ChatTemplate
+from middleware_hub.sessions.session import Act, Session
+from middleware_hub.sessions.session_metrics import SessionMetrics
+from middleware_hub.sessions.store import SessionStore
+from router.sglang.attempt import new_rid
+from router.tracing import Tracer
+
+
+class Turns:
+    """Begins exchanges.
+
+    Args:
+        app: the layers inside.
+        judge: of replies.
+        template, composer: make prompts.
+        store: of sessions.
+        metrics, tracer: what is told.
+        call_parser, reasoning_parser: their names.
+        orphan_grace: seconds that a generation goes on when its client has left.
+        max_context: tokens that the model takes; None if it is for the worker to say.
+        force_logprobs: whether all sampled tokens come with logprobs.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        judge: Judge,
+        template: ChatTemplate,
+        composer: Composer,
+        store: SessionStore,
+        metrics: SessionMetrics,
+        tracer: Tracer,
+        *,
+        call_parser: str,
+        reasoning_parser: str,
+        orphan_grace: float,
+        max_context: int | None,
+        force_logprobs: bool,
+    ) -> None:
+        self._app = app
+        self._judge = judge
+        self._template = template
+        self._composer = composer
+        self._store = store
+        self._metrics = metrics
+        self._tracer = tracer
+        self._call_parser = call_parser
+        self._reasoning_parser = reasoning_parser
+        self._thinks = parsers.reasoning_parser(reasoning_parser)
+        self._orphan_grace = orphan_grace
+        self._max_context = max_context
+        self._force_logprobs = force_logprobs
+
+    def adopt(self, session: Session, key: bytes) -> Exchange | None:
+        """What answers the same request already, and has nobody to answer it to."""
+        session.require(Act.GENERATE)
+        found = session.adopt(key)
+        if found is not None:
+            self._metrics.resent.labels("replayed" if found.over else "adopted").inc()
+            found.attach()
+        return found
+
+    async def begin(
+        self, session: Session, request: ChatRequest, scope: Scope, key: bytes, parent: str | None
+    ) -> Exchange:
+        """Everything up to the request that a worker gets; then it goes on by itself.
+
+        Raises BadRequestError, SessionOverError, CapacityError: then nothing has changed.
+        """
+        session.require(Act.GENERATE)
+        session.touch()
+        self._store.require_room()
+        begun = time.perf_counter()
+        with self._tracer.span("prepare", messages=len(request.messages)) as span:
+            setting = setting_key(request.tools, request.template)
+            turn = session.trie.prepare(setting, request.messages, parent=parent)
+            # Held by handles from here on, while its tail is encoded.
+            handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
+            span.set(covered=turn.covered)
+        prepared = time.perf_counter()
+        try:
+            with self._tracer.span("tokenize") as span:
+                prompt = await self._composer.compose(turn, request)
+                span.set(reused=prompt.reused, encoded=len(prompt.ids) - prompt.reused)
+            session.require(Act.GENERATE)
+            sampling = self._sampling(session, request, prompt)
+            exchange = Exchange(key, grace=self._orphan_grace, on_over=lambda one: self._over(session, one))
+            generations = [
+                Generation(
+                    self._app,
+                    scope,
+                    self._judge,
+                    session.trie,
+                    turn,
+                    handle,
+                    prompt,
+                    request,
+                    sampling,
+                    self._parser(request),
+                    routing_key=session.id,
+                    logprobs=self._force_logprobs,
+                    bell=exchange.ring,
+                    on_commit=lambda made, checkpoint: self._committed(session, made, checkpoint),
+                )
+                for handle in handles
+            ]
+        except BaseException:
+            for handle in handles:
+                session.trie.abandon(handle)
+            raise
+        self._count(turn, prompt, request)
+        self._metrics.seconds.labels("prepare").observe(prepared - begun)
+        self._metrics.seconds.labels("tokenize").observe(time.perf_counter() - prepared)
+        session.begin(exchange)
+        exchange.start(generations)
+        return exchange
+
+    def _parser(self, request: ChatRequest) -> ReplyParser:
+        calls = "none" if request.call_choice == "none" or not request.tools else self._call_parser
+        return parsers.create(
+            calls, self._reasoning_parser, request.tools or (), starts_inside=self._starts_inside(request)
+        )
+
+    def _starts_inside(self, request: ChatRequest) -> bool:
+        """Whether the prompt ends within a thought."""
+        if self._thinks is None:
+            return False
+        if not request.continue_final:
+            return self._thinks.is_open(self._template.scaffold(request.tools, request.template))
+        content = request.messages[-1].get("content")
+        return isinstance(content, str) and self._thinks.is_open(content)
+
+    def _sampling(self, session: Session, request: ChatRequest, prompt: ComposedPrompt) -> dict[str, Any]:
+        """`sampling_params`: the session's, the request's over them, and a limit that fits. Raises BadRequestError."""
+        sampling = {**session.sampling, **request.sampling}
+        # Where a stop is shown in the text, it would stand there twice when the turn is gone on with.
+        sampling.pop("no_stop_trim", None)
+        if self._parser(request).needs_special:
+            sampling["skip_special_tokens"] = False
+        sampling["max_new_tokens"] = self._limit(session, sampling.get("max_new_tokens"), prompt)
+        return sampling
+
+    def _limit(self, session: Session, asked: Any, prompt: ComposedPrompt) -> int | None:
+        limits = [asked] if isinstance(asked, int) else []
+        if self._max_context is not None:
+            room = self._max_context - len(prompt.ids)
+            if room < 1:
+                raise context_length_error(
+                    f"this conversation has {len(prompt.ids)} tokens, and the model's context {self._max_context}: "
+                    "shorten it, or condense what came first"
+                )
+            limits.append(room)
+        if session.response_budget is not None:
+            limits.append(max(0, session.response_budget - _response_tokens(prompt)))
+        return min(limits, default=None)
+
+    def _count(self, turn: PreparedTurn, prompt: ComposedPrompt, request: ChatRequest) -> None:
+        made = "continued" if prompt.checkpoint is not None else "anew" if turn.checkpoint is not None else "first"
+        count = self._metrics.turns.labels
+        count(made, prompt.reasons[0] if made == "anew" and prompt.reasons else "").inc()
+        for kind, holds in (
+            ("ambiguous", turn.ambiguous),
+            ("unknown_parent", turn.unknown_parent),
+            ("left_out", prompt.left_out > 0),
+            ("template_mismatch", "template_mismatch" in prompt.reasons),
+        ):
+            if holds:
+                count(kind, "").inc()
+        self._metrics.tokens.labels("reused").inc(prompt.reused * request.samples)
+        self._metrics.tokens.labels("encoded").inc(len(prompt.ids) - prompt.reused)
+
+    def _committed(self, session: Session, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
+        self._store.held(session.committed(prompt, checkpoint))
+        self._metrics.tokens.labels("sampled").inc(len(checkpoint.span))
+
+    def _over(self, session: Session, exchange: Exchange) -> None:
+        for generation in exchange.generations:
+            verdict = generation.verdict
+            if verdict is not None:
+                self._metrics.replies.labels(verdict.outcome, verdict.reason).inc()
+            else:
+                self._metrics.replies.labels("no", "no reply").inc()
+        if exchange.delivered:
+            session.forget(exchange)
+
+
+def _response_tokens(prompt: ComposedPrompt) -> int:
+    """Tokens of a prompt behind its first one."""
+    checkpoint = prompt.checkpoint
+    if checkpoint is None:
+        return 0
+    first = list(checkpoint.lineage())[-1]
+    return len(prompt.ids) - first.span.offset

@@ -1,0 +1,126 @@
+"""Does a chain say what the template says? Its text against a rendering of the whole conversation.
+
+A chain is put together from sampled turns and rendered tails, and never compared with anything on the way. Here it is, cut at
+its special tokens:
+
+    <|im_start|> user\\nHi <|im_end|> \\n <|im_start|> assistant\\n<think>\\n Hmm.\\n</think>\\n\\nHello! <|im_end|> \\n ...
+                -- context ----------- --               `- scaffold -----  `- sampled ------------------ - --
+
+The special tokens must be the same ones in the same order, and so must be all text of the context: what differs there was
+lost, doubled or folded (**hard**). A segment that the model wrote in, or whose scaffold it only closed, may differ: templates
+drop earlier thinking, trim, and write calls in a form of their own (soft). An assistant's turn that was not sampled is context.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+EXCERPT = 60
+"""Characters of either side that a difference shows."""
+
+_LEAD = 12
+
+
+class Part(NamedTuple):
+    """A run of a chain's tokens: what they spell, special tokens too, and whether the model sampled them."""
+
+    text: str
+    sampled: bool
+
+
+class Difference(NamedTuple):
+    """Where the two differ, and how: an excerpt of either side, for a line in a log.
+
+    Attributes:
+        kind: `special`: another special token, or none (what is behind it is not compared any more); `context`: another
+            text in what nobody sampled; `assistant`: another text in a segment with sampled tokens.
+        index: of the special token, or of the segment: segment `i` stands in front of special token `i`.
+    """
+
+    kind: Literal["special", "context", "assistant"]
+    index: int
+    expected: str
+    found: str
+
+    @property
+    def hard(self) -> bool:
+        """Whether the chain is not exact."""
+        return self.kind != "assistant"
+
+
+class _Segment(NamedTuple):
+    """The text in front of a special token (None: the end), and whose it is."""
+
+    text: str
+    special: str | None
+    assistants: bool
+    head: bool
+
+
+def differences(
+    expected: str, chain: Sequence[Part], special: re.Pattern[str], *, skip_head: bool = False
+) -> list[Difference]:
+    """Compare a chain with the text that it should be, in one pass over both.
+
+    Args:
+        expected: the rendering of the whole conversation.
+        chain: what the chain spells. A special token never lies across two parts.
+        special: matches one special token.
+        skip_head: do not compare the text in front of the first sampled token: it may hold the date of another day. Its
+            special tokens are compared all the same.
+
+    Returns:
+        All differences in text up to the first one in special tokens, which comes last.
+    """
+    found: list[Difference] = []
+    theirs, ours = _cut(expected, special), _segments(chain, special)
+    for index, ((wanted, wanted_token), segment) in enumerate(zip(theirs, ours, strict=False)):
+        if wanted_token != segment.special:
+            found.append(
+                Difference("special", index, _named(wanted, wanted_token), _named(segment.text, segment.special))
+            )
+            break
+        if wanted != segment.text and not (skip_head and segment.head):
+            kind: Literal["assistant", "context"] = "assistant" if segment.assistants else "context"
+            found.append(Difference(kind, index, *_excerpts(wanted, segment.text)))
+    return found
+
+
+def _cut(text: str, special: re.Pattern[str]) -> Iterator[tuple[str, str | None]]:
+    at = 0
+    for match in special.finditer(text):
+        yield text[at : match.start()], match[0]
+        at = match.end()
+    yield text[at:], None
+
+
+def _segments(chain: Sequence[Part], special: re.Pattern[str]) -> Iterator[_Segment]:
+    """The chain's segments. Parts are cut one by one: a literal across two of them is not a token, but text."""
+    pieces: list[str] = []
+    assistants = False  # a sampled character lies in this segment
+    head = True
+    for part in chain:
+        head = head and not part.sampled
+        for text, token in _cut(part.text, special):
+            pieces.append(text)
+            assistants = assistants or (part.sampled and bool(text))
+            if token is not None:
+                # The model that stops at once has sampled no character of a segment that is its own all the same.
+                yield _Segment("".join(pieces), token, assistants or part.sampled, head)
+                pieces, assistants = [], False
+    yield _Segment("".join(pieces), None, assistants, head)
+
+
+def _excerpts(expected: str, found: str) -> tuple[str, str]:
+    """Both sides from a little before where they part."""
+    length = min(len(expected), len(found))
+    parting = next((i for i in range(length) if expected[i] != found[i]), length)
+    begin = max(0, parting - _LEAD)
+    return expected[begin : begin + EXCERPT], found[begin : begin + EXCERPT]
+
+
+def _named(text: str, token: str | None) -> str:
+    """A special token with a little of what stands in front of it."""
+    return text[-_LEAD:] + (token if token is not None else "")

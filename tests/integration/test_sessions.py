@@ -1,0 +1,442 @@
+"""Agent sessions over HTTP: every kind of fork, with the worker's log as the truth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support import templates
+from tests.support.agents import (
+    TOOLS,
+    AgentSession,
+    call_text,
+    deltas,
+    ids_of,
+    rewritten,
+    system,
+    tool,
+    user,
+)
+from tests.support.asking import Asking
+from tests.support.stack import Stack, stack
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Stack]:
+    """One worker, Qwen's vocabulary, Qwen 2.5's template."""
+    with stack(
+        "qwen", styles=("incremental",), sessions={"chat_template": str(templates.folder() / "qwen2_5.jinja"), "orphan_grace": 0.4}
+    ) as made:
+        yield made
+        assert made.idle()
+
+
+@pytest.fixture
+def agent(whole: Stack) -> Iterator[AgentSession]:
+    """A session of its own."""
+    made = AgentSession.make(whole)
+    yield made
+    whole.workers[0].forget_scripts()
+    whole.workers[0].release()
+
+
+def metric(stack: Stack, name: str) -> float:
+    """The sum of the series whose line has this in it."""
+    lines = stack.get("/metrics").content.decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if name in line and not line.startswith("#"))
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Look again and again: what is waited for shows itself over HTTP only."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+class TestForks:
+    """The rows of the contract's table."""
+
+    def test_a_conversation_that_goes_on_is_one_chain(self, agent: AgentSession) -> None:
+        first = agent.must(user("Hello"), says="Hi.")
+        second = agent.must(user("Hello"), first.message, user("How are you?"), says="Well.")
+        third = agent.must(
+            user("Hello"), first.message, user("How are you?"), second.message, user("Bye"), says="Bye."
+        )
+        assert second.sent[: len(first.chain)] == first.chain
+        assert third.sent[: len(second.chain)] == second.chain
+        (only,) = agent.finalize()
+        assert ids_of(only) == third.chain
+        sampled = [t for t, mask in zip(only["response_ids"], only["response_mask"], strict=True) if mask]
+        assert sampled == [*first.sampled, *second.sampled, *third.sampled]
+        assert (only["num_turns"], only["exact"], only["reasons"]) == (3, True, [])
+
+    def test_sub_agents_have_roots_of_their_own(self, agent: AgentSession) -> None:
+        planner = agent.must(system("You plan."), user("Go"), says="Plan.")
+        coder = agent.must(system("You code."), user("Go"), says="Code.")
+        found = agent.finalize()
+        assert [ids_of(one) for one in found] == [planner.chain, coder.chain]
+        assert [one["parent_branch"] for one in found] == [None, None]
+
+    def test_a_condensed_context_goes_on_from_the_checkpoint_before_it(self, agent: AgentSession) -> None:
+        first = agent.must(user("a"), says="one")
+        long = agent.must(user("a"), first.message, user("much text"), says="two")
+        short = agent.must(user("a"), first.message, user("in short"), says="three")
+        assert short.sent[: len(first.chain)] == first.chain
+        found = agent.finalize()
+        assert [ids_of(one) for one in found] == [long.chain, short.chain]
+        assert found[1]["parent_branch"] == found[0]["branch"]
+        count = len(first.sampled)
+        assert found[0]["response_mask"][:count] == [1] * count
+        assert found[1]["response_mask"][:count] == [0] * count, "no sampled token is trained twice"
+        assert sum(found[1]["response_mask"]) == len(short.sampled)
+
+    def test_every_branch_has_the_mask_of_shared_turns_if_so_asked(self, agent: AgentSession) -> None:
+        first = agent.must(user("a"), says="one")
+        agent.must(user("a"), first.message, user("b"), says="two")
+        agent.must(user("a"), first.message, user("c"), says="three")
+        found = agent.finalize(shared_turns="every")
+        assert all(one["response_mask"][: len(first.sampled)] == [1] * len(first.sampled) for one in found)
+
+    def test_best_of_n_is_siblings_and_equal_samples_are_not_joined(self, agent: AgentSession) -> None:
+        turns = [agent.must(user("a"), says=says) for says in ("b", "c", "b")]
+        tree = agent.show(tree=True)["tree"]
+        assert sorted(len(node["samples"]) for node in tree if node["role"] == "assistant") == [1, 2]
+        found = agent.finalize()
+        assert [ids_of(one) for one in found] == [turn.chain for turn in turns]
+        assert [one["branch"] for one in found] == [turn.generation for turn in turns]
+
+    def test_n_samples_of_one_request(self, agent: AgentSession) -> None:
+        worker = agent.stack.workers[0]
+        before = len(worker.log)
+        for says in ("b", "c", "d"):
+            worker.script(text=says)
+        answer = agent.ask(user("a"), n=3).answer
+        choices = answer.json()["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2]
+        truth = {record.rid: [*record.input_ids, *record.output_ids] for record in worker.log[before:]}
+        found = agent.finalize()
+        assert {one["branch"]: ids_of(one) for one in found} == truth
+
+    def test_warm_start_turns_are_context(self, agent: AgentSession) -> None:
+        shots = [user("2+2"), {"role": "assistant", "content": "4"}, user("3+3")]
+        turn = agent.must(*shots, says="6")
+        (only,) = agent.finalize()
+        assert ids_of(only) == turn.chain
+        assert sum(only["response_mask"]) == len(turn.sampled)
+        assert only["prompt_ids"] == turn.sent
+
+    def test_a_rewritten_turn_forks_and_what_was_sampled_stays(self, agent: AgentSession) -> None:
+        first = agent.must(user("a"), says="one")
+        second = agent.must(user("a"), first.message, user("b"), says="two")
+        edited = {"role": "assistant", "content": "2"}
+        third = agent.must(user("a"), first.message, user("b"), edited, user("c"), says="three")
+        assert third.sent[: len(first.chain)] == first.chain
+        assert [ids_of(one) for one in agent.finalize()] == [second.chain, third.chain]
+
+    def test_a_turn_that_was_cut_goes_on(self, agent: AgentSession) -> None:
+        cut = agent.must(user("a"), says="one two three four", max_tokens=2)
+        assert cut.answer.json()["choices"][0]["finish_reason"] == "length"
+        following = agent.must(user("a"), cut.message, user("go on"), says="five")
+        assert following.sent[: len(cut.chain)] == cut.chain
+        (only,) = agent.finalize()
+        assert ids_of(only) == following.chain
+
+    def test_the_last_message_can_be_gone_on_with(self, agent: AgentSession) -> None:
+        cut = agent.must(user("a"), says="one two three four", max_tokens=2)
+        more = agent.must(user("a"), cut.message, says=" three", continue_final_message=True)
+        assert more.sent == cut.chain
+        joined = {"role": "assistant", "content": cut.message["content"] + more.message["content"]}
+        following = agent.must(user("a"), joined, user("and?"), says="four")
+        assert following.sent[: len(more.chain)] == more.chain
+        assert [ids_of(one) for one in agent.finalize()] == [following.chain]
+
+    def test_going_back_to_an_older_branch(self, agent: AgentSession) -> None:
+        first = agent.must(user("a"), says="one")
+        old = agent.must(user("a"), first.message, user("b"), says="two")
+        agent.must(user("a"), first.message, user("c"), says="three")
+        back = agent.must(user("a"), first.message, user("b"), old.message, user("d"), says="four")
+        assert back.sent[: len(old.chain)] == old.chain
+
+    def test_other_tools_begin_a_branch_and_lose_no_token(self, whole: Stack) -> None:
+        agent = AgentSession.make(whole, tools=TOOLS)
+        first = agent.must(user("a"), says="one")
+        agent.tools = None
+        second = agent.must(user("a"), first.message, user("b"), says="two")
+        agent.tools = TOOLS
+        third = agent.must(user("a"), first.message, user("c"), says="three")
+        assert third.sent[: len(first.chain)] == first.chain
+        found = agent.finalize()
+        assert [ids_of(one) for one in found] == [second.chain, third.chain]
+        assert sum(sum(one["response_mask"]) for one in found) == sum(
+            len(turn.sampled) for turn in (first, second, third)
+        )
+
+    def test_all_checkpoints_are_exported_if_so_asked(self, agent: AgentSession) -> None:
+        first = agent.must(user("a"), says="one")
+        second = agent.must(user("a"), first.message, user("b"), says="two")
+        assert [ids_of(one) for one in agent.trajectories("?export_all_checkpoints=1")] == [first.chain, second.chain]
+        assert [ids_of(one) for one in agent.trajectories()] == [second.chain]
+        exported = agent.finalize(export_all_checkpoints=True)
+        assert agent.finalize(export_all_checkpoints=True) == exported
+
+
+class TestToolLoops:
+    """Calls whose arguments come back printed anew."""
+
+    def test_a_hundred_turns_keep_every_id(self, whole: Stack) -> None:
+        agent = AgentSession.make(whole, tools=TOOLS)
+        messages = [system("You look at things."), user("Begin.")]
+        chain: list[int] = []
+        sampled = 0
+        for number in range(100):
+            says = f"I look at {number}.\n{call_text(f'room {number}', number)}" if number % 4 else f"Seen {number}."
+            turn = agent.must(*messages, says=says, stream=number % 3 == 0)
+            assert turn.sent[: len(chain)] == chain, f"turn {number}"
+            chain = turn.chain
+            sampled += len(turn.sampled)
+            message = deltas(turn.answer) if number % 3 == 0 else turn.message
+            messages.append(rewritten(message))
+            calls = message.get("tool_calls") or ()
+            assert len(calls) == bool(number % 4)
+            messages += [tool(call, f"it is {number}") for call in calls] or [user("More.")]
+        (only,) = agent.finalize()
+        assert ids_of(only) == chain
+        assert sum(only["response_mask"]) == sampled
+        assert only["exact"], only["reasons"]
+
+    def test_a_linear_session_sends_what_generate_sends_for_the_same_texts(self, whole: Stack) -> None:
+        agent = AgentSession.make(whole, tools=TOOLS)
+        spell = whole.spelling
+        messages = [user("Begin.")]
+        for number in range(6):
+            turn = agent.must(*messages, says=call_text("here", number))
+            text = spell.text_of_request(turn.sent)
+            whole.workers[0].script(ids=turn.sampled, finish=None)
+            parallel = whole.generate(
+                {"text": text, "sampling_params": {"max_new_tokens": len(turn.sampled)}}, headers={"x-radix-namespace": agent.name}
+            )
+            assert list(parallel.record.input_ids) == turn.sent, f"turn {number}"
+            messages += [turn.message, *(tool(call, f"{number}") for call in turn.message["tool_calls"])]
+
+
+class TestManyAtOnce:
+    """Any number of generations of a session."""
+
+    @pytest.mark.parametrize("deep", [False, True])
+    def test_sixty_four(self, agent: AgentSession, asks: list[Asking], deep: bool) -> None:
+        worker = agent.stack.workers[0]
+        messages = [user("a")]
+        if deep:
+            first = agent.must(*messages, says="one")
+            messages += [first.message, user("b")]
+        before = len(worker.log)
+        worker.hold(after=1)
+        body = {"messages": messages, "max_tokens": 4}
+        for _ in range(64):
+            asks.append(Asking(agent.stack.url, body, path=f"{agent.path}/v1/chat/completions"))
+        worker.wait_for_arrivals(64)
+        assert agent.show()["num_inflight_generations"] == 64
+        worker.release()
+        assert all(asking.answer().status == 200 for asking in asks)
+        truth = sorted([*record.input_ids, *record.output_ids] for record in worker.log[before:])
+        found = agent.finalize()
+        assert sorted(ids_of(one) for one in found) == truth
+        assert agent.show()["num_inflight_generations"] == 0
+
+
+class TestSentAgain:
+    """The same request another time: after a time-out, or by somebody else."""
+
+    def test_an_orphan_is_adopted(self, agent: AgentSession, asks: list[Asking]) -> None:
+        worker = agent.stack.workers[0]
+        before = len(worker.log)
+        body = {"messages": [user("a")], "max_tokens": 6}
+        path = f"{agent.path}/v1/chat/completions"
+        worker.hold(after=2)
+        first = Asking(agent.stack.url, body, path=path)
+        worker.wait_for_arrivals(1)
+        first.leave()
+        again = Asking(agent.stack.url, body, path=path, headers={"x-stainless-retry-count": "1"})
+        asks.append(again)
+        until(lambda: metric(agent.stack, 'resent_requests_total{kind="adopted"}') > 0)
+        worker.release()
+        assert again.answer().status == 200
+        assert len(worker.log) == before + 1
+        assert len(agent.finalize()) == 1
+
+    def test_a_reply_that_did_not_arrive_is_given_again(self, agent: AgentSession) -> None:
+        worker = agent.stack.workers[0]
+        before = len(worker.log)
+        body = {"messages": [user("a")], "max_tokens": 6}
+        path = f"{agent.path}/v1/chat/completions"
+        worker.hold(after=2)
+        headers = {"idempotency-key": "k1"}
+        first = Asking(agent.stack.url, body, path=path, headers=headers)
+        worker.wait_for_arrivals(1)
+        first.leave()
+        worker.release()
+        worker.wait_until_idle()
+        until(lambda: agent.show()["num_generations"] == 1)
+        answer = agent.stack.post(path, body, headers=headers)
+        assert answer.status == 200
+        assert len(worker.log) == before + 1
+        (only,) = agent.finalize()
+        assert answer.json()["choices"][0]["meta_info"]["generation_id"] == only["branch"]
+
+    def test_a_call_whose_client_is_there_is_never_joined(self, agent: AgentSession, asks: list[Asking]) -> None:
+        worker = agent.stack.workers[0]
+        body = {"messages": [user("a")], "max_tokens": 6}
+        worker.hold(after=2)
+        for _ in range(3):
+            headers = {"x-stainless-retry-count": "1", "idempotency-key": "same"}
+            asks.append(Asking(agent.stack.url, body, path=f"{agent.path}/v1/chat/completions", headers=headers))
+        worker.wait_for_arrivals(3)
+        worker.release()
+        assert [asking.answer().status for asking in asks] == [200, 200, 200]
+        assert len(agent.finalize()) == 3
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_an_orphan_that_nobody_adopts_is_aborted_and_its_tokens_stay(
+        self, agent: AgentSession, stream: bool
+    ) -> None:
+        worker = agent.stack.workers[0]
+        before = len(worker.log)
+        worker.hold(after=3)
+        body = {"messages": [user("a")], "max_tokens": 50, "stream": stream}
+        asking = Asking(agent.stack.url, body, path=f"{agent.path}/v1/chat/completions")
+        worker.wait_for_arrivals(1)
+        asking.leave()
+        worker.wait_until_idle()
+        worker.release()
+        until(lambda: agent.show()["num_inflight_generations"] == 0)
+        (only,) = agent.trajectories()
+        (record,) = worker.log[before:]
+        assert ids_of(only) == [*record.input_ids, *record.output_ids]
+        assert only["finish_reason"] == "abort"
+
+
+class TestTheEnd:
+    """Completing, finalizing, deleting, and what comes too late."""
+
+    def test_finalizing_ends_what_is_in_flight(self, agent: AgentSession, asks: list[Asking]) -> None:
+        worker = agent.stack.workers[0]
+        first = agent.must(user("a"), says="one")
+        worker.hold(after=1)
+        asks.append(
+            Asking(agent.stack.url, {"messages": [user("b")]}, path=f"{agent.path}/v1/chat/completions")
+        )
+        worker.wait_for_arrivals(1)
+        found = agent.finalize()
+        assert [ids_of(one) for one in found] == [first.chain]
+        late = asks[0].answer()
+        assert (late.status, late.headers["x-should-retry"]) == (409, "false")
+        assert agent.ask(user("c")).answer.status == 409
+        assert agent.finalize() == found
+        assert agent.show()["phase"] == "finalized"
+
+    def test_deleting_ends_what_is_in_flight_and_forgets(self, agent: AgentSession, asks: list[Asking]) -> None:
+        worker = agent.stack.workers[0]
+        worker.hold(after=1)
+        asks.append(
+            Asking(agent.stack.url, {"messages": [user("b")]}, path=f"{agent.path}/v1/chat/completions")
+        )
+        worker.wait_for_arrivals(1)
+        answer = agent.stack.exchange("DELETE", agent.path)
+        assert answer.status == 200, answer.content
+        assert asks[0].answer().status == 409
+        worker.wait_until_idle()
+        assert agent.stack.get(agent.path).status == 404
+        assert agent.stack.post("/sessions", {"session_id": agent.name}).status == 201
+
+    def test_waiting_for_the_agent_to_be_done(self, agent: AgentSession) -> None:
+        assert agent.stack.get(f"{agent.path}/complete?timeout_s=0").json()["completed"] is False
+        done = agent.stack.post(f"{agent.path}/complete", {"reward_info": {"score": 1.5}})
+        assert (done.status, done.json()["phase"]) == (200, "complete")
+        assert agent.stack.get(f"{agent.path}/complete?timeout_s=5").json()["completed"] is True
+
+    def test_rewards_go_to_the_session_and_to_branches(self, agent: AgentSession) -> None:
+        one, other = agent.must(user("a"), says="b"), agent.must(user("a"), says="c")
+        url = f"{agent.path}/reward_info"
+        assert agent.stack.post(url, {"reward_info": {"task": "x", "score": 0}}).status == 200
+        assert agent.stack.post(url, {"reward_info": {"score": 1}, "branch": other.generation}).status == 200
+        assert agent.stack.post(url, {"reward_info": {}, "branch": "nobody"}).status == 404
+        assert agent.stack.post(url, {}).status == 400
+        assert [found["reward_info"] for found in agent.finalize()] == [
+            {"task": "x", "score": 0},
+            {"task": "x", "score": 1},
+        ]
+        assert one.answer.status == 200
+
+    def test_a_response_budget_ends_a_branch(self, whole: Stack) -> None:
+        agent = AgentSession.make(whole, response_budget=12)
+        first = agent.must(user("a"), says="one two three four five six seven eight nine ten")
+        assert len(first.sampled) <= 12
+        spent = agent.must(user("a"), first.message, user("b" * 50))
+        choice = spent.answer.json()["choices"][0]
+        assert (choice["finish_reason"], spent.record) == ("length", None)
+        (only,) = agent.finalize()
+        assert (ids_of(only), only["finish_reason"]) == (first.chain, "length")
+
+
+class TestBadInput:
+    """A refused request changes nothing."""
+
+    @pytest.mark.parametrize(
+        ("body", "status"),
+        [
+            ({}, 400),
+            ({"messages": []}, 400),
+            ({"messages": "hello"}, 400),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 400),
+            ({"messages": [user("a")], "n": 0}, 400),
+            ({"messages": [user("a")], "temperature": "hot"}, 400),
+        ],
+    )
+    def test_it_is_a_400_in_openais_shape(self, agent: AgentSession, body: object, status: int) -> None:
+        before = agent.show(tree=True)
+        answer = agent.stack.post(f"{agent.path}/v1/chat/completions", body)
+        assert answer.status == status, answer.content
+        error = answer.json()["error"]
+        assert error["message"]
+        assert "type" in error
+        assert "code" in error
+        assert agent.show(tree=True) == before
+
+    def test_a_context_that_is_too_long(self) -> None:
+        with stack("qwen", styles=("incremental",), sessions={"max_context": 64}) as small:
+            agent = AgentSession.make(small)
+            answer = agent.ask(user("word " * 100)).answer
+            assert (answer.status, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+            assert agent.show()["nodes"] == 0
+            clipped = agent.must(user("word"), says="a " * 100)
+            assert len(clipped.chain) == 64
+
+    def test_a_worker_says_that_it_is_too_long(self) -> None:
+        with stack("qwen", styles=("incremental",), context_length=64) as small:
+            agent = AgentSession.make(small)
+            answer = agent.ask(user("word " * 100)).answer
+            assert (answer.status, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+            assert agent.show()["nodes"] == 0
+
+    def test_unknown_sessions_and_places(self, agent: AgentSession) -> None:
+        stack = agent.stack
+        assert stack.post("/sessions/nobody/v1/chat/completions", {"messages": [user("a")]}).status == 404
+        answer = stack.post("/sessions/nobody/v1/messages", {"messages": [user("a")], "max_tokens": 5})
+        assert (answer.status, answer.json()["type"]) == (404, "error")
+        assert stack.get("/sessions/nobody").status == 404
+        assert stack.get(f"{agent.path}/nothing").status == 404
+        assert stack.post("/sessions", {"session_id": agent.name}).status == 409
+        assert stack.post("/sessions", {"session_id": "a/b"}).status == 400
+        assert stack.post("/sessions", {"ttl_s": -1}).status == 400
+        assert stack.get(f"{agent.path}/finalize").status == 405
+
+    def test_worker_failures_are_told_and_change_nothing(self, agent: AgentSession) -> None:
+        worker = agent.stack.workers[0]
+        worker.kill()
+        answer = agent.ask(user("a")).answer
+        worker.restart()
+        assert answer.status in (502, 503)
+        assert agent.show()["nodes"] == 0

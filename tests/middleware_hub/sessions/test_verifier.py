@@ -1,0 +1,160 @@
+"""What of a chain has to agree with the template's own text, and what may differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from middleware_hub.sessions.verifier import EXCERPT, Difference, Part, differences
+
+SPECIAL = re.compile(r"<\|im_start\|>|<\|im_end\|>")
+USER = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def chain(*parts: tuple[str, bool]) -> list[Part]:
+    return [Part(*part) for part in parts]
+
+
+def kinds(expected: str, parts: Sequence[Part], *, skip_head: bool = False) -> list[str]:
+    return [difference.kind for difference in differences(expected, parts, SPECIAL, skip_head=skip_head)]
+
+
+ONE_TURN = chain((USER, False), ("Hello<|im_end|>", True), ("\n<|im_start|>user\nGo<|im_end|>\n", False))
+
+
+def test_a_chain_that_spells_the_rendering_has_no_differences() -> None:
+    assert differences("".join(part.text for part in ONE_TURN), ONE_TURN, SPECIAL) == []
+
+
+def test_thinking_that_the_template_drops_is_soft() -> None:
+    """It differs in the segment that the model wrote in, whose scaffold may be gone as well."""
+    parts = chain((USER + "<think>\n", False), ("So.\n</think>\n\nHello<|im_end|>", True), ("\n", False))
+    (difference,) = differences(USER + "Hello<|im_end|>\n", parts, SPECIAL)
+    assert difference == Difference("assistant", 3, "assistant\nHello", "assistant\n<think>\nSo.\n</think>\n\nHello")
+    assert not difference.hard
+
+
+def test_a_scaffold_that_the_model_closed_at_once_is_soft() -> None:
+    """It sampled no character, only the end."""
+    parts = chain((USER + "<think>\n", False), ("<|im_end|>", True), ("\n", False))
+    assert kinds(USER + "<think>\n\n</think>\n\n<|im_end|>\n", parts) == ["assistant"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(chain((USER.replace("Hi", "Ho"), False), ("Hello<|im_end|>", True), ("\n", False)), id="user"),
+        pytest.param(chain((USER, False), ("Hello<|im_end|>", True)), id="closing"),
+        pytest.param(chain((USER, False), ("Hello<|im_end|>", True), ("\n\n", False)), id="behind it"),
+    ],
+)
+def test_context_that_differs_is_hard(parts: list[Part]) -> None:
+    (difference,) = differences(USER + "Hello<|im_end|>\n", parts, SPECIAL)
+    assert difference.kind == "context"
+    assert difference.hard
+
+
+def test_an_assistants_turn_that_was_not_sampled_is_context() -> None:
+    """A warm start is shown to the model as the template writes it."""
+    parts = chain((USER + "Hullo<|im_end|>\n<|im_start|>user\nGo", False), ("x", True))
+    assert kinds(USER + "Hello<|im_end|>\n<|im_start|>user\nGox", parts) == ["context"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "kind"),
+    [
+        pytest.param(USER + "Hello<|im_end|><|im_end|>\n<|im_start|>user\nGo<|im_end|>\n", "special", id="one more"),
+        pytest.param(USER + "Hello\n<|im_start|>user\nGo<|im_end|>\n", "special", id="one less"),
+        pytest.param(USER + "Hello<|im_start|>\n<|im_start|>user\nGo<|im_end|>\n", "special", id="another"),
+        pytest.param(USER + "Hello<|im_end|>\n<|im_start|>user\nGo", "special", id="none at the end"),
+        pytest.param(USER + "Hello", "special", id="ends"),
+    ],
+)
+def test_special_tokens_must_be_the_same_ones(expected: str, kind: str) -> None:
+    difference = differences(expected, ONE_TURN, SPECIAL)[-1]
+    assert difference.kind == kind
+    assert difference.hard
+
+
+def test_differences_in_text_before_another_special_token_are_told_too() -> None:
+    expected = USER.replace("Hi", "Ho") + "Hello<|im_end|>\nno<|im_start|>"
+    assert kinds(expected, ONE_TURN) == ["context", "context", "special"]
+
+
+def test_a_literal_across_two_parts_is_text() -> None:
+    """The chain has no such token there, the rendering would make one: it must not pass."""
+    parts = chain(("<|im_start|>user\n<|im_", False), ("end|>", True))
+    assert kinds("<|im_start|>user\n<|im_end|>", parts) == ["special"]
+
+
+def test_the_head_may_be_skipped_but_for_its_special_tokens() -> None:
+    today = "<|im_start|>system\nToday: 2 May<|im_end|>\n" + USER + "Hello<|im_end|>\n"
+    parts = chain((today.removesuffix("Hello<|im_end|>\n"), False), ("Hello<|im_end|>", True), ("\n", False))
+    yesterday = today.replace("2 May", "1 May")
+    assert kinds(yesterday, parts) == ["context"]
+    assert kinds(yesterday, parts, skip_head=True) == []
+    assert kinds(yesterday.replace("<|im_end|>", "", 1), parts, skip_head=True) == ["special"]
+    assert kinds(yesterday + "x", parts, skip_head=True) == ["context"]
+
+
+def test_excerpts_are_short_and_show_where_the_texts_part() -> None:
+    long = "a" * 1000
+    (difference,) = differences(long + "b" + long, chain((long + "c" + long, False)), SPECIAL)
+    assert "b" in difference.expected
+    assert "c" in difference.found
+    assert max(len(difference.expected), len(difference.found)) <= EXCERPT
+
+
+def test_nothing_agrees_with_nothing() -> None:
+    assert differences("", [], SPECIAL) == []
+    assert kinds("x", []) == ["context"]
+    assert kinds("<|im_end|>", []) == ["special"]
+
+
+# Against a naive reading of the rule ---------------------------------------------------------------------------------------
+
+# Characters are texts, brackets are special tokens.
+TOKENS = re.compile(r"[\[\]]")
+PIECES = st.lists(st.tuples(st.text(alphabet="ab[]", max_size=4), st.booleans()), max_size=6)
+
+
+def naive(expected: str, parts: list[tuple[str, bool]]) -> bool:
+    """Whether the difference is hard, character by character."""
+    found = "".join(text for text, _ in parts)
+    sampled = [flag for text, flag in parts for _ in text]
+    tokens = [c for c in expected if c in "[]"]
+    if tokens != [c for c in found if c in "[]"]:
+        return True
+    ours: list[tuple[str, bool]] = [("", False)]
+    for character, flag in zip(found, sampled, strict=True):
+        text, soft = ours[-1]
+        ours[-1] = (text + character, soft or flag) if character not in "[]" else (text, soft or flag)
+        if character in "[]":
+            ours.append(("", False))
+    theirs = re.split(r"[\[\]]", expected)
+    return any(text != wanted and not soft for (text, soft), wanted in zip(ours, theirs, strict=True))
+
+
+@given(PIECES, st.text(alphabet="ab[]", max_size=12))
+def test_a_difference_is_hard_when_the_rule_says_so(parts: list[tuple[str, bool]], expected: str) -> None:
+    found = differences(expected, chain(*parts), TOKENS)
+    assert any(difference.hard for difference in found) == naive(expected, parts)
+
+
+@given(PIECES, st.data())
+def test_one_changed_character_is_found(parts: list[tuple[str, bool]], data: st.DataObject) -> None:
+    """Hard in the context, soft where the model wrote."""
+    text = "".join(part for part, _ in parts)
+    assert differences(text, chain(*parts), TOKENS) == []
+    at = data.draw(st.integers(0, len(text)))
+    changed = text[:at] + "c" + text[at + 1 :]
+    found = differences(changed, chain(*parts), TOKENS)
+    assert found
+    assert any(difference.hard for difference in found) == naive(changed, parts)
+    head = sum(len(part) for part, _ in parts[: next((i for i, (_, flag) in enumerate(parts) if flag), len(parts))])
+    if at < text.rfind("[", 0, head) and text[at] not in "[]":
+        assert differences(changed, chain(*parts), TOKENS, skip_head=True) == []
