@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -32,6 +31,7 @@ import aiohttp
 import msgspec
 import psutil
 
+from benchmarks.pages import machine, put_between
 from tests.support.sglang_server import free_port
 from tests.support.vocabularies import load, vocabulary
 
@@ -47,7 +47,6 @@ NAMES = {
     "proxy": "router, `--middleware none`",
     "router": "router",
 }
-BEGIN, END = "<!-- begin: load -->", "<!-- end: load -->"
 Row = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
 
@@ -264,27 +263,19 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="a page with the marks between which the table goes")
     parser.add_argument("--router-flags", nargs=argparse.REMAINDER, default=[], help="for the router (last)")
     args = parser.parse_args()
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}"
-    print(machine, flush=True)
+    print(machine(), flush=True)
     rows = run(args)
     if args.out:
         args.out.parent.mkdir(exist_ok=True)
-        args.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     if args.page:
-        _write_table(args.page, machine, rows)
+        put_between(args.page, "load", _table(rows))
 
 
-def _write_table(page: Path, machine: str, rows: Sequence[Row]) -> None:
-    """Put the figures between the two marks of a page."""
-    head, _, rest = page.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{BEGIN}\n{_table(machine, rows)}\n{END}{tail}")
-
-
-def _table(machine: str, rows: Sequence[Row]) -> str:
+def _table(rows: Sequence[Row]) -> str:
     direct = {_cell(row): row for row in rows if row["target"] == "worker"}
     lines = [
-        f"{machine}. Medians of rounds that take turns.",
+        f"{machine()}. Medians of rounds that take turns.",
         "",
         "| connections x tokens | target | requests/s | added p50, ms | added p99, ms | CPU a request, ms | memory, MB |",
         "|---|---|---|---|---|---|---|",

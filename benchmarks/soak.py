@@ -16,8 +16,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import platform
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -25,6 +23,7 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.pages import machine, put_between
 from benchmarks.soaking.bystander import a_bystander
 from benchmarks.soaking.clients import Clients
 from benchmarks.soaking.graph import draw
@@ -35,7 +34,6 @@ from benchmarks.soaking.watch import Sample, Watch, quantile
 
 WORKERS = 4
 SETTLE_SECONDS = 15.0
-BEGIN, END = "<!-- begin: soak -->", "<!-- end: soak -->"
 BROKEN_OFF = "reply broken off"
 RESULTS = ROOT / "benchmarks" / "results" / "soak.json"
 PICTURE = ROOT / "docs" / "pictures" / "soak.svg"
@@ -177,8 +175,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = parser().parse_args()
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}"
-    print(f"{machine}; {args.conversations} conversations at a time on {WORKERS} workers, {args.minutes:g} minutes")
+    print(f"{machine()}; {args.conversations} conversations at a time on {WORKERS} workers, {args.minutes:g} minutes")
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(args, Path(folder))
         with soak.processes():
@@ -188,7 +185,7 @@ def main() -> None:
     print(", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
     args.out.parent.mkdir(exist_ok=True)
     result = {
-        "machine": machine,
+        "machine": machine(),
         "command": f"python -m benchmarks.soak --minutes {args.minutes:g}",
         "rules": [asdict(rule) for rule in rules],
         "counts": counts,
@@ -196,24 +193,11 @@ def main() -> None:
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     if args.page:
-        _write_verdict(args.page, f"{machine}, {args.minutes:g} minutes.", rules)
+        table = ["| what must hold | found |", "|---|---|", *(f"| {rule.name} | {rule.value} |" for rule in rules)]
+        put_between(args.page, "soak", "\n".join([f"{machine()}, {args.minutes:g} minutes.", "", *table]))
     draw(samples, args.picture, f"A router under load for {args.minutes:g} minutes")
     if any(rule.held is False for rule in rules):
         raise SystemExit(1)
-
-
-def _write_verdict(page: Path, machine: str, rules: list[Rule]) -> None:
-    """Put the table between the two marks of a page."""
-    head, _, rest = page.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    table = [
-        machine,
-        "",
-        "| what must hold | found |",
-        "|---|---|",
-        *(f"| {rule.name} | {rule.value} |" for rule in rules),
-    ]
-    page.write_text(f"{head}{BEGIN}\n{chr(10).join(table)}\n{END}{tail}")
 
 
 if __name__ == "__main__":
