@@ -44,7 +44,12 @@ BROKEN = "broken"
 
 def route_class(path: str) -> str:
     """The label for a path. There are few of them, whatever paths clients invent."""
-    return _ROUTE_CLASSES.get(path) or ("workers" if path.startswith("/workers/") else "other")
+    found = _ROUTE_CLASSES.get(path)
+    if found is not None:
+        return found
+    if path.startswith("/sessions"):
+        return "turn" if path.endswith(("/chat/completions", "/messages")) else "sessions"
+    return "workers" if path.startswith("/workers/") else "other"
 
 
 class RouterMetrics:

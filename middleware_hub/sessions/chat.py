@@ -161,11 +161,26 @@ class DialectStream(Protocol):
         ...
 
 
+class Memo(Protocol):
+    """Knows what was made of the text of a message before."""
+
+    def get(self, raw: bytes) -> Sequence[Message] | None:
+        """One message, or the several that a dialect folds into one."""
+        ...
+
+    def put(self, raw: bytes, messages: Sequence[Message]) -> Sequence[Message]:
+        """Remember it, and use what is given back."""
+        ...
+
+
 class Dialect(Protocol):
     """One kind of client. Pure: bytes in, bytes out."""
 
-    def parse(self, body: bytes) -> ChatRequest:
-        """Raises BadRequestError for what is malformed, and for what is not supported, with what to do about it."""
+    def parse(self, body: bytes, memo: Memo | None = None) -> ChatRequest:
+        """What a body asks for; messages that `memo` knows are not read again.
+
+        Raises BadRequestError for what is malformed, and for what is not supported, with what to do about it.
+        """
         ...
 
     def whole(self, request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:

@@ -12,7 +12,7 @@ from middleware_hub.sessions.chat import ChatRequest, Dialect, ReplyHead
 from middleware_hub.sessions.composing import Composer
 from middleware_hub.sessions.exchange import Exchange
 from middleware_hub.sessions.generation import Generation
-from middleware_hub.sessions.message_key import request_key, setting_key
+from middleware_hub.sessions.message_key import setting_key
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.turns import Turns
 from router.asgi import HeaderList, header, read_body, send_json
@@ -35,8 +35,8 @@ class Chats:
     async def talk(self, dialect: Dialect, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         """One turn. Raises RouterError only as long as nothing was sent."""
         body = await read_body(scope, receive, self._max_body_bytes)
-        request = dialect.parse(body)
-        key = request_key(body, header(scope, b"idempotency-key") or "")
+        request = dialect.parse(body, session.memo(dialect))
+        key = header(scope, b"idempotency-key"), body
         exchange = self._turns.adopt(session, key) if _sent_again(scope) else None
         if exchange is None:
             parent = header(scope, b"x-parent-generation")
@@ -58,7 +58,7 @@ class Chats:
         turn = session.trie.prepare(setting_key(request.tools, request.template), request.messages)
         handle = session.trie.open(turn, new_rid())
         try:
-            return len((await self._composer.compose(turn, request)).ids)
+            return (await self._composer.compose(turn, request)).tokens
         finally:
             session.trie.abandon(handle)
 

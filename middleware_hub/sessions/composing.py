@@ -9,10 +9,13 @@ Reasons, counted and kept with the turn (see docs/sessions.md):
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -21,12 +24,17 @@ from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
 from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
 from middleware_hub.sessions.seam import Seam, cut, seam
 from middleware_hub.sessions.verifier import Part, differences
-from middleware_hub.spans import SpanFlag, TokenSpan, chain_ids, links, pack_ids, unpack_ids
+from middleware_hub.sessions.written_ids import WrittenIds, longer
+from middleware_hub.spans import ID_BYTES, SpanFlag, TokenSpan, chain_ids, links, pack_ids, unpack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.config import History
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MANY_MESSAGES = 64
+"""So many take some milliseconds to render."""
 
 
 class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +43,8 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         checkpoint: what it goes on from; None if it was encoded as a whole.
         span, take: the chain: the first `take` tokens of `span`, behind all that is before it.
-        ids: all of it.
+        packed: all of its ids, as spans keep them.
+        written: and as a JSON list.
         reused: how many of them were in the checkpoint's chain.
         reasons: see the top of this file.
         left_out: sampled tokens at the end of the checkpoint that are not in the prompt.
@@ -44,10 +53,16 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     checkpoint: Checkpoint | None
     span: TokenSpan
     take: int
-    ids: list[int]
+    packed: bytes
+    written: bytes
     reused: int
     reasons: tuple[str, ...] = ()
     left_out: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How long it is."""
+        return len(self.packed) // ID_BYTES
 
 
 class Composer:
@@ -67,6 +82,7 @@ class Composer:
         self._template = template
         self._history = history
         self._verify_rate = verify_rate
+        self._written = WrittenIds()
         self._dice = random.Random(0)
         vocabulary = tokenizer.vocabulary
         literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
@@ -80,7 +96,7 @@ class Composer:
         known = self._known(turn, checkpoint, request)
         if known is not None:
             return known
-        if self._history == "template" and not self._append_only(checkpoint, request):
+        if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
             return await self._anew(turn, request, ("rewritten",))
         try:
             place = self._seam(turn, checkpoint, request)
@@ -97,7 +113,7 @@ class Composer:
             take = len(span)
         reasons: tuple[str, ...] = ()
         if self._verify_rate and self._dice.random() < self._verify_rate:
-            reasons = self._verified(span, take, request)
+            reasons = await _apart(request, partial(self._verified, span, take, request))
         return self._composed(checkpoint, span, take, reasons)
 
     def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
@@ -108,14 +124,19 @@ class Composer:
                     return self._composed(checkpoint, span, len(span), ())
         return None
 
+    def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
+        """A turn was sampled behind a prompt: the next one will go on from there."""
+        self._written.keep(checkpoint.id, longer(prompt.written, checkpoint.span.ids))
+
     async def _anew(self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...]) -> ComposedPrompt:
         if not request.continue_final:
             for span in turn.node.contexts or ():
                 if span.parent is None:
                     return self._composed(None, span, len(span), reasons)
-        text = self._template.whole(
-            request.messages, request.tools, request.template, continue_final=request.continue_final
-        )
+        try:
+            text = await _apart(request, partial(self._whole, request))
+        except RenderingError as error:
+            raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
         ids = await self._tokenizer.encode(text, start=True)
         if not ids:
             raise BadRequestError(
@@ -127,15 +148,18 @@ class Composer:
     def _composed(
         self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, reasons: tuple[str, ...]
     ) -> ComposedPrompt:
-        ids = unpack_ids(chain_ids(span, take))
+        packed = chain_ids(span, take)
         if checkpoint is None:
-            return ComposedPrompt(None, span, take, ids, 0, reasons)
+            return ComposedPrompt(None, span, take, packed, self._written.write(packed, None, 0), 0, reasons)
         kept = take if span is checkpoint.span else span.take
+        whole = kept == len(checkpoint.span)
+        written = self._written.write(packed, checkpoint.id if whole else None, checkpoint.span.offset + kept)
         return ComposedPrompt(
             checkpoint,
             span,
             take,
-            ids,
+            packed,
+            written,
             checkpoint.span.offset + kept,
             reasons,
             len(checkpoint.span) - kept,
@@ -169,15 +193,18 @@ class Composer:
         )
         return seam(checkpoint, tail, self._tokenizer.encode_tail, self._tokenizer.vocabulary.special_ids)
 
+    def _whole(self, request: ChatRequest) -> str:
+        return self._template.whole(
+            request.messages, request.tools, request.template, continue_final=request.continue_final
+        )
+
     # Against a rendering of the whole ----------------------------------------------------------------------------------
 
     def _append_only(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
         """Whether a rendering of the whole begins with what the chain spells."""
         spell = self._tokenizer.vocabulary.spell
         parts = [spell(unpack_ids(part.ids)[:count]) for part, count in links(checkpoint.span, checkpoint.span.visible)]
-        whole = self._template.whole(
-            request.messages, request.tools, request.template, continue_final=request.continue_final
-        )
+        whole = self._whole(request)
         spelled = "".join(reversed(parts))
         return whole.startswith(spelled) or self._tokenizer.spell_prompt(
             self._tokenizer.encode_start(whole)
@@ -186,9 +213,7 @@ class Composer:
     def _verified(self, span: TokenSpan, take: int, request: ChatRequest) -> tuple[str, ...]:
         """A reason if the ids are not what a rendering of the whole would be, but for sampled text."""
         try:
-            expected = self._template.whole(
-                request.messages, request.tools, request.template, continue_final=request.continue_final
-            )
+            expected = self._whole(request)
         except (BadRequestError, RenderingError) as error:
             logger.warning("a turn could not be verified: %s", error)
             return ()
@@ -205,8 +230,15 @@ class Composer:
         return parts
 
 
+async def _apart(request: ChatRequest, rendering: Callable[[], T]) -> T:
+    """What renders all messages, in a thread if there are many: others go on meanwhile."""
+    if len(request.messages) < MANY_MESSAGES:
+        return rendering()
+    return await asyncio.to_thread(rendering)
+
+
 def spoken(request: ChatRequest, turn: PreparedTurn, content: str) -> tuple[Message, bool]:
-    """The content of the assistant's message, and whether it takes the place of the prompt's last one, which it goes on with."""
+    """The assistant's message, and whether it takes the place of the prompt's last one, which it goes on with."""
     message: Message = {"role": "assistant", "content": content}
     if not request.continue_final:
         return message, False

@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 from middleware_hub.sessions.generation import Generation
 
+RequestKey = tuple[str | None, bytes]
+
 logger = logging.getLogger(__name__)
 
 
@@ -24,12 +26,12 @@ class Exchange:
     """See the top of this file.
 
     Args:
-        key: by which the same request is known again.
+        key: by which the same request is known again: its `Idempotency-Key`, and its body.
         grace: seconds that it goes on without a client.
         on_over: told once, when the last generation is over.
     """
 
-    def __init__(self, key: bytes, *, grace: float, on_over: Callable[[Exchange], None]) -> None:
+    def __init__(self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange], None]) -> None:
         self.key = key
         self.generations: list[Generation] = []
         self.delivered = False

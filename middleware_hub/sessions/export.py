@@ -4,8 +4,8 @@
     [ context ]|[ sampled ][ context ][ sampled ][ context ][ sampled ]
     response_mask  1 1 1 1   0 0 0 0    1 1 1 1    0 0 0 0    1 1 1 1
 
-Positions (`weight_versions`, `turns`) are offsets into `response_ids`, half-open. Branches come in the order of their commits. Of
-turns that several branches share, the first branch has the mask (`once`), or all have it (`every`).
+Positions (`weight_versions`, `turns`) are offsets into `response_ids`, half-open. Branches come in the order of their commits.
+Of turns that several branches share, the first branch has the mask (`once`), or all have it (`every`).
 
 What is exported may be long: it is made into JSON piece by piece, so that an event loop can do other things in between.
 """

@@ -122,7 +122,7 @@ class Generation:
     @property
     def prompt_tokens(self) -> int:
         """What was sent."""
-        return len(self._prompt.ids)
+        return self._prompt.tokens
 
     @property
     def reused_tokens(self) -> int:
@@ -185,7 +185,7 @@ class Generation:
     def _scope(self, scope: Scope, routing_key: str) -> Scope:
         headers = [pair for pair in scope["headers"] if pair[0] in _KEPT_HEADERS]
         headers.append((b"content-type", b"application/json"))
-        hint = RouteHint(None, self._prompt.ids, routing_key)
+        hint = RouteHint(None, memoryview(self._prompt.packed).cast("i"), routing_key)
         return {
             **scope,
             "method": "POST",
@@ -200,7 +200,7 @@ class Generation:
         body: dict[str, Any] = {
             **self._request.extra,
             "rid": self.id,
-            "input_ids": self._prompt.ids,
+            "input_ids": Raw(self._prompt.written),
             "sampling_params": sampling,
             "stream": self._request.stream,
         }
@@ -286,7 +286,7 @@ class Generation:
 
     def _asked(self) -> Asked:
         return Asked(
-            len(self._prompt.ids),
+            self._prompt.tokens,
             self._skips_special,
             self._logprobs,
             self.id,
@@ -303,7 +303,7 @@ class Generation:
         self.begun = True
 
     def _parsed(self, text: str | None) -> Sequence[Text | Reasoning | Call]:
-        """What a parser makes of the next piece of text, or of the end (None). One that fails costs no token: the rest is text."""
+        """What a parser makes of the next piece of text, or of the end (None). Where it fails, the rest is text."""
         try:
             return self._parser.finish() if text is None else self._parser.feed(text)
         except Exception:
@@ -351,7 +351,7 @@ class Generation:
             tool_calls=tuple(self._calls),
             finish=finish,
             matched=reply.matched,
-            prompt_tokens=len(self._prompt.ids),
+            prompt_tokens=self._prompt.tokens,
             completion_tokens=len(reply.ids),
             cached_tokens=usage.cached_tokens or 0,
             weight_version=reply.version,

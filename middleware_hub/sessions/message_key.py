@@ -24,6 +24,16 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 _DIGEST = 16
 
 
+class KeyedMessage(dict[str, Any]):
+    """A message whose key is known."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, message: Message, key: MessageKey) -> None:
+        super().__init__(message)
+        self.key = key
+
+
 def canonical(message: Message) -> bytes:
     """The digest of what a message says.
 
@@ -48,11 +58,6 @@ def strict(message: Message) -> bytes:
 def setting_key(tools: Any, template: dict[str, Any]) -> bytes:
     """The digest of what a conversation is rendered with: under other tools or options, no token of it is the same."""
     return _digest([tools or None, template])
-
-
-def request_key(body: bytes, name: str) -> bytes:
-    """The digest of a request, for telling whether it is sent again. `name` is its `Idempotency-Key`, if it has one."""
-    return blake2b(name.encode() + b"\0" + body, digest_size=_DIGEST).digest()
 
 
 def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str) -> str:

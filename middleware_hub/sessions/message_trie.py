@@ -24,7 +24,7 @@ import msgspec
 
 from middleware_hub.radix_node import HiddenToken
 from middleware_hub.sessions.chat import Message
-from middleware_hub.sessions.message_key import KeyFunction, MessageKey, canonical
+from middleware_hub.sessions.message_key import KeyedMessage, KeyFunction, MessageKey, canonical
 from middleware_hub.spans import TokenSpan
 
 _encode = msgspec.json.Encoder().encode
@@ -97,7 +97,7 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
         samples: the checkpoints of an assistant's message that was generated here, oldest first.
         handles: generations in flight whose prompt ends here.
         committed: whether a generation was committed here or below.
-        contexts: the contexts that prompts ending here were given, each behind its checkpoint's chain: equal requests share them.
+        contexts: what prompts that end here were given, each behind its checkpoint's chain: equal requests share them.
     """
 
     key: MessageKey
@@ -161,7 +161,7 @@ class MessageTrie:
     """
 
     def __init__(self, key: KeyFunction = canonical) -> None:
-        self._key = key
+        self.key = key
         self._roots: dict[bytes, MessageNode] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
         self._handles: dict[str, BranchHandle] = {}
@@ -221,7 +221,7 @@ class MessageTrie:
         deepest: tuple[MessageNode, Message] | None = None
         named: Checkpoint | None = None
         for message in messages:
-            key = self._key(message)
+            key = message.key if isinstance(message, KeyedMessage) else self.key(message)
             child = None if node.children is None else node.children.get(key)
             if child is None:
                 child = self._attach(node, key, message)
@@ -315,7 +315,7 @@ class MessageTrie:
     def _sample(
         self, handle: BranchHandle, above: MessageNode, message: Message, span: TokenSpan, details: dict[str, Any]
     ) -> Checkpoint:
-        key = self._key(message)
+        key = self.key(message)
         node = (above.children or {}).get(key) or self._attach(above, key, message)
         checkpoint = Checkpoint(handle.generation_id, node, span, handle.checkpoint, len(self._checkpoints), **details)
         if handle.checkpoint is not None:

@@ -59,7 +59,7 @@ def context_length_error(message: str) -> BadRequestError:
 
 
 def refusal(status: int, body: bytes | str) -> RouterError:
-    """The error that a worker's answer is to a client: what is wrong with a request stays 400, what is wrong with workers is 5xx."""
+    """The error that a worker's answer is to a client: a request's own fault stays 400, the workers' is 5xx."""
     message = _message(body)
     if status in (408, 504):
         return UpstreamTimeoutError(message)

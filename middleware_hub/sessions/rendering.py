@@ -7,8 +7,8 @@ found by rendering a conversation with a sentinel in that turn, and taking what 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nSENTINEL<|im_end|>\\n<|im_start|>user\\n...<|im_start|>assistant\\n
                                                                   `-- the tail ------------------------------------------'
 
-    ...<tool_call>\\n{"name": "f", "arguments": {"x": "SENTINEL"}}\\n</tool_call><|im_end|>\\n<|im_start|>user\\n<tool_response>...
-                                                             `- own ---------'`-- the tail ----------------------------
+    ...<tool_call>\\n{"name": "f", "arguments": {"x": "SENTINEL"}}\\n</tool_call><|im_end|>\\n<|im_start|>user\\n<tool_res...
+                                                             `- own ---------'`-- the tail --------------------
 
 A turn with calls holds the sentinel in their arguments, for many templates drop its content then, and what closes a call is
 the turn's own, not the tail's. It is what such a turn writes more than one without calls, see `_cut`.
@@ -56,7 +56,8 @@ _MEDIA = {
 }
 """OpenAI's kinds of parts, and the ones that templates look for. A worker translates them in the same way."""
 
-_SPECIAL_LOOK = r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|</?s>|\[/?[A-Z_]{2,40}\]"
+# What most special tokens look like: `<|im_end|>`, `<turn|>`, `<｜User｜>`, `<end_of_turn>`, `</s>`, `[/INST]`.
+_SPECIAL_LOOK = r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|<(?:start|end)_of_[a-z]+>|</?s>|\[/?[A-Z_]{2,40}\]"
 
 
 class RenderingError(Exception):
@@ -96,7 +97,7 @@ class ChatTemplate:
         self._end = f"end{secrets.token_hex(12)}"
         named = sorted((token for token in special_tokens.values() if isinstance(token, str) and token), key=len)
         self._special = re.compile("|".join([*map(re.escape, reversed(named)), _SPECIAL_LOOK]))
-        self._plans: dict[tuple[object, ...], _Plan] = {}
+        self._plans: dict[tuple[object, ...], _Plan | None] = {}
         self._owns: dict[tuple[object, ...], _Own] = {}
         self._scaffolds: dict[tuple[object, ...], str] = {}
         try:
@@ -107,6 +108,9 @@ class ChatTemplate:
             ) from error
         except _FAILURES:  # it compiles; what it has against a conversation is said when there is one
             pass
+        for tools in (False, True):
+            for called in (False, True):
+                self._plans[_key({}), tools, called] = self._probe({}, tools, called)  # no request waits for these
 
     # Renderings --------------------------------------------------------------------------------------------------------
 
@@ -157,18 +161,14 @@ class ChatTemplate:
         calls: Sequence[Message] = last.get("tool_calls") or ()
         _check(options)
         following = [self._plain(message) for message in behind]
-        key = _key(options)
         called = bool(calls) or any(message["role"] == "tool" or "tool_calls" in message for message in following)
-        plan = self._plans.get((key, bool(tools), called))
-        if plan is None:
-            plan = self._probe(options, bool(tools), called)
-            _remember(self._plans, (key, bool(tools), called), plan)
+        plan = self._plan(options, bool(tools), called)
         before = _SHORT if plan.short else [self._plain(message) for message in earlier]
         shown = tools if plan.tools else None
         own = None
         if calls:
-            names = (*(call["function"]["name"] for call in calls), key, bool(tools))
-            own = self._owns.get(names) if plan.short else None
+            names = (*(call["function"]["name"] for call in calls), _key(options), bool(tools))
+            own = self._owns.get(names)
             if own is None:
                 own = self._find_own(before, calls, shown, options)
                 if plan.short:
@@ -184,8 +184,7 @@ class ChatTemplate:
         """The generation prompt: what the template writes for the model to go on from (`<|im_start|>assistant\\n<think>\\n`).
 
         Raises:
-            BadRequestError: the template refuses.
-            RenderingError: it writes a user's message in another way when no reply is asked for.
+            BadRequestError: the template refuses even a user's greeting.
         """
         _check(options)
         key = (_key(options), bool(tools))
@@ -193,9 +192,12 @@ class ChatTemplate:
         if scaffold is None:
             shown = [_TOOL] if tools else None
             asking, silent = (self._render(_SHORT, shown, options, generate=generate) for generate in (True, False))
-            if not asking.startswith(silent):
-                raise RenderingError("the generation prompt is not at the end")
-            scaffold = asking[len(silent) :]
+            # Phi-3 ends with EOS where no reply is asked for: what both begin with, up to a whole special token.
+            alike = _alike(asking, silent)
+            if alike < len(silent):
+                cut = (match.start() for match in self._special.finditer(asking) if match.start() < alike < match.end())
+                alike = next(cut, alike)
+            scaffold = asking[alike:]
             _remember(self._scaffolds, key, scaffold)
         return scaffold
 
@@ -289,12 +291,20 @@ class ChatTemplate:
         """
         if calling.endswith(speaking):
             return calling[: len(calling) - len(speaking)]
-        alike = 0
-        while alike < min(len(calling), len(speaking)) and calling[-1 - alike] == speaking[-1 - alike]:
-            alike += 1
-        differs = len(calling) - alike
+        differs = len(calling) - _alike(calling[::-1], speaking[::-1])
         starts = [match.start() for match in self._special.finditer(calling) if match.start() < differs]
         return calling[: starts[-1] if starts else differs]
+
+    def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
+        """Options seen for the first time are not tried: that takes some 10 ms, and a date may never be seen again."""
+        key = (_key(options), tools, called)
+        if key not in self._plans:
+            _remember(self._plans, key, None)
+            return _Plan(short=False, tools=tools)
+        plan = self._plans[key]
+        if plan is None:
+            plan = self._plans[key] = self._probe(options, tools, called)
+        return plan
 
     def _probe(self, options: Options, tools: bool, called: bool) -> _Plan:
         """Try a few shapes of conversations: are the tails of a short one those of longer ones, and do tools matter?
@@ -303,9 +313,13 @@ class ChatTemplate:
         """
         shown = [_TOOL] if tools else None
         short = self._tails(_SHORT, shown, options, called)
-        longer = [self._tails(earlier, shown, options, called) for earlier in _EARLIER]
-        pairs = [pair for tails in longer for pair in zip(tails, short, strict=True) if pair[0] is not None]
-        if not pairs or any(long != brief for long, brief in pairs):
+        tried = False
+        for earlier in _EARLIER:
+            for brief, full in zip(short, self._tails(earlier, shown, options, called), strict=True):
+                if full is not None and full != brief:
+                    return _Plan(short=False, tools=tools)
+                tried = tried or full is not None
+        if not tried:
             return _Plan(short=False, tools=tools)
         return _Plan(short=True, tools=tools and self._tails(_SHORT, None, options, called) != short)
 
@@ -315,9 +329,12 @@ class ChatTemplate:
         """The tails of all shapes behind these messages; None for what is refused."""
         earlier = [self._plain(message) for message in before]
         found: list[str | None] = []
+        owns: dict[int, _Own | None] = {0: None}
         for calls, behind in _CALLED if called else _SPOKEN:
             try:
-                own = self._find_own(earlier, calls, tools, options) if calls else None
+                if len(calls) not in owns:
+                    owns[len(calls)] = self._find_own(earlier, calls, tools, options)
+                own = owns[len(calls)]
                 following = [self._plain(message) for message in behind]
                 found.append(self._behind(earlier, calls, own, following, tools, options))
             except (BadRequestError, RenderingError):
@@ -421,6 +438,12 @@ class ChatTemplate:
         return text
 
 
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
+
+
 def _check(options: Options) -> None:
     if not _OURS.isdisjoint(options):
         raise BadRequestError(f"chat template options: {min(_OURS & options.keys())} is not one that can be set")
@@ -431,7 +454,7 @@ def _key(options: Options) -> tuple[object, ...]:
     if not options:
         return ()
     return tuple(
-        (name, repr(value) if value is None or isinstance(value, str | int | float) else type(value).__name__)
+        (name, repr(value) if value is None or isinstance(value, str | int | float) else None)
         for name, value in sorted(options.items())
     )
 
@@ -499,10 +522,10 @@ _TOOL: Tool = {
 }
 
 _EARLIER: tuple[list[Message], ...] = (
+    [*_SHORT, _SAID, _ASKED],
     [_SYSTEM, *_SHORT, _SAID, _ASKED],
-    [*_SHORT, _ONE, _RESULT, _SAID, _ASKED],
-    [_SYSTEM, *_SHORT, _SAID, _ASKED, _ONE, _RESULT],
-    [*_SHORT, _SAID, _ASKED, _TWO, _RESULT, _SECOND, _ONE, _RESULT],
+    [*_SHORT, _SAID, _ASKED, _ONE, _RESULT, _SAID, _ASKED],
+    [_SYSTEM, *_SHORT, _SAID, _ASKED, _ONE, _RESULT, _ONE, _RESULT],
 )
 
 _Shape = tuple[Sequence[Message], list[Message]]

@@ -17,9 +17,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from middleware_hub.sessions.chat import Dialect
 from middleware_hub.sessions.composing import ComposedPrompt
-from middleware_hub.sessions.exchange import Exchange
+from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.message_key import KeyFunction
+from middleware_hub.sessions.message_memo import MessageMemo
 from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
 from middleware_hub.sessions.refusals import SessionOverError, UnknownSessionError
 
@@ -85,11 +87,20 @@ class Session:
         self.created_at = time.time()
         self.used = time.monotonic()
         self.exported = False
+        self._memos: dict[str, MessageMemo] = {}
         self._done = asyncio.Event()
         self._exchanges: list[Exchange] = []
 
     def __repr__(self) -> str:
         return f"<Session {self.id}: {self.phase.value}, {self.trie!r}>"
+
+    def memo(self, dialect: Dialect) -> MessageMemo:
+        """What messages of this dialect were read as."""
+        name = type(dialect).__name__
+        found = self._memos.get(name)
+        if found is None:
+            found = self._memos[name] = MessageMemo(self.trie.key)
+        return found
 
     def require(self, act: Act) -> None:
         """Raises SessionOverError if this may not be done any more."""
@@ -111,7 +122,7 @@ class Session:
 
     # Generations -------------------------------------------------------------------------------------------------------
 
-    def adopt(self, key: bytes) -> Exchange | None:
+    def adopt(self, key: RequestKey) -> Exchange | None:
         """The oldest exchange with this key that has no client, and whose client has not had all of it."""
         return next((exchange for exchange in self._exchanges if exchange.key == key and exchange.adoptable), None)
 
@@ -173,6 +184,7 @@ class Session:
         self._done.set()
         await self._end_exchanges()
         self.trie.clear()
+        self._memos.clear()
         self.tokens = 0
 
     async def _end_exchanges(self) -> None:

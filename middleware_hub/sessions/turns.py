@@ -11,13 +11,13 @@ from middleware_hub.recording import Judge
 from middleware_hub.sessions import parsers
 from middleware_hub.sessions.chat import ChatRequest
 from middleware_hub.sessions.composing import ComposedPrompt, Composer
-from middleware_hub.sessions.exchange import Exchange
+from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.generation import Generation
 from middleware_hub.sessions.message_key import setting_key
 from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
 from middleware_hub.sessions.parsers.reply import ReplyParser
 from middleware_hub.sessions.refusals import context_length_error
-from middleware_hub.sessions.rendering import ChatTemplate
+from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
@@ -70,7 +70,7 @@ class Turns:
         self._max_context = max_context
         self._force_logprobs = force_logprobs
 
-    def adopt(self, session: Session, key: bytes) -> Exchange | None:
+    def adopt(self, session: Session, key: RequestKey) -> Exchange | None:
         """What answers the same request already, and has nobody to answer it to."""
         session.require(Act.GENERATE)
         found = session.adopt(key)
@@ -80,7 +80,7 @@ class Turns:
         return found
 
     async def begin(
-        self, session: Session, request: ChatRequest, scope: Scope, key: bytes, parent: str | None
+        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey, parent: str | None
     ) -> Exchange:
         """Everything up to the request that a worker gets; then it goes on by itself.
 
@@ -100,7 +100,7 @@ class Turns:
         try:
             with self._tracer.span("tokenize") as span:
                 prompt = await self._composer.compose(turn, request)
-                span.set(reused=prompt.reused, encoded=len(prompt.ids) - prompt.reused)
+                span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
             session.require(Act.GENERATE)
             sampling = self._sampling(session, request, prompt)
             exchange = Exchange(key, grace=self._orphan_grace, on_over=lambda one: self._over(session, one))
@@ -145,7 +145,10 @@ class Turns:
         if self._thinks is None:
             return False
         if not request.continue_final:
-            return self._thinks.is_open(self._template.scaffold(request.tools, request.template))
+            try:
+                return self._thinks.is_open(self._template.scaffold(request.tools, request.template))
+            except RenderingError:
+                return False
         content = request.messages[-1].get("content")
         return isinstance(content, str) and self._thinks.is_open(content)
 
@@ -162,10 +165,10 @@ class Turns:
     def _limit(self, session: Session, asked: Any, prompt: ComposedPrompt) -> int | None:
         limits = [asked] if isinstance(asked, int) else []
         if self._max_context is not None:
-            room = self._max_context - len(prompt.ids)
+            room = self._max_context - prompt.tokens
             if room < 1:
                 raise context_length_error(
-                    f"this conversation has {len(prompt.ids)} tokens, and the model's context {self._max_context}: "
+                    f"this conversation has {prompt.tokens} tokens, and the model's context {self._max_context}: "
                     "shorten it, or condense what came first"
                 )
             limits.append(room)
@@ -186,10 +189,11 @@ class Turns:
             if holds:
                 count(kind, "").inc()
         self._metrics.tokens.labels("reused").inc(prompt.reused * request.samples)
-        self._metrics.tokens.labels("encoded").inc(len(prompt.ids) - prompt.reused)
+        self._metrics.tokens.labels("encoded").inc(prompt.tokens - prompt.reused)
 
     def _committed(self, session: Session, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
         self._store.held(session.committed(prompt, checkpoint))
+        self._composer.committed(prompt, checkpoint)
         self._metrics.tokens.labels("sampled").inc(len(checkpoint.span))
 
     def _over(self, session: Session, exchange: Exchange) -> None:
@@ -209,4 +213,4 @@ def _response_tokens(prompt: ComposedPrompt) -> int:
     if checkpoint is None:
         return 0
     first = list(checkpoint.lineage())[-1]
-    return len(prompt.ids) - first.span.offset
+    return prompt.tokens - first.span.offset

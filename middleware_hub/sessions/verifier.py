@@ -17,6 +17,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 EXCERPT = 60
 """Characters of either side that a difference shows."""
 
@@ -30,7 +32,7 @@ class Part(NamedTuple):
     sampled: bool
 
 
-class Difference(NamedTuple):
+class Difference(msgspec.Struct, frozen=True):
     """Where the two differ, and how: an excerpt of either side, for a line in a log.
 
     Attributes:

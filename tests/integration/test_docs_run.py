@@ -6,6 +6,8 @@ What cannot run here says why, in a comment in front of it: `doc_pages` has the 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -228,6 +230,56 @@ def test_the_plain_loop_is_exact(read: Callable[..., Reading]) -> None:
     for sample in samples:
         check(reader, sample["prompt"], sample["response"], sample["mask"], sample["logprobs"], alone=False)
     reader.namespace["http"].close()
+
+
+# -- what agents do is what was sampled --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("agent", ["ask_openai", "ask_anthropic", "ask_langchain"])
+def test_the_agents_lose_no_token(read: Callable[..., Reading], agent: str) -> None:
+    """A loop of each library, with calls put into the model's mouth, and the batch that comes of it."""
+    reader = read("docs/agents.md")
+    names = reader.namespace
+    worker, *others = reader.workers
+    for other in others:
+        call(f"{reader.router}/remove_worker", {"url": other.url})
+    reader.forget()
+    for city in ("Hamburg", "Oslo"):
+        asks = json.dumps({"name": "weather", "arguments": {"city": city}})
+        worker.script(text=f"I look.\n<tool_call>\n{asks}\n</tool_call>")
+    worker.script(text="Take a coat.")
+
+    session = names["call"]("/sessions", {})
+    assert names[agent](session, "Is it going to rain?") == "Take a coat."
+    (found,) = names["call"](f"/sessions/{session['session_id']}/finalize", {})["trajectories"]
+    assert found["num_turns"] == len(worker.log) == 3
+    tools = [message["content"] for message in found["messages"] if message["role"] == "tool"]
+    assert [json.loads(content)["city"] for content in tools] == ["Hamburg", "Oslo"]
+    check(reader, found["prompt_ids"], found["response_ids"], found["response_mask"], found["response_logprobs"])
+
+    batch = names["padded"]([found, {**found, "response_ids": [], "response_mask": [], "response_logprobs": []}])
+    whole = found["prompt_ids"] + found["response_ids"]
+    assert batch["input_ids"].tolist()[0] == whole
+    assert batch["attention_mask"].sum(axis=1).tolist() == [len(whole), len(found["prompt_ids"])]
+    assert batch["loss_mask"].sum() == sum(len(record.output_ids) for record in worker.log)
+    assert not batch["logprobs"][batch["loss_mask"] == 0].any()
+
+
+def test_every_call_of_a_session_is_documented() -> None:
+    """Method and place of each, in the table of docs/http-api.md. They are read off the source: no router lists them."""
+    folder = ROOT / "middleware_hub" / "sessions"
+    place = re.compile(r'^ {12}"([a-z_]*)": (\{"[A-Z].*\}),$', re.MULTILINE)
+    found = {
+        (method, f"/sessions/{{id}}/{name}".rstrip("/"))
+        for name, methods in place.findall((folder / "controls.py").read_text())
+        for method in re.findall(r'"([A-Z]+)"', methods)
+    }
+    assert len(found) > 5, "the calls are not written as before: read them in another way"
+    (talks,) = re.findall(r"talks: dict.*= (\{.*\})", (folder / "gateway.py").read_text())
+    found |= {("POST", f"/sessions/{{id}}/v1/{name}") for name in re.findall(r'"([^"]+)"', talks)}
+    found |= {("GET", "/sessions/{id}/v1/models"), ("GET", "/sessions"), ("POST", "/sessions")}
+    page = (ROOT / "docs" / "http-api.md").read_text()
+    assert set(re.findall(r"^\| `([A-Z]+)` \| `(/sessions[^`]*)` \|", page, re.MULTILINE)) == found
 
 
 # -- what is said beside the blocks ------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +19,7 @@ from tests.support.agents import (
     user,
 )
 from tests.support.asking import Asking
+from tests.support.fleet import until
 from tests.support.stack import Stack, stack
 
 
@@ -42,18 +42,13 @@ def agent(whole: Stack) -> Iterator[AgentSession]:
     whole.workers[0].release()
 
 
+LEFT = 'status="client_left"'
+
+
 def metric(stack: Stack, name: str) -> float:
     """The sum of the series whose line has this in it."""
     lines = stack.get("/metrics").content.decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if name in line and not line.startswith("#"))
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Look again and again: what is waited for shows itself over HTTP only."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 class TestForks:
@@ -261,7 +256,7 @@ class TestSentAgain:
         first.leave()
         again = Asking(agent.stack.url, body, path=path, headers={"x-stainless-retry-count": "1"})
         asks.append(again)
-        until(lambda: metric(agent.stack, 'resent_requests_total{kind="adopted"}') > 0)
+        until(lambda: metric(agent.stack, 'resent_requests_total{kind="adopted"}') > 0, "it was never adopted")
         worker.release()
         assert again.answer().status == 200
         assert len(worker.log) == before + 1
@@ -274,12 +269,14 @@ class TestSentAgain:
         path = f"{agent.path}/v1/chat/completions"
         worker.hold(after=2)
         headers = {"idempotency-key": "k1"}
+        left = metric(agent.stack, LEFT)
         first = Asking(agent.stack.url, body, path=path, headers=headers)
         worker.wait_for_arrivals(1)
         first.leave()
+        until(lambda: metric(agent.stack, LEFT) > left, "the router never saw that the client left")
         worker.release()
         worker.wait_until_idle()
-        until(lambda: agent.show()["num_generations"] == 1)
+        until(lambda: agent.show()["num_generations"] == 1, "it was never committed")
         answer = agent.stack.post(path, body, headers=headers)
         assert answer.status == 200
         assert len(worker.log) == before + 1
@@ -311,7 +308,7 @@ class TestSentAgain:
         asking.leave()
         worker.wait_until_idle()
         worker.release()
-        until(lambda: agent.show()["num_inflight_generations"] == 0)
+        until(lambda: agent.show()["num_inflight_generations"] == 0, "it never ended")
         (only,) = agent.trajectories()
         (record,) = worker.log[before:]
         assert ids_of(only) == [*record.input_ids, *record.output_ids]

@@ -7,6 +7,7 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -129,10 +130,14 @@ def stack(
     abort: AbortConfig | None = None,
     workers: Mapping[str, Any] | None = None,
     sessions: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
     **worker: Any,
 ) -> Iterator[Stack]:
-    """Start it all: one worker per style of streaming. Unless it is told to, the router sends nothing twice."""
-    folder = vocabulary(name)
+    """Start it all: one worker per style of streaming. Unless it is told to, the router sends nothing twice.
+
+    `folder`: a tokenizer that has more added tokens than that of `name`.
+    """
+    folder = folder or vocabulary(name)
     with contextlib.ExitStack() as entered:
         running = [
             entered.enter_context(EmbeddedWorker(folder, stream_style=style, seed=number, **worker))

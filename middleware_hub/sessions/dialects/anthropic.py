@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from middleware_hub.sessions.chat import Answer, ChatRequest, ReplyHead
+from middleware_hub.sessions.chat import Answer, ChatRequest, Memo, ReplyHead
 from middleware_hub.sessions.dialects import anthropic_replies, anthropic_requests
 from router.errors import RouterError
 
@@ -14,9 +14,9 @@ from router.errors import RouterError
 class Anthropic:
     """See `chat.Dialect`."""
 
-    def parse(self, body: bytes) -> ChatRequest:
+    def parse(self, body: bytes, memo: Memo | None = None) -> ChatRequest:
         """A body of `POST /v1/messages`."""
-        return anthropic_requests.parse(body)
+        return anthropic_requests.parse(body, memo)
 
     def parse_count(self, body: bytes) -> ChatRequest:
         """A body of `POST /v1/messages/count_tokens`."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from middleware_hub.sessions.chat import ChatRequest, Message, Tool
+from middleware_hub.sessions.chat import ChatRequest, Memo, Message, Tool
 from middleware_hub.sessions.dialects.fields import (
     BOOLEAN,
     OBJECT,
     OBJECTS,
+    RAWS,
     STRING,
     STRINGS,
     Fields,
@@ -17,7 +18,14 @@ from middleware_hub.sessions.dialects.fields import (
     unsupported,
     wrong,
 )
-from middleware_hub.sessions.dialects.messages import assistant_message, part_text, string, tool_call, written
+from middleware_hub.sessions.dialects.messages import (
+    assistant_message,
+    each_message,
+    part_text,
+    string,
+    tool_call,
+    written,
+)
 from middleware_hub.sessions.dialects.sampling import LARGEST, add_stops, finish, read_sampling, schema_text
 from middleware_hub.sessions.dialects.template_variables import read_variables
 from middleware_hub.sessions.dialects.tools import ANY, AUTO, NONE, checked_choice, checked_tool
@@ -45,13 +53,13 @@ _FLAG: Kind[bool | int] = Kind(bool | int, "left out")
 _SYSTEM: Kind[str | list[Any]] = Kind(str | list[Any], "a string, or a list of blocks of text")
 
 
-def parse(body: bytes) -> ChatRequest:
+def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     """Raises BadRequestError with `param`, the field it is about."""
     fields = Fields(body)
     limit = fields.take_within("max_tokens", 1, LARGEST)
     if limit is None:
         raise BadRequestError("`max_tokens` is missing: it must be an integer of at least 1", param="max_tokens")
-    request = _read(fields, limit)
+    request = _read(fields, limit, memo)
     if request.messages[-1]["role"] == "assistant" and not request.continue_final:
         raise BadRequestError("`messages` ends with tool calls: their results have to follow", param="messages")
     return request
@@ -60,11 +68,11 @@ def parse(body: bytes) -> ChatRequest:
 def parse_count(body: bytes) -> ChatRequest:
     """The same, where nothing is sampled: `max_tokens` may be missing. Raises BadRequestError."""
     fields = Fields(body)
-    return _read(fields, fields.take_within("max_tokens", 1, LARGEST))
+    return _read(fields, fields.take_within("max_tokens", 1, LARGEST), None)
 
 
-def _read(fields: Fields, limit: int | None) -> ChatRequest:
-    messages = _messages(fields)
+def _read(fields: Fields, limit: int | None, memo: Memo | None) -> ChatRequest:
+    messages = _messages(fields, memo)
     tools = _tools(fields)
     sampling = read_sampling(fields)
     add_stops(sampling, "stop_sequences", fields.take("stop_sequences", STRINGS))
@@ -93,26 +101,26 @@ def _read(fields: Fields, limit: int | None) -> ChatRequest:
     )
 
 
-def _messages(fields: Fields) -> list[Message]:
-    listed = fields.need("messages", OBJECTS)
+def _messages(fields: Fields, memo: Memo | None) -> list[Message]:
+    listed = fields.need("messages", RAWS)
     if not listed:
         raise BadRequestError("`messages` is empty: give at least one message", param="messages")
     messages: list[Message] = []
     system = _system(fields.take("system", _SYSTEM))
     if system:
         messages.append({"role": "system", "content": system})
-    for at, wrote in enumerate(listed):
-        place, role = f"messages[{at}]", wrote.get("role")
-        content = wrote.get("content")
-        if role == "user":
-            messages += _user(place, content)
-        elif role == "assistant":
-            messages.append(_assistant(place, content))
-        elif role == "system":
-            messages.append({"role": "system", "content": written(f"{place}.content", content) or ""})
-        else:
-            raise wrong(f"{place}.role", role, '"user" or "assistant"')
-    return messages
+    return messages + each_message(listed, _message, memo)
+
+
+def _message(place: str, wrote: dict[str, Any]) -> list[Message]:
+    role, content = wrote.get("role"), wrote.get("content")
+    if role == "user":
+        return _user(place, content)
+    if role == "assistant":
+        return [_assistant(place, content)]
+    if role == "system":
+        return [{"role": "system", "content": written(f"{place}.content", content) or ""}]
+    raise wrong(f"{place}.role", role, '"user" or "assistant"')
 
 
 def _system(wrote: str | list[Any] | None) -> str | None:
@@ -192,8 +200,9 @@ def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tools(fields: Fields) -> list[Tool] | None:
-    listed = []
-    for at, tool in enumerate(fields.take("tools", OBJECTS) or ()):
+    listed: list[Tool] = []
+    tools = fields.take("tools", OBJECTS) or []
+    for at, tool in enumerate(tools):
         if tool.get("type") not in (None, "custom"):
             message = (
                 f"`tools[{at}]` is a tool that Anthropic's servers run: offer one of your own, with `input_schema`"
@@ -210,7 +219,9 @@ def _tools(fields: Fields) -> list[Tool] | None:
 
 def _choice(fields: Fields, tools: list[Tool] | None) -> tuple[str, bool]:
     """Which tool has to be called, and whether several may be."""
-    wanted = fields.take("tool_choice", OBJECT) or {"type": "auto"}
+    wanted = fields.take("tool_choice", OBJECT)
+    if wanted is None:
+        return checked_choice(AUTO, False, tools), True
     parallel = wanted.get("disable_parallel_tool_use") is not True
     kind = wanted.get("type")
     if kind == "tool":

@@ -13,8 +13,9 @@ from router.sglang.json import JSON_ERRORS, is_null, parse_object
 
 T = TypeVar("T")
 
-DEEPEST = 100
-"""Levels that JSON may be nested where it is shown to chat templates: they, and whatever prints it again, recurse."""
+DEEPEST = 200
+"""Levels that JSON may be nested where it is shown to chat templates: they, and whatever prints it again, recurse. As many as
+a sampled call may have, so that each can come back."""
 
 _WRITTEN_HERE = frozenset(
     {
@@ -79,6 +80,7 @@ NUMBER: Kind[float] = Kind(float, "a number")
 STRING: Kind[str] = Kind(str, "a string")
 STRINGS: Kind[list[str]] = Kind(list[str], "a list of strings")
 OBJECT: Kind[dict[str, Any]] = Kind(dict[str, Any], "an object")
+RAWS: Kind[list[Raw]] = Kind(list[Raw], "a list of objects")
 OBJECTS: Kind[list[dict[str, Any]]] = Kind(list[dict[str, Any]], "a list of objects")
 
 

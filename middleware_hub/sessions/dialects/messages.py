@@ -9,15 +9,44 @@ Several parts of what others wrote stay parts: whether a template can show them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from middleware_hub.sessions.chat import Message
+from msgspec import Raw
+
+from middleware_hub.sessions.chat import Memo, Message
 from middleware_hub.sessions.dialects.fields import DEEPEST, too_deep, unsupported, wrong
+from router.errors import BadRequestError
 from router.sglang.json import JSON_ERRORS, decode_any
 
 _TEXTS = {"text": "text", "refusal": "refusal"}
 """The types of parts that are text, and the key it stands under."""
+
+
+def each_message(
+    listed: Sequence[Raw], read: Callable[[str, dict[str, Any]], Sequence[Message]], memo: Memo | None
+) -> list[Message]:
+    """What `read` makes of each entry of `messages`, which is given with its place; not of those that `memo` knows."""
+    messages: list[Message] = []
+    for at, raw in enumerate(listed):
+        text = bytes(raw)
+        known = None if memo is None else memo.get(text)
+        if known is None:
+            known = read(f"messages[{at}]", _object(f"messages[{at}]", raw))
+            if memo is not None:
+                known = memo.put(text, known)
+        messages += known
+    return messages
+
+
+def _object(place: str, raw: Raw) -> dict[str, Any]:
+    try:
+        found = decode_any(raw)
+    except JSON_ERRORS as error:
+        raise BadRequestError(f"`{place}` cannot be read: {error}", param=place) from error
+    if type(found) is not dict:
+        raise wrong(place, found, "an object")
+    return found
 
 
 def assistant_message(content: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> Message:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from middleware_hub.sessions.chat import Answer, ChatRequest, ReplyHead
+from middleware_hub.sessions.chat import Answer, ChatRequest, Memo, ReplyHead
 from middleware_hub.sessions.dialects import openai_replies, openai_requests
 from router.errors import RouterError
 
@@ -14,9 +14,9 @@ from router.errors import RouterError
 class OpenAI:
     """See `chat.Dialect`."""
 
-    def parse(self, body: bytes) -> ChatRequest:
+    def parse(self, body: bytes, memo: Memo | None = None) -> ChatRequest:
         """A body of `POST /v1/chat/completions`."""
-        return openai_requests.parse(body)
+        return openai_requests.parse(body, memo)
 
     def whole(self, request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
         """A `chat.completion`."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
-from middleware_hub.sessions.chat import ChatRequest, Message, Tool
+from middleware_hub.sessions.chat import ChatRequest, Memo, Message, Tool
 from middleware_hub.sessions.dialects.fields import (
     BOOLEAN,
     OBJECTS,
+    RAWS,
     STRING,
     STRINGS,
     Fields,
@@ -20,6 +22,7 @@ from middleware_hub.sessions.dialects.fields import (
 )
 from middleware_hub.sessions.dialects.messages import (
     assistant_message,
+    each_message,
     parsed_arguments,
     said,
     string,
@@ -30,6 +33,7 @@ from middleware_hub.sessions.dialects.sampling import LARGEST, finish, read_samp
 from middleware_hub.sessions.dialects.template_variables import read_variables
 from middleware_hub.sessions.dialects.tools import ANY, AUTO, NONE, checked_choice, checked_tool
 from router.errors import BadRequestError
+from router.sglang.json import decode_any
 
 MOST_SAMPLES = 128
 MOST_TOP_LOGPROBS = 20
@@ -62,10 +66,10 @@ class _StreamOptions(msgspec.Struct):
 _STREAM_OPTIONS: Kind[_StreamOptions] = Kind(_StreamOptions, "an object")
 
 
-def parse(body: bytes) -> ChatRequest:
+def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     """Raises BadRequestError with `param`, the field it is about."""
     fields = Fields(body)
-    messages, prefixed = _messages(fields.need("messages", OBJECTS))
+    messages, prefixed = _messages(fields.need("messages", RAWS), memo)
     tools = _tools(fields)
     sampling = read_sampling(fields)
     older = fields.take_within("max_tokens", 1, LARGEST)
@@ -97,15 +101,17 @@ def parse(body: bytes) -> ChatRequest:
     )
 
 
-def _messages(listed: list[dict[str, Any]]) -> tuple[list[Message], bool]:
+def _messages(listed: list[Raw], memo: Memo | None) -> tuple[list[Message], bool]:
     """The messages, and whether the last one is a `prefix`, as DeepSeek's API calls the beginning of a reply."""
     if not listed:
         raise BadRequestError("`messages` is empty: give at least one message", param="messages")
-    prefixed = listed[-1].get("prefix") is True
-    return [_message(f"messages[{at}]", wrote) for at, wrote in enumerate(listed)], prefixed
+    messages = each_message(listed, _message, memo)
+    last = bytes(listed[-1])
+    prefixed = b'"prefix"' in last and decode_any(last).get("prefix") is True
+    return messages, prefixed
 
 
-def _message(place: str, wrote: dict[str, Any]) -> Message:
+def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
     """One message; it takes its own keys out of `wrote`, and keeps the others."""
     role = wrote.pop("role", None)
     if role == "assistant":
@@ -130,7 +136,7 @@ def _message(place: str, wrote: dict[str, Any]) -> Message:
         elif type(value) is dict or type(value) is list:
             check_depth(f"{place}.{key}", value)
         message[key] = value
-    return message
+    return (message,)
 
 
 def _assistant(place: str, wrote: dict[str, Any]) -> Message:

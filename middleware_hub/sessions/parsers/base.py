@@ -2,8 +2,8 @@
 
 Parsing never touches tokens; it only decides what a client is shown of a text whose ids are kept as they were sampled.
 
-*A call is yielded whole*, when its last character has come, never a half. What cannot be (the start of) a call any more is text,
-character for character, and goes out at once: held back are only what may still become a call, and the white space before it.
+*A call is yielded whole*, when its last character has come, never a half. What cannot be (the start of) a call any more is
+text, character for character, and goes out at once: held back are only what may still become a call, and white space before it.
 
 *How the text is cut into pieces does not matter*: joined, the result is that of one `feed` of all of it.
 
@@ -11,7 +11,7 @@ character for character, and goes out at once: held back are only what may still
 goes on from there: a call within what was read as a string or value of a broken one is not found, and nothing is quadratic.
 
 *White space around calls* is nobody's content: a client sends a turn back as content and calls, and a template puts its own
-white space between them. Text around a call that is nothing but white space is dropped, and so are newlines directly before one.
+white space between them. Text around a call that is only white space is dropped, and so are newlines directly before one.
 
 *Without tools there are no calls*: everything is text. With tools, a call of a name that is not among them is a call all
 the same; clients answer it with an error that the model can read.

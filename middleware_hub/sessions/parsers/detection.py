@@ -14,7 +14,7 @@ _CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _REASONING: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>analysis", "<|message|>")),
-    ("gemma4", ("<|channel>thought", "<channel|>")),
+    ("gemma4", ("<|channel>", "<channel|>")),
     ("think", ("<think>", "</think>")),
 )
 

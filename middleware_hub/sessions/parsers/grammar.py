@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import groupby
 from typing import ClassVar
 
 from middleware_hub.sessions.chat import Call, Reasoning, Text, Tool
@@ -59,17 +60,11 @@ class Pieces:
     def take(self) -> list[Sampled]:
         """What came since the last time, neighbours of a kind joined."""
         joined: list[Sampled] = []
-        parts: list[str] = []
-        for piece, after in zip(self._said, [*self._said[1:], None], strict=True):
-            if isinstance(piece, Call):
-                joined.append(piece)
-                continue
-            parts.append(piece.text)
-            if type(after) is not type(piece):
-                whole = "".join(parts)
-                parts.clear()
-                if whole:
-                    joined.append(type(piece)(whole))
+        for kind, neighbours in groupby(self._said, type):
+            if kind is Call:
+                joined += neighbours
+            elif whole := "".join(piece.text for piece in neighbours if not isinstance(piece, Call)):
+                joined.append(Text(whole) if kind is Text else Reasoning(whole))
         self._said.clear()
         return joined
 

@@ -1,7 +1,7 @@
 """Text that comes in pieces, and grammars that wait where it ends.
 
-A grammar is a generator. It reads with the methods here, straight on, and stops at a `yield` where the text that has come is not
-enough to decide; it is resumed when there is more. What it cannot accept it leaves unread, and raises `Malformed`:
+A grammar is a generator. It reads with the methods here, straight on, and stops at a `yield` where the text that has come is
+not enough to decide; it is resumed when there is more. What it cannot accept it leaves unread, and raises `Malformed`:
 
     read, kept in `taken()`         unread: the start of a token at most, when a grammar waits
     <tool_call>{"name": "f", "argum|ents

@@ -49,7 +49,7 @@ class Schemas:
         JSON of a wrong type, for the client to complain about. Where nothing is known, what is valid JSON is JSON.
         """
         types, stripped = self.types(name, key), value.strip(WHITE)
-        if types == {"string"}:
+        if types == frozenset(("string",)):
             return _quoted(value)
         if types is None:
             return stripped if is_json(stripped) else _quoted(value)

@@ -6,8 +6,8 @@
 
     It rains in Oslo.
 
-Most templates write `<think>` themselves, at the end of the prompt; then the sampled text starts inside. Newlines directly around
-the tags belong to neither side. Where the end tag never comes all of it is reasoning. A tag anywhere else is text.
+Most templates write `<think>` themselves, at the end of the prompt; then the sampled text starts inside. Newlines directly
+around the tags belong to neither side. Where the end tag never comes all of it is reasoning. A tag anywhere else is text.
 """
 
 from __future__ import annotations

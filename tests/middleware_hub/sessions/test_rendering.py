@@ -15,7 +15,7 @@ from middleware_hub.sessions.chat import Message, Tool
 from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
 from middleware_hub.tokenizer import Tokenizer
 from router.errors import BadRequestError
-from tests.support.templates import CHATML, SPECIAL_TOKENS, source
+from tests.support.templates import CHATML, SPECIAL_TOKENS, folder, source
 from tests.support.vocabularies import vocabulary
 
 MARK = "Zq7mark"
@@ -44,6 +44,7 @@ class Published(NamedTuple):
 IM_END = "<|im_end|>\n"
 JSON_CALL = '"}}\n</tool_call>'
 XML_CALL = "\n</parameter>\n</function>\n</tool_call>"
+DEEPSEEK_END = "<｜end▁of▁sentence｜>"
 DEEPSEEK_CALL = '"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
 PUBLISHED = {
     "chatml": Published(IM_END, IM_END, ("<|im_end|>",), "", calls=0),
@@ -53,9 +54,7 @@ PUBLISHED = {
     "qwen3_instruct_2507": Published(IM_END, IM_END, ("<|im_end|>",), JSON_CALL),
     "llama3_1": Published("<|eot_id|>", "<|eot_id|>", ("<|eot_id|>",), '"}}', calls=1),
     "glm4moe": Published("", "", ("<|user|>", "<|observation|>"), "</arg_value>\n</tool_call>"),
-    "deepseekv3": Published(
-        *["<｜end▁of▁sentence｜>"] * 2, ("<｜end▁of▁sentence｜>",), DEEPSEEK_CALL, append_only=False
-    ),
+    "deepseekv3": Published(DEEPSEEK_END, DEEPSEEK_END, (DEEPSEEK_END,), DEEPSEEK_CALL, append_only=False),
     "gptoss": Published("<|end|>", "<|call|>", ("<|end|>", "<|call|>"), '"}', calls=1, append_only=False),
     "gemma4": Published(
         "<turn|>\n", "<|tool_response>", ("<turn|>", "<|tool_response>"), '<|"|>}<tool_call|>', append_only=False
@@ -115,8 +114,9 @@ NAMES_OF_TOOLS = st.sampled_from(["weather", "news", "get-it_2"])
 def conversations(draw: st.DrawFn, name: str, *, thinking: bool = True) -> list[Message]:
     """A conversation with tool loops, as far as the template takes part in them."""
     messages: list[Message] = [system(draw(TEXTS))] if draw(st.booleans()) else []
-    for _ in range(draw(st.integers(1, 3))):
-        messages.append(user(draw(TEXTS)))
+    for turn in range(draw(st.integers(1, 3))):
+        # Qwen 3.5 refuses a conversation in which no user asks anything, and takes a lone tool response for nothing.
+        messages.append(user(draw(TEXTS) if turn else "So: " + draw(TEXTS)))
         for _ in range(draw(st.integers(0, 2)) if PUBLISHED[name].calls else 0):
             count = draw(st.integers(1, PUBLISHED[name].calls))
             calls = [call(draw(NAMES_OF_TOOLS), number, x=draw(TEXTS)) for number in range(count)]
@@ -210,6 +210,33 @@ def test_tails_add_up_to_the_conversation(name: str) -> None:
     check()
 
 
+def test_every_published_template_has_tails() -> None:
+    """Wherever the turn is found in the full rendering, the tail ends it. Six take no text, only parts with a text."""
+    calling = said("", call("weather", x=MARK))
+    answered = [said("", call("weather", x="y")), result("rain"), said("Wet.")]
+    without = set()
+    for path in sorted(folder().glob("*.jinja")):
+        template = ChatTemplate(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"})
+        without.add(path.stem)
+        for earlier in ([user("a")], [system("s"), user("a"), said("b"), user("c")], [user("a"), *answered, user("c")]):
+            for last, behind in ((said("b " + MARK), [user("d")]), (calling, [result("rain"), user("d")])):
+                for tools in (None, TOOLS):
+                    try:
+                        full = template.whole([*earlier, last, *behind], tools, {})
+                    except BadRequestError:
+                        continue
+                    before, _, rest = full.rpartition(MARK)
+                    if not before or MARK in before:
+                        continue
+                    tail = template.tail(last, behind, tools, {}, earlier=earlier)
+                    own = rest.removesuffix(tail)
+                    assert own + tail == rest, path.name
+                    assert bool(own) is (last is calling), path.name
+                    assert "d" in tail, path.name
+                    without.discard(path.stem)
+    assert without == {f"{name}{more}" for name in ("idefics3", "smolvlm", "llava_next") for more in ("", "_training")}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_is_never_changed(name: str) -> None:
     messages = [user("Hi"), said(None, call("weather", x="é")), result("rain"), said("Take a coat.")]
@@ -246,6 +273,8 @@ def test_what_closes_a_turn(name: str) -> None:
         ("deepseekv3", {}, "<｜Assistant｜><think>\n"),
         ("gptoss", {}, "<|start|>assistant"),
         ("gemma4", {}, "<|turn>model\n"),
+        ("phi3", {}, "<|assistant|>\n"),  # without a generation prompt it ends with EOS
+        ("gemma", {}, "<start_of_turn>model\n"),
     ],
 )
 def test_the_scaffold_is_the_generation_prompt_of_these_options(
@@ -267,6 +296,16 @@ def test_tails_are_short_where_they_can_be(name: str) -> None:
         template.tail(said("", call("weather", x="y")), [result("rain")], TOOLS, {}, earlier=poisoned)
 
 
+def test_options_are_tried_when_they_are_seen_again() -> None:
+    """The first time all is rendered, and refused here; from the second on a short conversation does."""
+    template = ChatTemplate(source("qwen3"), {})
+    poisoned: Any = [None]
+    for value in (True, "a date", 3):
+        with pytest.raises(AttributeError):
+            template.tail(*CASE, None, {"enable_thinking": value}, earlier=poisoned)
+        assert template.tail(*CASE, None, {"enable_thinking": value}, earlier=poisoned).startswith("<|im_end|>\n")
+
+
 # Continuing the last message -----------------------------------------------------------------------------------------------
 
 
@@ -284,7 +323,8 @@ def test_a_prefill_ends_the_text(name: str, prefill: str) -> None:
 
 
 def test_the_sampled_turn_itself_may_go_on() -> None:
-    assert made("qwen3").tail(said("I was cut"), [], None, {}, earlier=[user("Hi")], continue_final=True) == ""
+    for cut in (said("I was cut"), said("", call("weather", x="y"))):
+        assert made("qwen3").tail(cut, [], None, {}, earlier=[user("Hi")], continue_final=True) == ""
 
 
 def test_only_the_assistants_own_text_is_continued() -> None:
@@ -304,7 +344,7 @@ def test_a_prefill_in_parts_goes_on_behind_the_last_one() -> None:
 
 def test_a_rendering_is_that_of_transformers() -> None:
     """Template and special tokens come with the tokenizer."""
-    path = str(vocabulary("tekken"))
+    path = str(vocabulary("mistral-v1"))
     tokenizer = Tokenizer.load(path)
     assert isinstance(tokenizer.chat_template, str)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
@@ -471,6 +511,23 @@ def test_a_template_that_writes_only_the_names_of_calls() -> None:
     assert template.tail(last, [result("rain")], None, {}, earlier=[user("Hi")]) == ";\n[tool]rain;\n"
 
 
+def test_a_template_that_closes_calls_by_what_follows_has_no_tail() -> None:
+    """What is the call's own there, and what is the tail's, cannot be told."""
+    closing = "{{ '/T' if messages[loop.index0 + 1].role == 'tool' else '/U' }}"
+    code = LOOP.replace(
+        "{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}" + closing + "{% endif %}"
+    )
+    with pytest.raises(RenderingError, match="more than one way"):
+        ChatTemplate(code, {}).tail(said("", call("weather", x="y")), [result("rain")], None, {}, earlier=[user("Hi")])
+
+
+def test_a_template_that_refuses_all_that_it_is_tried_with_is_rendered_in_full() -> None:
+    picky = "{% for m in messages if m.content == 'Hi' %}{{ raise_exception('a poor greeting') }}{% endfor %}"
+    template = ChatTemplate(picky + LOOP, {})
+    tail, full = both(template, [user("Good morning")])
+    assert tail == full == ";\n[user]Go;\n[assistant]"
+
+
 def test_a_system_message_that_is_written_at_the_head_is_not_lost_in_silence() -> None:
     """DeepSeek's template collects them there, where the model has long been."""
     with pytest.raises(RenderingError, match="system"):
@@ -482,17 +539,17 @@ def test_a_system_message_that_is_written_at_the_head_is_not_lost_in_silence() -
 
 def test_options_that_are_the_renderings_own_cannot_be_set() -> None:
     template = made("qwen3")
-    for options in ({"messages": []}, {"continue_final_message": True}, {"chat_template": "x"}):
-        with pytest.raises(BadRequestError, match=next(iter(options))):
-            template.whole([user("Hi")], None, options)
-        with pytest.raises(BadRequestError, match=next(iter(options))):
-            template.tail(*CASE, None, options, earlier=[user("Hi")])
+    for name in ("messages", "continue_final_message", "chat_template"):
+        with pytest.raises(BadRequestError, match=name):
+            template.whole([user("Hi")], None, {name: True})
+        with pytest.raises(BadRequestError, match=name):
+            template.tail(*CASE, None, {name: True}, earlier=[user("Hi")])
 
 
 def test_equal_options_of_other_types_are_not_taken_for_each_other() -> None:
-    template = ChatTemplate(LOOP + "{{ enable_thinking is true }}", {})
+    template = ChatTemplate(LOOP.replace("[assistant]", "[assistant]{{ enable_thinking is true }}"), {})
     for value in (True, 1, False, 0, "True"):
-        assert template.scaffold(None, {"enable_thinking": value}) == "[assistant]"
+        assert template.scaffold(None, {"enable_thinking": value}) == f"[assistant]{value is True}"
         tail = template.tail(*CASE, None, {"enable_thinking": value}, earlier=[user("Hi")])
         assert tail.endswith(f"[assistant]{value is True}")
 

@@ -23,8 +23,8 @@ def refused(parse: Parse, body: dict[str, Any] | bytes) -> BadRequestError:
 
 
 def nested(levels: int) -> Any:
-    """JSON inside of JSON."""
+    """An object, and JSON inside of JSON."""
     value: Any = {}
-    for level in range(levels - 1):
-        value = [value] if level % 2 else {"a": value}
+    for level in range(levels - 1, 0, -1):
+        value = {"a": value} if level % 2 else [value]
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -172,7 +173,7 @@ def test_the_events_of_a_stream_add_up_to_the_whole_reply(answered: tuple[Answer
         assert said == "".join(block[kind] for block in reply["content"] if block["type"] == kind)
     used = [block for block in blocks if block["type"] == "tool_use"]
     assert used == [block for block in reply["content"] if block["type"] == "tool_use"]
-    assert all(a["type"] != b["type"] or a["type"] == "tool_use" for a, b in zip(blocks, blocks[1:], strict=False))
+    assert all(a["type"] != b["type"] or a["type"] == "tool_use" for a, b in pairwise(blocks))
 
 
 def test_thinking_ends_with_an_empty_signature() -> None:

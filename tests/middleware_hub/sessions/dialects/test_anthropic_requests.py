@@ -166,7 +166,7 @@ def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
         ({"role": "assistant"}, "messages[0].content"),
         ({"role": "assistant", "content": [{"type": "thinking"}]}, "messages[0].content[0].thinking"),
         ({"role": "assistant", "content": [{**USE, "input": "{}"}]}, "messages[0].content[0].input"),
-        ({"role": "assistant", "content": [{**USE, "input": nested(101)}]}, "messages[0].content[0].input"),
+        ({"role": "assistant", "content": [{**USE, "input": nested(201)}]}, "messages[0].content[0].input"),
         ({"role": "assistant", "content": [{**USE, "name": None}]}, "messages[0].content[0].name"),
         ({"role": "assistant", "content": [{**USE, "id": 5}]}, "messages[0].content[0].id"),
     ],
@@ -232,7 +232,7 @@ def test_tools_of_anthropics_servers_are_refused(kind: str) -> None:
     [
         ({"name": "f"}, "tools[0].input_schema"),
         ({"input_schema": {}}, "tools[0].function.name"),
-        ({"name": "f", "input_schema": nested(100)}, "tools[0]"),
+        ({"name": "f", "input_schema": nested(200)}, "tools[0]"),
     ],
 )
 def test_a_tool_that_is_none(tool: dict[str, Any], param: str) -> None:

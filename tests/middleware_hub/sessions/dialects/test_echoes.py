@@ -10,16 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
-from middleware_hub.sessions.chat import Answer
+from middleware_hub.sessions.chat import Answer, Dialect
 from middleware_hub.sessions.dialects.anthropic import Anthropic
+from middleware_hub.sessions.dialects.fields import DEEPEST
 from middleware_hub.sessions.dialects.openai import OpenAI
+from middleware_hub.sessions.parsers import json_text
 from tests.middleware_hub.sessions.dialects.drawn import ASKED, HEAD, answers, canonical, without_reasoning
 
 OPENAI, ANTHROPIC = OpenAI(), Anthropic()
 USER = {"role": "user", "content": "Hi"}
 
 
-def sent_back(dialect: OpenAI | Anthropic, message: dict[str, Any]) -> dict[str, Any]:
+def sent_back(dialect: Dialect, message: dict[str, Any]) -> dict[str, Any]:
     """What a message of the client's is understood as."""
     body = {"model": "tiny", "max_tokens": 9, "messages": [USER, message, USER]}
     return dict(dialect.parse(json.dumps(body).encode()).messages[1])
@@ -124,3 +126,8 @@ def test_what_a_tool_said_is_the_same_message_in_both(call_id: str, result: str)
     openai = {"role": "tool", "tool_call_id": call_id, "content": result}
     block = {"type": "tool_result", "tool_use_id": call_id, "content": [{"type": "text", "text": result}]}
     assert sent_back(OPENAI, openai) == sent_back(ANTHROPIC, {"role": "user", "content": [block]}) == openai
+
+
+def test_every_call_that_can_be_sampled_can_come_back() -> None:
+    """What parsers take for a call is not nested too deep for a request."""
+    assert DEEPEST >= json_text.DEEPEST

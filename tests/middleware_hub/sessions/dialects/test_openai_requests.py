@@ -114,9 +114,9 @@ def test_arguments_are_objects_where_they_can_be(arguments: Any, meant: Any) -> 
 
 
 def test_arguments_that_nobody_could_print_stay_text() -> None:
-    deep = json.dumps(nested(101))
+    deep = json.dumps(nested(201))
     assert message(called(deep))["tool_calls"][0]["function"]["arguments"] == deep
-    assert message(called(json.dumps(nested(100))))["tool_calls"][0]["function"]["arguments"] == nested(100)
+    assert message(called(json.dumps(nested(200))))["tool_calls"][0]["function"]["arguments"] == nested(200)
     bomb = '{"a":' * 100_000
     assert message(called(bomb))["tool_calls"][0]["function"]["arguments"] == bomb
 
@@ -138,9 +138,11 @@ def test_what_streams_and_libraries_add_to_a_call_is_left_out() -> None:
         "type": "function",
         "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}},
     }
-    assert message({"role": "assistant", "content": None, "tool_calls": [call], "parsed": None})["tool_calls"] == [
-        {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
-    ]
+    assert message({"role": "assistant", "content": None, "tool_calls": [call], "parsed": {"a": 1}}) == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}],
+    }
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
@@ -190,8 +192,8 @@ def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
             "null",
         ),
         (called(5), "messages[0].tool_calls[0].function.arguments", "5"),
-        (called(nested(101)), "messages[0].tool_calls[0].function.arguments", "levels"),
-        ({"role": "user", "content": "a", "more": nested(101)}, "messages[0].more", "levels"),
+        (called(nested(201)), "messages[0].tool_calls[0].function.arguments", "levels"),
+        ({"role": "user", "content": "a", "more": nested(201)}, "messages[0].more", "levels"),
     ],
 )
 def test_a_message_that_is_none(wrote: dict[str, Any], param: str, said: str) -> None:
@@ -298,7 +300,7 @@ def test_of_two_limits_the_newer_field_wins() -> None:
         ("logit_bias", {"1": "a"}),
         ("ignore_eos", 1),
         ("custom_params", []),
-        ("custom_params", nested(101)),
+        ("custom_params", nested(201)),
         ("n", 0),
         ("n", 129),
         ("top_logprobs", 21),
@@ -310,7 +312,7 @@ def test_of_two_limits_the_newer_field_wins() -> None:
         ("tools", {}),
         ("parallel_tool_calls", "no"),
         ("chat_template_kwargs", []),
-        ("chat_template_kwargs", nested(101)),
+        ("chat_template_kwargs", nested(201)),
         ("reasoning_effort", True),
         ("documents", "a"),
         ("modalities", ["audio"]),
@@ -323,8 +325,8 @@ def test_of_two_limits_the_newer_field_wins() -> None:
 )
 def test_a_field_that_cannot_be_meant_is_named(field: str, value: Any) -> None:
     found = error(**{field: value})
-    assert found.details["param"] == field
-    assert f"`{field}`" in found.message
+    assert str(found.details["param"]).partition("[")[0] == field
+    assert f"`{field}" in found.message
 
 
 @pytest.mark.parametrize(
@@ -413,7 +415,7 @@ def test_a_choice_that_is_none(choice: Any) -> None:
         ({"type": "function", "function": {}}, "tools[0].function.name"),
         ({"type": "function", "function": {"name": ""}}, "tools[0].function.name"),
         ({"type": "function", "function": {"name": "f", "parameters": []}}, "tools[0].function.parameters"),
-        ({"type": "function", "function": {"name": "f", "parameters": nested(100)}}, "tools[0]"),
+        ({"type": "function", "function": {"name": "f", "parameters": nested(200)}}, "tools[0]"),
     ],
 )
 def test_a_tool_that_is_none(tool: dict[str, Any], param: str) -> None:
@@ -522,7 +524,10 @@ MANGLED = st.fixed_dictionaries(
             st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name"]), VALUES, max_size=3)
         )
     },
-    optional=dict.fromkeys(["tools", "tool_choice", "stop", "n", "response_format", "stream_options", "chat_template_kwargs", "seed"], VALUES),
+    optional=dict.fromkeys(
+        ["tools", "tool_choice", "stop", "n", "response_format", "stream_options", "chat_template_kwargs", "seed"],
+        VALUES,
+    ),
 )
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2
 import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.sessions.chat import Answer, ChatRequest, Piece, Text
+from middleware_hub.sessions.chat import Answer, ChatRequest, Dialect, Piece, Text
 from middleware_hub.sessions.dialects.anthropic import Anthropic
 from middleware_hub.sessions.dialects.openai import OpenAI
 from router.errors import BadRequestError, NoWorkerError, QueueFullError, RouterError
@@ -26,16 +26,16 @@ Reply = Callable[[ChatRequest], tuple[int, bytes]]
 Told = tuple[Answer, list[Piece]]
 
 
-def served(dialect: OpenAI | Anthropic, reply: Reply, asked: list[ChatRequest]) -> httpx.Client:
+def served(dialect: Dialect, reply: Reply, asked: list[ChatRequest]) -> httpx2.Client:
     """A client of a server that reads requests in a dialect, and answers with `reply`."""
 
-    def handle(request: httpx.Request) -> httpx.Response:
+    def handle(request: httpx2.Request) -> httpx2.Response:
         asked.append(dialect.parse(request.read()))
         status, body = reply(asked[-1])
         kind = "text/event-stream" if asked[-1].stream else "application/json"
-        return httpx.Response(status, content=body, headers={"content-type": kind})
+        return httpx2.Response(status, content=body, headers={"content-type": kind})
 
-    return httpx.Client(transport=httpx.MockTransport(handle))
+    return httpx2.Client(transport=httpx2.MockTransport(handle))
 
 
 def openai_client(reply: Reply, asked: list[ChatRequest]) -> openai.OpenAI:
@@ -48,7 +48,7 @@ def anthropic_client(reply: Reply, asked: list[ChatRequest]) -> anthropic.Anthro
     return anthropic.Anthropic(api_key="k", base_url="http://router", http_client=http, max_retries=0)
 
 
-def telling(dialect: OpenAI | Anthropic, told: Told) -> Reply:
+def telling(dialect: Dialect, told: Told) -> Reply:
     """A stream with a ping behind every event, or the whole reply."""
 
     def reply(request: ChatRequest) -> tuple[int, bytes]:
@@ -136,7 +136,7 @@ def test_openai_sees_what_it_has_no_field_for() -> None:
     assert choice.model_extra["meta_info"] == {"generation_id": "g1", "weight_version": "7"}
 
 
-def refusing(dialect: OpenAI | Anthropic, error: RouterError) -> Reply:
+def refusing(dialect: Dialect, error: RouterError) -> Reply:
     return lambda _: (error.status, dialect.error(error))
 
 
@@ -158,7 +158,7 @@ def test_anthropic_tells_errors_apart() -> None:
         client.messages.create(model="tiny", max_tokens=9, messages=[USER])
 
 
-def failing(dialect: OpenAI | Anthropic) -> Reply:
+def failing(dialect: Dialect) -> Reply:
     """A stream that breaks off in the middle."""
 
     def reply(request: ChatRequest) -> tuple[int, bytes]:

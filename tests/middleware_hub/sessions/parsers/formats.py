@@ -184,6 +184,7 @@ FORMATS = {
         (write_harmony, write_harmony_as_templates_do),
         (
             "<|start|>assistant",
+            "<|channel|>analysis<|message|>Hm.<|end|>",
             "<|channel|>analysis<|message|>",
             "<|channel|>final<|message|>",
             "<|channel|>commentary",

@@ -27,7 +27,7 @@ from tests.middleware_hub.sessions.parsers.formats import (
 )
 
 each = pytest.mark.parametrize("made", FORMATS.values(), ids=FORMATS)
-many = settings(max_examples=400)
+many = settings(max_examples=200)
 
 
 def loaded(pieces: list[Sampled]) -> list[object]:
@@ -75,10 +75,9 @@ def margins_left_open(pieces: list[Sampled]) -> list[Sampled]:
 
 @each
 def test_calls_between_texts_are_found_with_their_arguments(made: Format) -> None:
-    @many
-    @given(st.data(), st.integers(1, 3), st.sampled_from(made.writers))
-    def check(data: st.DataObject, count: int, write: Any) -> None:
-        given = [data.draw(arguments(made)) for _ in range(count)]
+    @settings(max_examples=100)
+    @given(st.lists(arguments(made), min_size=1, max_size=3), st.sampled_from(made.writers))
+    def check(given: list[dict[str, Any]], write: Any) -> None:
         text = "\n".join(write("f", each) for each in given)
         calls = [("f", each) for each in given]
         assert loaded(run(made.parser(TOOLS), [text])) == calls
@@ -271,6 +270,46 @@ def test_llama3_takes_for_a_call_only_what_looks_like_one(text: str, found: list
     parser = FORMATS["llama3"].parser
     assert run(parser(TOOLS), [text]) == found
     assert run(parser(TOOLS), list(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen-coder", "<tool_call><function=f><parameter=a>1</tool_call></parameter></function></tool_call>"),
+        ("qwen-coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
+        ("qwen-coder", "<tool_call><function=f><parameter=>1</parameter></function></tool_call>"),
+        ("qwen-coder", "<tool_call><function=f></tool_call>"),
+        ("qwen-coder", "<tool_call><function=f x></function></tool_call>"),
+        ("qwen-coder", "<function=f></function>"),
+        ("glm", "<tool_call>f<arg_key> </arg_key><arg_value>1</arg_value></tool_call>"),
+        ("glm", "<tool_call>f<arg_key>a</tool_call></arg_key><arg_value>1</arg_value></tool_call>"),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call></arg_value></tool_call>"),
+        ("glm", "<tool_call>f<arg_key>a</arg_key></tool_call>"),
+        ("glm", "<tool_call>\n</tool_call>"),
+        ("gemma4", "<|tool_call>call:f{a:[1}]<tool_call|>"),
+        ("gemma4", "<|tool_call>call:f{a:1]<tool_call|>"),
+        ("gemma4", "<|tool_call>call:f{]<tool_call|>"),
+        ("gemma4", "<|tool_call>call:f{a:1,}<tool_call|>"),
+        ("gemma4", "<|tool_call>call:f{a:x}<tool_call|>"),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>x}<tool_call|><|"|>}<tool_call|>'),
+        ("gemma4", "<|tool_call> call:f{}<tool_call|>"),
+        ("llama3", '{"a": {"name": "f", "parameters": {}}'),
+        ("llama3", '{"name": "f", "parameters": {}, "besides": 1}'),
+        ("deepseek", "<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>```json{}```<｜tool▁call▁end｜>"),
+        ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f{}<｜tool▁call▁end｜>"),
+        ("harmony", "<|channel|>thought<|message|>Hm."),
+        ("harmony", "<|start|>user<|channel|>"),
+        ("harmony", "<|start|>assistant<|message|>Hm."),
+        ("harmony", "<|channel|>commentary to=functions. json<|message|>{}<|call|>"),
+        ("harmony", "<|channel|>commentary to=functions.f json<|message|>{}<|end|>"),
+        ("harmony", "<|channel|>analysis to=python code<|message|>print(1)<|call|>"),
+    ],
+)
+def test_what_is_malformed_is_text_character_for_character(name: str, text: str) -> None:
+    made = FORMATS[name]
+    assert run(made.parser(TOOLS), [text]) == [Text(text)]
+    assert run(made.parser(TOOLS), list(text)) == [Text(text)]
 
 
 def test_llama3_lets_go_of_json_that_is_an_answer() -> None:

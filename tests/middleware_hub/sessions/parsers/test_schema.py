@@ -58,6 +58,7 @@ SCHEMAS = Schemas([{"type": "function", "function": {"name": "f", "parameters": 
         ("maybe", "null", None),
         ("maybe", "None", None),
         ("maybe", "5", "5"),
+        ("maybe", '"x"', '"x"'),
         ("nullable", "null", None),
         ("nullable", "x", "x"),
         ("either", "5", 5),

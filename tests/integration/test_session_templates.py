@@ -1,0 +1,130 @@
+"""Seams: what stands between two sampled turns is what each published template writes there, every marker once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from middleware_hub.sessions.rendering import ChatTemplate
+from tests.support import templates
+from tests.support.agents import TOOLS, AgentSession, ids_of, system, user
+from tests.support.chat_models import MODELS, chat_model
+from tests.support.stack import Stack, stack
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"where": "here", "times": 2}}}
+APPEND_ONLY = ("qwen2_5", "llama3_1", "glm4moe", "gemma4")
+"""These write a reply of earlier turns as it was sampled."""
+LOOPING = [name for name in MODELS if name != "gemma4"]
+"""Gemma writes a tool's answer into the turn of the model: what it has sampled does not end there."""
+
+
+@dataclass
+class Model:
+    """A stack with one model's template, and what is needed to say what that model would."""
+
+    name: str
+    stack: Stack
+    template: ChatTemplate
+    tokenizer: Tokenizer
+
+    def spell(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def said(self, messages: list[dict[str, Any]], reply: dict[str, Any], behind: list[dict[str, Any]], tools: Any) -> str:
+        """What the model has to sample for the template to write this reply: all between the prompt and the tail."""
+        prompt = self.template.whole(messages, tools, {})
+        whole = self.template.whole([*messages, reply, *behind], tools, {})
+        tail = self.template.tail(reply, behind, tools, {}, earlier=messages)
+        assert whole.endswith(tail)
+        # Where the prompt opens a thought that the template leaves out of earlier turns, the model closes it first.
+        closed = "\n</think>\n\n" if prompt.endswith("<think>\n") and not whole.startswith(prompt) else ""
+        return closed + whole[len(os.path.commonprefix([whole, prompt])) : len(whole) - len(tail)]
+
+    def stop(self, behind: list[dict[str, Any]], reply: dict[str, Any], tools: Any) -> int:
+        """The token that the model stops with, for this to come behind its turn."""
+        tail = self.template.tail(reply, behind, tools, {}, earlier=[user("a")])
+        return self.encode(tail)[0]
+
+
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    name = request.param
+    folder = chat_model(name)
+    with stack("qwen", styles=("cumulative",), folder=folder, radix={"tokenizer_backend": "huggingface"}) as made:
+        special = {key: value for key in ("bos", "eos") if (value := getattr(MODELS[name], key))}
+        template = ChatTemplate(templates.source(name), {f"{key}_token": value for key, value in special.items()})
+        yield Model(name, made, template, Tokenizer.from_file(str(folder / "tokenizer.json")))
+
+
+def ask(model: Model, agent: AgentSession, messages: list[dict[str, Any]], text: str, stop: int) -> Any:
+    (worker,) = model.stack.workers
+    worker.script(ids=[*model.encode(text), stop], finish=None)
+    return agent.must(*messages, stop_token_ids=[stop], max_tokens=400, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("model", list(MODELS), indirect=True)
+def test_plain_turns(model: Model) -> None:
+    agent = AgentSession.make(model.stack)
+    messages: list[dict[str, Any]] = [system("Be brief."), user("Hello")]
+    chain: list[int] = []
+    for number in range(3):
+        reply, behind = {"role": "assistant", "content": f"Reply {number}."}, [user(f"And {number}?")]
+        stop = model.stop(behind, reply, None)
+        text = model.said([user("Hello")], reply, behind, None)
+        turn = ask(model, agent, messages, text, stop)
+        assert turn.sent[: len(chain)] == chain
+        chain = turn.chain
+        messages += [turn.message, *behind]
+    last = agent.must(*messages, says="Bye.")
+    assert last.sent[: len(chain)] == chain
+    (only,) = agent.finalize()
+    assert only["exact"], only["reasons"]
+    spelled = model.spell(last.sent)
+    for number in range(3):
+        assert spelled.count(f"Reply {number}.") == 1
+    if model.name in APPEND_ONLY:
+        assert spelled == model.template.whole(messages, None, {})
+
+
+@pytest.mark.parametrize("model", LOOPING, indirect=True)
+def test_a_tool_loop(model: Model) -> None:
+    agent = AgentSession.make(model.stack, tools=TOOLS)
+    messages: list[dict[str, Any]] = [user("Where is it?")]
+    chain: list[int] = []
+    for number in range(3):
+        reply = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+        result = {"role": "tool", "content": f"nothing {number}", "tool_call_id": "call_1"}
+        text = model.said([user("Where is it?")], reply, [result], TOOLS)
+        turn = ask(model, agent, messages, text, model.stop([result], reply, TOOLS))
+        assert turn.sent[: len(chain)] == chain
+        chain = turn.chain
+        (call,) = turn.message["tool_calls"]
+        assert call["function"]["name"] == "look"
+        messages += [turn.message, {**result, "tool_call_id": call["id"]}]
+    last = agent.must(*messages, says="Nowhere.")
+    assert last.sent[: len(chain)] == chain
+    (only,) = agent.finalize()
+    assert only["exact"], only["reasons"]
+    assert ids_of(only) == last.chain
+
+
+@pytest.mark.parametrize("model", ["glm4moe"], indirect=True)
+def test_a_turn_that_stopped_for_another_role_gives_way_to_what_came(model: Model) -> None:
+    """GLM stops with the marker of the role that it expects next: where another one comes, its own is left out."""
+    agent = AgentSession.make(model.stack)
+    expected, came = model.encode("<|observation|>")[0], model.encode("<|user|>")[0]
+    first = ask(model, agent, [user("Hello")], "\n<think></think>\nWell.", expected)
+    second = agent.must(user("Hello"), first.message, user("No tools."), says="Right.")
+    assert second.sent[: len(first.chain) - 1] == first.chain[:-1]
+    assert second.sent[len(first.chain) - 1] == came
+    assert expected not in second.sent
+    (only,) = agent.finalize()
+    assert only["exact"], only["reasons"]
