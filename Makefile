@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install test test-sglang fuzz lint bench soak reference clean
+.PHONY: help demo demo-agent serve install test test-sglang fuzz lint bench soak reference clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,9 @@ demo: $(INSTALLED) ## two small workers and a router on this machine: conversati
 
 serve: $(INSTALLED) ## the same, left running, with three lines to try it with
 	@$(VENV)/bin/tito-router demo --serve $(ARGS)
+
+demo-agent: $(INSTALLED) ## agents in a session: openai and anthropic clients, and the tree of what they did, token by token
+	@$(VENV)/bin/tito-router demo-agent $(ARGS)
 
 install: $(INSTALLED) ## make .venv with everything but SGLang
 	@:
@@ -57,6 +60,7 @@ bench: $(INSTALLED) ## measure, 10 minutes; results go to benchmarks/results and
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
 	@$(PY) -m benchmarks.load --out benchmarks/results/load.json --page docs/performance.md
+	@$(PY) -m benchmarks.sessions --out benchmarks/results/sessions.json --page docs/performance.md
 
 soak: $(BENCH) ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
 	@$(PY) -m benchmarks.soak --page docs/performance.md $(ARGS)

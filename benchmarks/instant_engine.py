@@ -1,7 +1,7 @@
 """An engine that answers at once: one canned reply of `/generate`, whose prompt tokens are counted and nothing else.
 
-`python -m benchmarks.instant_engine --port N`; what it says comes on stdin: `{"ids": [...], "text": "...", "eos": id}`. No framework:
-what is measured is in front of it. It speaks just enough HTTP/1.1 for the router's client (keep-alive, content-length).
+`python -m benchmarks.instant_engine --port N`; what it says comes on stdin: `{"ids": [...], "text": "...", "eos": id}`. No
+framework: what is measured is in front of it. It speaks just enough HTTP/1.1 for the router's client.
 """
 
 from __future__ import annotations

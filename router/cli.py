@@ -16,7 +16,11 @@ from router.flags import config_from_args, parser
 from router.logs import configure_logging
 from router.server import bind, serve
 
-COMMANDS = {"demo": "router.demo.cli", "demo-worker": "router.embedded.cli"}
+COMMANDS = {
+    "demo": "router.demo.cli",
+    "demo-agent": "router.demo.agent_cli",
+    "demo-worker": "router.embedded.cli",
+}
 """Programs of their own, with which a router shares nothing: imported only when they are asked for."""
 
 

@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector
 
 from middleware_hub.hub_metrics import RadixMetrics
 from middleware_hub.radix_tree import RadixTree
+from middleware_hub.sessions.session_metrics import SessionMetrics
+from middleware_hub.sessions.store import SessionStore
 from router.flags import parser
 from router.metrics import RouterMetrics, WorkerCollector
 
@@ -58,6 +60,7 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     ProcessCollector(registry=registry)
     measure: Any = None  # an empty tree has nothing to measure
     RadixMetrics(registry, RadixTree(measure))
+    SessionStore(SessionMetrics(registry), max_tokens=1)
     for collector in registry.collectors:
         for metric in collector.collect():
             # The library keeps the labels' names on what makes the samples, and tells them with samples only.

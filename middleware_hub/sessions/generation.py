@@ -37,7 +37,7 @@ from middleware_hub.spans import SpanFlag, TokenSpan
 from router.asgi import KEPT, ROUTE_HINT, RouteHint, replay, with_body
 from router.errors import RouterError, UpstreamError
 from router.sglang import EventSplitter, Reply, StreamedReply, UnreadableReplyError, event_data, read_reply
-from router.sglang.reply import Usage, further_meta, read_meta
+from router.sglang.reply import Usage, further_fields, read_fields
 from router.sglang.stream import DONE
 from router.upstream import UpstreamBrokenError
 
@@ -228,9 +228,9 @@ class Generation:
         body = b"".join(chunks)
         self._begin(start, body)
         reply, short = read_reply(body)
-        tops = _top_logprobs(read_meta(body)) if self._request.top_logprobs else ()
+        tops = _top_logprobs(read_fields(body)[1]) if self._request.top_logprobs else ()
         self._take(self._parsed(reply.text), ())
-        self._finish(asked, reply, read_meta(short), tops)
+        self._finish(asked, reply, *read_fields(short), tops)
 
     async def _stream(self) -> None:
         events, streamed = EventSplitter(), StreamedReply(added=[])
@@ -268,7 +268,7 @@ class Generation:
                 self._take(self._parsed(None), ())
                 self._commit(asked, reply, *self._said(), "abort", {})
             raise
-        self._finish(asked, reply, streamed.last_meta, tops)
+        self._finish(asked, reply, streamed.last_fields, streamed.last_meta, tops)
 
     def _event(self, streamed: StreamedReply, data: bytes, tops: list[Any]) -> None:
         streamed.feed(data)
@@ -335,12 +335,14 @@ class Generation:
         self._calls.append(made)
         return made
 
-    def _finish(self, asked: Asked, reply: Reply, meta: dict[str, Raw], tops: Sequence[Any]) -> None:
+    def _finish(
+        self, asked: Asked, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], tops: Sequence[Any]
+    ) -> None:
         """It is over: commit it, and answer."""
         self._take(self._parsed(None), ())
         content, reasoning = self._said()
         finish = _finish_of(reply, bool(self._calls))
-        extra = further_meta({key: value for key, value in meta.items() if key != "output_top_logprobs"})
+        extra = further_fields(fields, meta)
         self._commit(asked, reply, content, reasoning, finish, extra)
         usage = msgspec.json.decode(msgspec.json.encode(meta), type=Usage)
         entries = list(zip(reply.logprobs or (), reply.logprob_ids or (), strict=False))

@@ -117,7 +117,7 @@ def call(url: str, path: str, body: dict[str, Any]) -> tuple[dict[str, str], dic
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         response = connection.getresponse()
         content = response.read()
-        if response.status != 200:
+        if not 200 <= response.status < 300:
             raise CallError(f"{path}: {response.status} {content.decode(errors='replace')[:500]}")
         return {name.lower(): value for name, value in response.getheaders()}, json.loads(content)
     finally:

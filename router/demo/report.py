@@ -22,10 +22,16 @@ class Respelling:
 
 
 class Speller:
-    """Compares ids with what encoding their text gives. For byte-level tokenizers, as the shipped one is."""
+    """Compares ids with what encoding their text gives. For byte-level tokenizers, as the shipped one is.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: what the text is encoded with.
+        spells_special: whether the text spells special tokens that were sampled; the text of `/generate` does not.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, spells_special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._spells_special = spells_special
         added = tokenizer.get_added_tokens_decoder()
         self._added = {number: token.content for number, token in added.items()}
         self._special = {number for number, token in added.items() if token.special}
@@ -77,9 +83,10 @@ class Speller:
         return Respelling([self._said(i) for i in tokens[first : last + 1]], [self._said(i) for i in inside])
 
     def _spans(self, ids: Sequence[int], mask: Sequence[int] = ()) -> list[tuple[int, int]]:
-        """The bytes of each id in the text that they spell together; of a special token that was sampled, none."""
-        unseen = [bool(sampled) and i in self._special for i, sampled in zip_longest(ids, mask, fillvalue=0)]
-        ends = [0, *accumulate(0 if hidden else self._width(i) for i, hidden in zip(ids, unseen, strict=True))]
+        """The bytes of each id in the text that they spell together; of a sampled special token that it leaves out, none."""
+        hidden = () if self._spells_special else self._special
+        unseen = [bool(sampled) and i in hidden for i, sampled in zip_longest(ids, mask, fillvalue=0)]
+        ends = [0, *accumulate(0 if silent else self._width(i) for i, silent in zip(ids, unseen, strict=True))]
         return list(pairwise(ends))
 
     def _width(self, token_id: int) -> int:
@@ -122,9 +129,10 @@ def example(talks: Sequence[Conversation], speller: Speller) -> str | None:
     for talk in talks:
         _, found = speller.wrong(talk.trajectory, talk.text)
         if found is not None:
-            return f"sampled {_shown(found.sampled)}; its text encodes to {_shown(found.encoded)}"
+            return f"sampled {shown(found.sampled)}; its text encodes to {shown(found.encoded)}"
     return None
 
 
-def _shown(pieces: Sequence[str]) -> str:
+def shown(pieces: Sequence[str]) -> str:
+    """Tokens, each in brackets."""
     return "".join(f"[{piece}]" for piece in pieces).replace("\n", "\\n")

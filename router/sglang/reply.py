@@ -31,6 +31,7 @@ LOGPROB_FIELDS = frozenset(
 LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
 
+_COMMON_FIELDS = frozenset({"text", "output_ids", "meta_info", "index"})
 _COMMON_META = LOGPROB_FIELDS | {
     "id",
     "finish_reason",
@@ -55,17 +56,21 @@ class Usage(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-def further_meta(meta: dict[str, Raw]) -> dict[str, Raw]:
-    """What `meta_info` has beyond what is in every reply: what was asked for (`routed_experts`, `hidden_states`), or is new."""
-    return {key: value for key, value in meta.items() if key not in _COMMON_META and not is_null(value)}
+def further_fields(fields: dict[str, Raw], meta: dict[str, Raw]) -> dict[str, Raw]:
+    """What a reply and its `meta_info` have beyond what is in every one: what was asked for (`routed_experts`), or is new."""
+    return {
+        **{key: value for key, value in fields.items() if key not in _COMMON_FIELDS and not is_null(value)},
+        **{key: value for key, value in meta.items() if key not in _COMMON_META and not is_null(value)},
+    }
 
 
-def read_meta(body: bytes | Raw) -> dict[str, Raw]:
-    """`meta_info` of a reply that was read already, raw; empty if it cannot be read."""
+def read_fields(body: bytes | Raw) -> tuple[dict[str, Raw], dict[str, Raw]]:
+    """The top level of a reply that was read already, and its `meta_info`, raw; empty if they cannot be read."""
     try:
-        return decode_object(decode_object(body)["meta_info"])
+        fields = decode_object(body)
+        return fields, decode_object(fields["meta_info"])
     except (*JSON_ERRORS, KeyError):
-        return {}
+        return {}, {}
 
 
 decode_entries = msgspec.json.Decoder(list[LogprobEntry]).decode

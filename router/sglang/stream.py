@@ -119,6 +119,8 @@ class StreamedReply:
     _cut: tuple[bytes, bytes] = b"", b""
     last_meta: dict[str, Raw] = field(default_factory=dict)
     """`meta_info` of the last event, raw, without `output_token_logprobs`."""
+    last_fields: dict[str, Raw] = field(default_factory=dict)
+    """Its top level, in which texts and ids may have been cut short."""
     added: list[bytes] | None = None
     """What events have added to the text, as JSON strings, for a reader who takes them out as they come; None for nobody."""
 
@@ -138,7 +140,7 @@ class StreamedReply:
                 return
             raw_meta = decode_object(fields["meta_info"])
             entries = raw_meta.pop("output_token_logprobs", None)
-            self.last_meta = raw_meta
+            self.last_fields, self.last_meta = fields, raw_meta
             self._meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
             if entries is not None and not is_null(entries) and _was_aborted(self._meta):
                 entries = self._without_repetition(fields, entries, self._meta.completion_tokens)
@@ -263,7 +265,7 @@ class StreamedReply:
         self._pieces[:] = [self._last_text]
         if self.added is not None:
             self.added.append(new)
-        self._meta, self.last_meta = meta, raw_meta
+        self._meta, self.last_meta, self.last_fields = meta, raw_meta, fields
         return True
 
     def _take_ids(self, raw: bytes, completed: int | None) -> None:

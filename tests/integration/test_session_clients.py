@@ -25,7 +25,9 @@ CLAUDE_TOOLS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Stack]:
-    with stack("qwen", styles=("cumulative",), sessions={"chat_template": str(templates.folder() / "qwen3.jinja")}) as made:
+    with stack(
+        "qwen", styles=("cumulative",), sessions={"chat_template": str(templates.folder() / "qwen3.jinja")}
+    ) as made:
         yield made
         assert made.idle()
 
@@ -76,7 +78,10 @@ class TestOpenAI:
         worker.script(text="<think>\nhm\n</think>\n\none two three four five six")
         worker.hold(after=8)
         stream = client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "Count"}], stream=True, stream_options={"include_usage": True}
+            model="m",
+            messages=[{"role": "user", "content": "Count"}],
+            stream=True,
+            stream_options={"include_usage": True},
         )
         chunks = iter(stream)
         said = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +37,9 @@ class Model:
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def said(self, messages: list[dict[str, Any]], reply: dict[str, Any], behind: list[dict[str, Any]], tools: Any) -> str:
+    def said(
+        self, messages: list[dict[str, Any]], reply: dict[str, Any], behind: list[dict[str, Any]], tools: Any
+    ) -> str:
         """What the model has to sample for the template to write this reply: all between the prompt and the tail."""
         prompt = self.template.whole(messages, tools, {})
         whole = self.template.whole([*messages, reply, *behind], tools, {})
@@ -46,7 +47,8 @@ class Model:
         assert whole.endswith(tail)
         # Where the prompt opens a thought that the template leaves out of earlier turns, the model closes it first.
         closed = "\n</think>\n\n" if prompt.endswith("<think>\n") and not whole.startswith(prompt) else ""
-        return closed + whole[len(os.path.commonprefix([whole, prompt])) : len(whole) - len(tail)]
+        same = next((at for at, (a, b) in enumerate(zip(whole, prompt, strict=False)) if a != b), len(prompt))
+        return closed + whole[same : len(whole) - len(tail)]
 
     def stop(self, behind: list[dict[str, Any]], reply: dict[str, Any], tools: Any) -> int:
         """The token that the model stops with, for this to come behind its turn."""

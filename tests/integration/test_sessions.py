@@ -27,7 +27,9 @@ from tests.support.stack import Stack, stack
 def whole() -> Iterator[Stack]:
     """One worker, Qwen's vocabulary, Qwen 2.5's template."""
     with stack(
-        "qwen", styles=("incremental",), sessions={"chat_template": str(templates.folder() / "qwen2_5.jinja"), "orphan_grace": 0.4}
+        "qwen",
+        styles=("incremental",),
+        sessions={"chat_template": str(templates.folder() / "qwen2_5.jinja"), "orphan_grace": 0.4},
     ) as made:
         yield made
         assert made.idle()
@@ -57,9 +59,7 @@ class TestForks:
     def test_a_conversation_that_goes_on_is_one_chain(self, agent: AgentSession) -> None:
         first = agent.must(user("Hello"), says="Hi.")
         second = agent.must(user("Hello"), first.message, user("How are you?"), says="Well.")
-        third = agent.must(
-            user("Hello"), first.message, user("How are you?"), second.message, user("Bye"), says="Bye."
-        )
+        third = agent.must(user("Hello"), first.message, user("How are you?"), second.message, user("Bye"), says="Bye.")
         assert second.sent[: len(first.chain)] == first.chain
         assert third.sent[: len(second.chain)] == second.chain
         (only,) = agent.finalize()
@@ -211,7 +211,8 @@ class TestToolLoops:
             text = spell.text_of_request(turn.sent)
             whole.workers[0].script(ids=turn.sampled, finish=None)
             parallel = whole.generate(
-                {"text": text, "sampling_params": {"max_new_tokens": len(turn.sampled)}}, headers={"x-radix-namespace": agent.name}
+                {"text": text, "sampling_params": {"max_new_tokens": len(turn.sampled)}},
+                headers={"x-radix-namespace": agent.name},
             )
             assert list(parallel.record.input_ids) == turn.sent, f"turn {number}"
             messages += [turn.message, *(tool(call, f"{number}") for call in turn.message["tool_calls"])]
@@ -230,8 +231,7 @@ class TestManyAtOnce:
         before = len(worker.log)
         worker.hold(after=1)
         body = {"messages": messages, "max_tokens": 4}
-        for _ in range(64):
-            asks.append(Asking(agent.stack.url, body, path=f"{agent.path}/v1/chat/completions"))
+        asks += [Asking(agent.stack.url, body, path=f"{agent.path}/v1/chat/completions") for _ in range(64)]
         worker.wait_for_arrivals(64)
         assert agent.show()["num_inflight_generations"] == 64
         worker.release()
@@ -322,9 +322,7 @@ class TestTheEnd:
         worker = agent.stack.workers[0]
         first = agent.must(user("a"), says="one")
         worker.hold(after=1)
-        asks.append(
-            Asking(agent.stack.url, {"messages": [user("b")]}, path=f"{agent.path}/v1/chat/completions")
-        )
+        asks.append(Asking(agent.stack.url, {"messages": [user("b")]}, path=f"{agent.path}/v1/chat/completions"))
         worker.wait_for_arrivals(1)
         found = agent.finalize()
         assert [ids_of(one) for one in found] == [first.chain]
@@ -337,9 +335,7 @@ class TestTheEnd:
     def test_deleting_ends_what_is_in_flight_and_forgets(self, agent: AgentSession, asks: list[Asking]) -> None:
         worker = agent.stack.workers[0]
         worker.hold(after=1)
-        asks.append(
-            Asking(agent.stack.url, {"messages": [user("b")]}, path=f"{agent.path}/v1/chat/completions")
-        )
+        asks.append(Asking(agent.stack.url, {"messages": [user("b")]}, path=f"{agent.path}/v1/chat/completions"))
         worker.wait_for_arrivals(1)
         answer = agent.stack.exchange("DELETE", agent.path)
         assert answer.status == 200, answer.content

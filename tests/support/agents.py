@@ -83,7 +83,11 @@ class AgentSession:
 
     @classmethod
     def make(cls, stack: Stack, **given: Any) -> AgentSession:
-        body = {key: given.pop(key) for key in ("session_id", "sampling_params", "metadata", "ttl_s", "response_budget") if key in given}
+        body = {
+            key: given.pop(key)
+            for key in ("session_id", "sampling_params", "metadata", "ttl_s", "response_budget")
+            if key in given
+        }
         answer = stack.post("/sessions", body)
         assert answer.status == 201, answer.content
         return cls(stack, answer.json()["session_id"], **given)
@@ -92,7 +96,14 @@ class AgentSession:
     def path(self) -> str:
         return f"/sessions/{self.name}"
 
-    def ask(self, *messages: dict[str, Any], says: str | None = None, headers: dict[str, str] | None = None, finish: Any = "eos", **options: Any) -> Turn:
+    def ask(
+        self,
+        *messages: dict[str, Any],
+        says: str | None = None,
+        headers: dict[str, str] | None = None,
+        finish: Any = "eos",
+        **options: Any,
+    ) -> Turn:
         """One turn; `says` is what the worker samples."""
         (worker,) = self.stack.workers
         before = len(worker.log)
@@ -158,9 +169,7 @@ def rewritten(message: dict[str, Any]) -> dict[str, Any]:
             **call,
             "function": {
                 "name": call["function"]["name"],
-                "arguments": json.dumps(
-                    dict(reversed(json.loads(call["function"]["arguments"]).items())), indent=1
-                ),
+                "arguments": json.dumps(dict(reversed(json.loads(call["function"]["arguments"]).items())), indent=1),
             },
         }
         for call in message.get("tool_calls") or ()

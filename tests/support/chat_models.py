@@ -49,16 +49,33 @@ MODELS: dict[str, Markers] = {
         "<｜end▁of▁sentence｜>",
         (),
         (
-            *("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+            *(
+                "<｜User｜>",
+                "<｜Assistant｜>",
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                "<｜tool▁call▁begin｜>",
+            ),
             *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"),
             *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
         ),
         bos="<｜begin▁of▁sentence｜>",
     ),
-    "gptoss": Markers("<|return|>", ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|call|>")),
+    "gptoss": Markers(
+        "<|return|>", ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|call|>")
+    ),
     "gemma4": Markers(
         "<turn|>",
-        ("<|turn>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|channel>", "<channel|>", '<|"|>'),
+        (
+            "<|turn>",
+            "<|tool_call>",
+            "<tool_call|>",
+            "<|tool_response>",
+            "<tool_response|>",
+            "<|channel>",
+            "<channel|>",
+            '<|"|>',
+        ),
         bos="<bos>",
     ),
 }

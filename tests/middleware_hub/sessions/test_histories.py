@@ -250,9 +250,7 @@ class Histories(RuleBasedStateMachine):
             return
         (session,) = self.app.store
         session.trie.check()
-        status, reply = self.do(
-            self.call("GET", "/sessions/s/trajectories", {})
-        )
+        status, reply = self.do(self.call("GET", "/sessions/s/trajectories", {}))
         assert status == 200
         trained = 0
         for one in reply["trajectories"]:
@@ -268,14 +266,22 @@ def _echo(data: st.DataObject, message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls and data.draw(st.booleans(), label="print anew"):
         calls = [
-            {**call, "function": {**call["function"], "arguments": json.dumps(json.loads(call["function"]["arguments"]), indent=2)}}
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": json.dumps(json.loads(call["function"]["arguments"]), indent=2),
+                },
+            }
             for call in calls
         ]
     return {**kept, "tool_calls": calls} if calls else kept
 
 
 def _same(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
-    return len(some) == len(others) and all(_plain(one) == _plain(other) for one, other in zip(some, others, strict=True))
+    return len(some) == len(others) and all(
+        _plain(one) == _plain(other) for one, other in zip(some, others, strict=True)
+    )
 
 
 def _plain(message: dict[str, Any]) -> Any:
@@ -284,6 +290,8 @@ def _plain(message: dict[str, Any]) -> Any:
 
 
 Histories.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=25, phases=(Phase.explicit, Phase.reuse, Phase.generate)  # to shrink takes minutes
+    max_examples=25,
+    stateful_step_count=25,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink takes minutes
 )
 TestHistories = Histories.TestCase
