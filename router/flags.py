@@ -471,7 +471,8 @@ def _plugin_flags(group: argparse._ArgumentGroup) -> None:
         "--middleware",
         action="append",
         metavar="pkg.mod:Class",
-        help=f"repeatable, the first one outermost; '{NO_MIDDLEWARE}' for a plain router ({RADIX_TREE_MIDDLEWARE})",
+        help=f"repeatable, the first one outermost; '{NO_MIDDLEWARE}' for a plain router"
+        f" ({SESSIONS_MIDDLEWARE}, {RADIX_TREE_MIDDLEWARE})",
     )
 
 

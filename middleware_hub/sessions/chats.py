@@ -12,7 +12,7 @@ from middleware_hub.sessions.chat import ChatRequest, Dialect, ReplyHead
 from middleware_hub.sessions.composing import Composer
 from middleware_hub.sessions.exchange import Exchange
 from middleware_hub.sessions.generation import Generation
-from middleware_hub.sessions.message_key import setting_key
+from middleware_hub.sessions.message_key import setting_of
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.turns import Turns
 from router.asgi import HeaderList, header, read_body, send_json
@@ -55,7 +55,7 @@ class Chats:
     async def count(self, session: Session, request: ChatRequest) -> int:
         """How many tokens the prompt of a turn would have. Changes nothing."""
         session.require(Act.GENERATE)
-        turn = session.trie.prepare(setting_key(request.tools, request.template), request.messages)
+        turn = session.trie.prepare(setting_of(request), request.messages)
         handle = session.trie.open(turn, new_rid())
         try:
             return (await self._composer.compose(turn, request)).tokens

@@ -53,7 +53,7 @@ class Controls:
         """`POST /sessions`. Raises BadRequestError, SessionExistsError, CapacityError."""
         fields = await self._fields(scope, receive)
         session_id = typed(fields, "session_id", str, "a string")
-        if session_id is not None and not _ID.fullmatch(session_id):
+        if session_id is not None and (not _ID.fullmatch(session_id) or not session_id.strip(".")):
             raise BadRequestError(
                 f"`session_id` must be 1 to 128 letters, digits, or any of . _ ~ -, not {session_id[:140]!r}"
             )
@@ -148,7 +148,8 @@ class Controls:
             seconds = -1.0
         if not 0 <= seconds <= MAX_WAIT:
             raise BadRequestError(f"timeout_s must be 0 to {MAX_WAIT:g} seconds, not {given!r}")
-        completed = await session.completed(seconds)
+        await session.completed(seconds)
+        completed = session.phase in (Phase.COMPLETE, Phase.FINALIZED)
         session.touch()
         await send_json(send, 200, msgspec.json.encode({"completed": completed, **session.summary()}))
 

@@ -25,7 +25,7 @@ from middleware_hub.spans import TokenSpan, flatten_chain, links
 
 SharedTurns = Literal["once", "every"]
 
-INEXACT = frozenset({"engine_mismatch", "split_character", "template_mismatch"})
+INEXACT = frozenset({"engine_mismatch", "template_mismatch"})
 """Reasons for which the ids are not, or not surely, what the engine and the template make of these messages."""
 CHUNK = 8_192
 """Numbers that are made into JSON at once: about half a millisecond."""

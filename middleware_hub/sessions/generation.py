@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from router.errors import RouterError, UpstreamError
 from router.sglang import EventSplitter, Reply, StreamedReply, UnreadableReplyError, event_data, read_reply
 from router.sglang.reply import Usage, further_fields, read_fields
 from router.sglang.stream import DONE
+from router.tracing import OFF, Tracer
 from router.upstream import UpstreamBrokenError
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,7 @@ class Generation:
         logprobs: bool,
         bell: Callable[[], None],
         on_commit: Callable[[ComposedPrompt, Checkpoint], None],
+        tracer: Tracer = OFF,
     ) -> None:
         self._app = app
         self._judge = judge
@@ -93,6 +96,7 @@ class Generation:
         self._request = request
         self._parser = parser
         self._bell = bell
+        self._tracer = tracer
         self._on_commit = on_commit
         self._spent = sampling.get("max_new_tokens") == 0
         self._skips_special = sampling.get("skip_special_tokens") is not False
@@ -107,6 +111,8 @@ class Generation:
         self.error: RouterError | None = None
         self.verdict: Verdict | None = None
         self.worker = ""
+        self.seconds = 0.0
+        """What it took."""
         self.begun = False
         """Whether a reply has begun to come that is none of an error."""
 
@@ -136,6 +142,7 @@ class Generation:
 
     async def run(self) -> None:
         """From the request to the commit. Raises nothing: `error` says what went wrong."""
+        begun = time.perf_counter()
         try:
             if self._spent:
                 self._end_branch()
@@ -153,6 +160,7 @@ class Generation:
             logger.exception("generation %s failed", self.id)
             self.error = RouterError(f"internal error ({type(error).__name__}): the router's log has the details")
         finally:
+            self.seconds = time.perf_counter() - begun
             self._trie.abandon(self._handle)
             if not self.over:
                 self.error = SessionOverError("this generation was cancelled")
@@ -356,6 +364,7 @@ class Generation:
             prompt_tokens=self._prompt.tokens,
             completion_tokens=len(reply.ids),
             cached_tokens=usage.cached_tokens or 0,
+            reasoning_tokens=usage.reasoning_tokens or 0,
             weight_version=reply.version,
             logprobs=self._spelled(entries, tops) if self._request.logprobs else None,
             extra=extra,
@@ -367,6 +376,12 @@ class Generation:
         return "".join(content), "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)])
 
     def _commit(
+        self, asked: Asked, reply: Reply, content: str, reasoning: str, finish: Finish, extra: dict[str, Raw]
+    ) -> None:
+        with self._tracer.span("commit", tokens=len(reply.ids)):
+            self._attach(asked, reply, content, reasoning, finish, extra)
+
+    def _attach(
         self, asked: Asked, reply: Reply, content: str, reasoning: str, finish: Finish, extra: dict[str, Raw]
     ) -> None:
         judgement = self._judge.judge(asked, reply, self.worker)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.sessions.chat import Message
+from middleware_hub.sessions.chat import ChatRequest, Message
 from router.errors import BadRequestError
 
 MessageKey = Hashable
@@ -55,9 +55,10 @@ def strict(message: Message) -> bytes:
     return _digest(message)
 
 
-def setting_key(tools: Any, template: dict[str, Any]) -> bytes:
-    """The digest of what a conversation is rendered with: under other tools or options, no token of it is the same."""
-    return _digest([tools or None, template])
+def setting_of(request: ChatRequest) -> bytes:
+    """The digest of what a conversation is rendered with, and of its adapter: under others, no token is the same."""
+    adapter = request.extra.get("lora_path")
+    return _digest([request.tools or None, request.template, adapter and bytes(adapter).decode("utf-8", "replace")])
 
 
 def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str) -> str:

@@ -9,8 +9,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-STEPS = ("prepare", "tokenize", "generate", "commit")
-
 
 class Held(Protocol):
     """Whatever knows how much sessions hold."""
@@ -61,7 +59,7 @@ class SessionMetrics:
         )
         self.seconds = Histogram(
             "tito_session_step_seconds",
-            "Time a turn spends in each step: prepare, tokenize, generate, commit",
+            "Time a turn spends in each step: prepare, tokenize, and generate, which ends with its commit",
             ("step",),
             registry=registry,
             buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),

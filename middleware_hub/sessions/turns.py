@@ -12,8 +12,9 @@ from middleware_hub.sessions import parsers
 from middleware_hub.sessions.chat import ChatRequest
 from middleware_hub.sessions.composing import ComposedPrompt, Composer
 from middleware_hub.sessions.exchange import Exchange, RequestKey
+from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation
-from middleware_hub.sessions.message_key import setting_key
+from middleware_hub.sessions.message_key import setting_of
 from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
 from middleware_hub.sessions.parsers.reply import ReplyParser
 from middleware_hub.sessions.refusals import context_length_error
@@ -91,7 +92,7 @@ class Turns:
         self._store.require_room()
         begun = time.perf_counter()
         with self._tracer.span("prepare", messages=len(request.messages)) as span:
-            setting = setting_key(request.tools, request.template)
+            setting = setting_of(request)
             turn = session.trie.prepare(setting, request.messages, parent=parent)
             # Held by handles from here on, while its tail is encoded.
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
@@ -102,6 +103,9 @@ class Turns:
                 prompt = await self._composer.compose(turn, request)
                 span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
             session.require(Act.GENERATE)
+            if prompt.checkpoint is None:
+                for handle in handles:
+                    handle.checkpoint = None  # encoded anew: what it was to go on from is the end of a branch
             sampling = self._sampling(session, request, prompt)
             exchange = Exchange(key, grace=self._orphan_grace, on_over=lambda one: self._over(session, one))
             generations = [
@@ -119,6 +123,7 @@ class Turns:
                     routing_key=session.id,
                     logprobs=self._force_logprobs,
                     bell=exchange.ring,
+                    tracer=self._tracer,
                     on_commit=lambda made, checkpoint: self._committed(session, made, checkpoint),
                 )
                 for handle in handles
@@ -157,6 +162,14 @@ class Turns:
         sampling = {**session.sampling, **request.sampling}
         # Where a stop is shown in the text, it would stand there twice when the turn is gone on with.
         sampling.pop("no_stop_trim", None)
+        if request.call_choice not in ("auto", "none"):
+            sampling["structural_tag"] = structural_tag(
+                self._call_parser,
+                request.tools or (),
+                request.call_choice,
+                parallel=request.parallel_calls,
+                thinking=self._starts_inside(request),
+            )
         if self._parser(request).needs_special:
             sampling["skip_special_tokens"] = False
         sampling["max_new_tokens"] = self._limit(session, sampling.get("max_new_tokens"), prompt)
@@ -198,6 +211,7 @@ class Turns:
 
     def _over(self, session: Session, exchange: Exchange) -> None:
         for generation in exchange.generations:
+            self._metrics.seconds.labels("generate").observe(generation.seconds)
             verdict = generation.verdict
             if verdict is not None:
                 self._metrics.replies.labels(verdict.outcome, verdict.reason).inc()

@@ -54,6 +54,7 @@ class Usage(msgspec.Struct):
     """Counts in `meta_info` that nobody but a client reads."""
 
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 def further_fields(fields: dict[str, Raw], meta: dict[str, Raw]) -> dict[str, Raw]:

@@ -119,26 +119,3 @@ def test_errors_of_a_worker_come_in_the_dialect(root: str) -> None:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "word " * 50_000}])
     assert caught.value.code == "context_length_exceeded"
     assert call(root).json()["nodes"] == 0
-
-
-def test_a_response_format_is_kept_to(root: str) -> None:
-    client = openai.OpenAI(base_url=f"{root}/v1", api_key="none")
-    reply = client.chat.completions.create(
-        model="m",
-        messages=[{"role": "user", "content": "a"}],
-        max_tokens=200,
-        response_format={
-            "type": "json_schema",
-            "json_schema": {
-                "name": "x",
-                "schema": {
-                    "type": "object",
-                    "properties": {"a": {"enum": [1, 2]}},
-                    "required": ["a"],
-                    "additionalProperties": False,
-                },
-            },
-        },
-    )
-    assert reply.choices[0].message.content is not None
-    assert '"a"' in reply.choices[0].message.content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.agents import (
     user,
 )
 from tests.support.asking import Asking
+from tests.support.client import Answer
 from tests.support.fleet import until
 from tests.support.stack import Stack, stack
 
@@ -433,3 +435,91 @@ class TestBadInput:
         worker.restart()
         assert answer.status in (502, 503)
         assert agent.show()["nodes"] == 0
+
+
+class TestLargeExports:
+    def test_probes_are_answered_meanwhile(self, agent: AgentSession) -> None:
+        """A hundred branches of a long prompt; while they are sent, the router goes on doing other things."""
+        prompt = user("word " * 20_000)
+        first = agent.must(prompt, says="one")
+        for number in range(60):
+            agent.must(prompt, first.message, user(str(number)), says="x")
+        exporting = Asking(agent.stack.url, {}, path=f"{agent.path}/finalize")
+        probes = 0
+        head = exporting.response  # it has begun, and most of it is still to be made
+        while probes < 5:
+            assert agent.stack.get("/liveness").status == 200
+            probes += 1
+        content = head.read()
+        exporting.close()
+        assert len(content) > 5_000_000
+        assert len(json.loads(content)["trajectories"]) == 60
+
+
+class TestTenants:
+    def test_a_session_is_its_tenants_own(self) -> None:
+        keys = ("a:key-a", "b:key-b")
+        with stack("qwen", styles=("incremental",), server={"api_keys": keys, "admin_keys": ("root",)}) as made:
+
+            def call(key: str, method: str, path: str, body: object = None) -> Answer:
+                return made.exchange(method, path, body, {"authorization": f"Bearer {key}"})
+
+            assert call("key-a", "POST", "/sessions", {"session_id": "s"}).status == 201
+            asked = call("key-a", "POST", "/sessions/s/v1/chat/completions", {"messages": [user("a")], "max_tokens": 4})
+            assert asked.status == 200, asked.content
+            (record,) = made.workers[0].log
+            assert record.rid == asked.headers["x-generation-id"], (
+                "no other tenant can name it, so it needs no disguise"
+            )
+            for path in ("", "/trajectories", "/complete"):
+                assert call("key-b", "GET", f"/sessions/s{path}").status == 404
+            assert call("key-b", "DELETE", "/sessions/s").status == 404
+            assert call("key-b", "POST", "/sessions/s/finalize", {}).status == 404
+            assert call("key-b", "POST", "/sessions/s/v1/chat/completions", {"messages": [user("a")]}).status == 404
+            assert call("key-b", "GET", "/sessions").json() == {"sessions": []}
+            assert call("key-b", "POST", "/sessions", {"session_id": "s"}).status == 201
+            assert made.exchange("GET", "/sessions/s", None, {}).status == 401
+            anthropics = {"x-api-key": "key-a"}
+            assert made.exchange("GET", "/sessions/s", None, anthropics).json()["num_generations"] == 1
+            assert call("key-a", "GET", "/sessions/../workers").status in (403, 404)
+
+
+class TestHistory:
+    def test_what_a_template_rewrites_begins_a_branch_if_so_asked_and_loses_no_token(self) -> None:
+        template = {"chat_template": str(templates.folder() / "qwen3.jinja"), "history": "template"}
+        with stack("qwen", styles=("incremental",), sessions=template) as made:
+            agent = AgentSession.make(made)
+            first = agent.must(user("a"), says="<think>\nhm\n</think>\n\nOne.")
+            second = agent.must(user("a"), first.message, user("b"), says="<think>\n\n</think>\n\nTwo.")
+            assert "hm" not in made.spelling.text_of_request(second.sent)
+            found = agent.finalize()
+            assert [ids_of(one) for one in found] == [first.chain, second.chain]
+            assert [sum(one["response_mask"]) for one in found] == [len(first.sampled), len(second.sampled)]
+            assert "rewritten" in found[1]["reasons"]
+
+    def test_what_it_does_not_rewrite_goes_on(self) -> None:
+        template = {"chat_template": str(templates.folder() / "qwen2_5.jinja"), "history": "template"}
+        with stack("qwen", styles=("incremental",), sessions=template) as made:
+            agent = AgentSession.make(made)
+            first = agent.must(user("a"), says="One.")
+            second = agent.must(user("a"), first.message, user("b"), says="Two.")
+            assert second.sent[: len(first.chain)] == first.chain
+
+
+class TestForcedCalls:
+    def test_the_worker_gets_a_grammar_of_the_calls(self, whole: Stack) -> None:
+        agent = AgentSession.make(whole, tools=TOOLS)
+        turn = agent.must(user("a"), says=call_text("x"), tool_choice="required")
+        assert turn.record is not None
+        tag = json.loads(turn.record.body["sampling_params"]["structural_tag"])
+        (only,) = tag["format"]["tags"]
+        assert only["begin"] == '<tool_call>\n{"name": "look", "arguments": '
+        assert tag["format"]["at_least_one"] is True
+        assert turn.message["tool_calls"]
+
+    def test_where_it_cannot_be_enforced_it_is_refused(self) -> None:
+        with stack("qwen", styles=("incremental",), sessions={"tool_call_parser": "glm"}) as made:
+            agent = AgentSession.make(made, tools=TOOLS)
+            answer = agent.ask(user("a"), tool_choice="required").answer
+            assert (answer.status, answer.json()["error"]["param"]) == (400, "tool_choice")
+            assert agent.show()["nodes"] == 0

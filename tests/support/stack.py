@@ -63,8 +63,10 @@ class Stack:
         content = json.dumps(body).encode() if raw is None else raw
         return self._exchange("POST", path, content, {"content-type": "application/json", **(headers or {})})
 
-    def exchange(self, method: str, path: str) -> Answer:
-        return self._exchange(method, path, None, {})
+    def exchange(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+        """Any call; a body is sent as JSON."""
+        content = None if body is None else json.dumps(body).encode()
+        return self._exchange(method, path, content, {"content-type": "application/json", **(headers or {})})
 
     def get(self, path: str) -> Answer:
         return self._exchange("GET", path, None, {})
