@@ -8,33 +8,27 @@ from pathlib import Path
 from middleware_hub.recording import Judge
 from middleware_hub.tokenizer import Tokenizer
 from middleware_hub.versions import VersionClock
+from router.config import RadixConfig
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
 
 
 class Hub:
-    """Made by whichever middleware is made first. Raises BadRequestError without a usable `--tokenizer-path`."""
+    """One for each application; its tokenizer may be that of others, too."""
 
-    def __init__(self, context: MiddlewareContext) -> None:
-        config = context.config.radix
-        if config.tokenizer_path is None:
-            raise BadRequestError(
-                "--tokenizer-path is missing: give the model's folder or hub id (or --middleware none)"
-            )
-        self.tokenizer = Tokenizer.load(
-            config.tokenizer_path,
-            trust_remote_code=config.trust_remote_code,
-            add_special_tokens=config.add_special_tokens,
-            encodes_by=config.tokenizer_backend,
-        )
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self.clock = VersionClock()
 
     @classmethod
     def of(cls, context: MiddlewareContext) -> Hub:
-        """The one of this application."""
+        """The one of this application, made for whoever asks first.
+
+        Raises BadRequestError without a usable `--tokenizer-path`.
+        """
         found = context.shared.get(cls)
         if not isinstance(found, Hub):
-            found = context.shared[cls] = cls(context)
+            found = context.shared[cls] = cls(load(context.config.radix))
         return found
 
     @cached_property
@@ -54,3 +48,15 @@ class Hub:
             # Named templates are of old; those for tools serve without tools, too.
             return found.get("tool_use") or found.get("default") or next(iter(found.values()), None)
         return found
+
+
+def load(config: RadixConfig) -> Tokenizer:
+    """The tokenizer as configured. Raises BadRequestError."""
+    if config.tokenizer_path is None:
+        raise BadRequestError("--tokenizer-path is missing: give the model's folder or hub id (or --middleware none)")
+    return Tokenizer.load(
+        config.tokenizer_path,
+        trust_remote_code=config.trust_remote_code,
+        add_special_tokens=config.add_special_tokens,
+        encodes_by=config.tokenizer_backend,
+    )

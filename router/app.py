@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import Router
@@ -56,10 +56,15 @@ class RouterApp:
         self._lifecycle.draining = True
 
 
-def create_app(config: RouterConfig, tracer: Tracer | None = None) -> RouterApp:
+def create_app(
+    config: RouterConfig, tracer: Tracer | None = None, shared: Mapping[type, object] | None = None
+) -> RouterApp:
     """The router as configured. BadRequestError tells what is wrong with the configuration.
 
-    `tracer` takes the place of the one that the configuration asks for. It ends with the application.
+    Args:
+        config: all of it.
+        tracer: takes the place of the one that the configuration asks for. It ends with the application.
+        shared: what middlewares would make for each other, by its type: several routers of one process may have one of it.
     """
     keys, instance = Keys(config.server.api_keys, config.server.admin_keys), Instance()
     allowed = AllowedWorkers(config.workers.networks)
@@ -132,7 +137,7 @@ def create_app(config: RouterConfig, tracer: Tracer | None = None) -> RouterApp:
     )
 
     app: ASGIApp = _Dispatch(generations, router)
-    context = plugins.MiddlewareContext(config=config, registry=registry, tracer=tracer)
+    context = plugins.MiddlewareContext(config=config, registry=registry, tracer=tracer, shared=dict(shared or {}))
     for path in reversed(config.middlewares):
         app = plugins.load(path)(app, context)
     if keys:

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from router.cli import main
-from router.config import RADIX_TREE_MIDDLEWARE, RouterConfig, TraceConfig
+from router.config import RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, RouterConfig, SessionsConfig, TraceConfig
 from router.errors import BadRequestError
 from router.flags import config_from_args, parser
 from tests.router.conftest import GatedWorker
@@ -29,7 +29,8 @@ def config(*argv: str) -> RouterConfig:
 
 def test_defaults() -> None:
     made = config("--tokenizer-path", "t")
-    assert made.middlewares == (RADIX_TREE_MIDDLEWARE,)
+    assert made.middlewares == (SESSIONS_MIDDLEWARE, RADIX_TREE_MIDDLEWARE)
+    assert made.sessions == RouterConfig().sessions
     assert made.server == RouterConfig().server
     assert made.workers == RouterConfig().workers
     assert made.abort == RouterConfig().abort
@@ -37,11 +38,36 @@ def test_defaults() -> None:
     assert made.radix.force_logprobs is True
 
 
+def test_sessions_can_be_left_out() -> None:
+    assert config("--tokenizer-path", "t", "--no-sessions").middlewares == (RADIX_TREE_MIDDLEWARE,)
+
+
+def test_every_flag_of_sessions_arrives() -> None:
+    made = config(
+        *("--tokenizer-path", "t", "--session-ttl-secs", "60", "--session-max-tokens", "1000", "--max-context", "4096"),
+        *("--session-match", "strict", "--history", "template", "--verify-rate", "0.5", "--orphan-grace", "3"),
+        *("--chat-template", "x.jinja", "--tool-call-parser", "glm", "--reasoning-parser", "none"),
+    )
+    assert made.sessions == SessionsConfig(
+        ttl=60,
+        max_tokens=1000,
+        max_context=4096,
+        history="template",
+        verify_rate=0.5,
+        orphan_grace=3,
+        match="strict",
+        chat_template="x.jinja",
+        tool_call_parser="glm",
+        reasoning_parser="none",
+    )
+
+
 def test_every_flag_arrives() -> None:
     made = config(
         *("--worker-urls", "http://a:1/", "http://b:2", "--host", "0.0.0.0", "--port", "31000", "--policy", "random"),
         *("--tokenizer-path", "t", "--trust-remote-code", "--abort-policy", "return", "--abort-retries", "7"),
         *("--abort-retry-wait", "1.5", "--radix-max-tokens", "1000", "--radix-keep-versions", "2"),
+        *("--radix-unretrieved-versions", "4"),
         *("--force-logprobs", "off", "--add-special-tokens", "never", "--middleware", "a:B", "--middleware", "c:D"),
         *(
             "--api-key",
@@ -76,7 +102,7 @@ def test_every_flag_arrives() -> None:
     assert (made.server.log_level, made.server.max_body_bytes, made.server.shutdown_grace) == ("debug", 99, 3)
     assert (made.abort.policy, made.abort.attempts, made.abort.wait) == ("return", 7, 1.5)
     assert made.radix.trust_remote_code
-    assert (made.radix.max_tokens, made.radix.keep_versions) == (1000, 2)
+    assert (made.radix.max_tokens, made.radix.keep_versions, made.radix.unretrieved_versions) == (1000, 2, 4)
     assert (made.radix.force_logprobs, made.radix.add_special_tokens) == (False, "never")
     assert made.middlewares == ("a:B", "c:D")
     assert (made.server.log_format, made.trace) == ("json", TraceConfig(enabled=True, endpoint="collector:4318"))

@@ -1,4 +1,4 @@
-"""Tokenizer folders for published chat templates: Qwen's vocabulary with the special tokens that a template writes.
+"""Tokenizer folders for published chat templates: a small vocabulary with the special tokens that a template writes.
 
 A model's own vocabulary comes with gigabytes, or not at all. What matters to a template is which of its markers are one token,
 and which of those are special; that is what is added here, with the names that the models themselves have.
@@ -15,10 +15,11 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
+from router.embedded.ngram import shipped_tokenizer
 from tests.support import templates
-from tests.support.vocabularies import cache_folder, vocabulary
+from tests.support.vocabularies import cache_folder
 
-_FORMAT = 1  # raise it when what is built changes: the cache is keyed by it
+_FORMAT = 2  # raise it when what is built changes: the cache is keyed by it
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def chat_model(name: str) -> Path:
 
 def _build(name: str, target: Path) -> None:
     """Into a folder of our own, which is renamed: of several processes at once, the first one wins."""
-    markers, base = MODELS[name], vocabulary("qwen")
+    markers, base = MODELS[name], shipped_tokenizer()
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{name}-"))
     try:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from middleware_hub.hub import Hub, load
+from middleware_hub.tokenizer import Tokenizer
 from router.app import create_app
 from router.config import (
     AbortConfig,
@@ -114,6 +118,12 @@ class Stack:
             connection.close()
 
 
+@lru_cache(maxsize=16)
+def _tokenizer(config: RadixConfig) -> Tokenizer:
+    """One per vocabulary and process: to load a large one takes two seconds."""
+    return load(dataclasses.replace(config, max_tokens=None))
+
+
 def events(answer: Answer) -> list[dict[str, Any]]:
     """The events of a whole stream, which must end with [DONE]."""
     lines = [line for line in answer.content.split(b"\n") if line.startswith(b"data: ")]
@@ -156,5 +166,5 @@ def stack(
             radix=RadixConfig(tokenizer_path=str(folder), **(radix or {})),
             sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
         )
-        url = entered.enter_context(serve(create_app(config)))
+        url = entered.enter_context(serve(create_app(config, shared={Hub: Hub(_tokenizer(config.radix))})))
         yield Stack(name, url, running, speller(name))

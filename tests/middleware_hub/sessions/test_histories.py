@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from hypothesis import Phase, settings
@@ -19,8 +20,10 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
+from middleware_hub import hub
 from middleware_hub.hub import Hub
 from middleware_hub.sessions.gateway import SessionsMiddleware
+from middleware_hub.tokenizer import Tokenizer
 from router.config import RadixConfig, RouterConfig, SessionsConfig
 from router.plugins import MiddlewareContext
 from tests.support import templates
@@ -36,7 +39,11 @@ CONFIG = RouterConfig(
         chat_template=str(templates.folder() / "qwen2_5.jinja"), verify_rate=1.0, orphan_grace=60.0
     ),
 )
-SHARED: dict[type, object] = {}
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return hub.load(CONFIG.radix)
 
 
 class Engine:
@@ -123,9 +130,8 @@ class Histories(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.loop = asyncio.new_event_loop()
         self.engine = Engine(seed)
-        context = MiddlewareContext(CONFIG, CollectorRegistry(), shared=SHARED)
+        context = MiddlewareContext(CONFIG, CollectorRegistry(), shared={Hub: Hub(tokenizer())})
         self.app = SessionsMiddleware(self.engine, context)
-        assert Hub in SHARED
         self.samples: dict[str, Sample] = {}
         self.pending: list[Pending] = []
         status, _ = self.do(self.call("POST", "/sessions", {"session_id": "s"}))
