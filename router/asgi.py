@@ -156,11 +156,12 @@ def replay(body: bytes, receive: Receive) -> Receive:
     given = False
 
     async def replaying() -> Message:
-        nonlocal given
+        nonlocal given, body
         if given:
             return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        # Let go of: whoever waits for the end of a client is cancelled, and what it knew stays until a collection.
+        given, whole, body = True, body, b""
+        return {"type": "http.request", "body": whole, "more_body": False}
 
     return replaying
 

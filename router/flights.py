@@ -93,6 +93,7 @@ class Flights:
     def over(self, flight: Flight) -> None:
         """It has its reply, or nobody waits for it any more."""
         self._flights.discard(flight)
+        flight.renew = None  # it knows the flight, and the whole request: a circle that would wait for a collection
         for position, name in enumerate(flight.names):
             self._by_name[name].remove((flight, position))
             if not self._by_name[name]:

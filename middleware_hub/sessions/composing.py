@@ -126,7 +126,9 @@ class Composer:
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
         """A turn was sampled behind a prompt: the next one will go on from there."""
-        self._written.keep(checkpoint.id, longer(prompt.written, checkpoint.span.ids))
+        above = prompt.checkpoint
+        written = longer(prompt.written, checkpoint.span.ids)
+        self._written.keep(checkpoint.id, written, None if above is None else above.id)
 
     async def _anew(self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...]) -> ComposedPrompt:
         if not request.continue_final:

@@ -105,6 +105,12 @@ class Exchange:
             logger.info("a client left: its generation goes on for %g s, for whoever asks again", self._grace)
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._give_up)
 
+    def release(self) -> None:
+        """Its client has had it. Generations and their exchange know each other: what they hold would stay until a collection."""
+        self.generations = []
+        self._tasks = []
+        self.key = (None, b"")
+
     def _give_up(self) -> None:
         self._aborting = asyncio.get_running_loop().create_task(self.abort())
 

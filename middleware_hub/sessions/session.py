@@ -138,6 +138,7 @@ class Session:
         """Its client has had it."""
         if exchange in self._exchanges:
             self._exchanges.remove(exchange)
+        exchange.release()
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> int:
         """Count what a commit adds; returns how many tokens these are."""

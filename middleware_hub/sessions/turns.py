@@ -217,8 +217,6 @@ class Turns:
                 self._metrics.replies.labels(verdict.outcome, verdict.reason).inc()
             else:
                 self._metrics.replies.labels("no", "no reply").inc()
-        if exchange.delivered:
-            session.forget(exchange)
 
 
 def _response_tokens(prompt: ComposedPrompt) -> int:

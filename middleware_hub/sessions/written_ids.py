@@ -34,8 +34,10 @@ class WrittenIds:
         self._kept.move_to_end(checkpoint)
         return longer(known, packed[ID_BYTES * tokens :])
 
-    def keep(self, checkpoint: str, written: bytes) -> None:
-        """Remember the list of a new checkpoint."""
+    def keep(self, checkpoint: str, written: bytes, parent: str | None) -> None:
+        """Remember the list of a new checkpoint, in the place of the one that it goes on from: most conversations only go on."""
+        if parent is not None:
+            self._size -= len(self._kept.pop(parent, b""))
         self._kept[checkpoint] = written
         self._size += len(written)
         while self._size > self._room:
