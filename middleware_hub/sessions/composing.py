@@ -24,8 +24,8 @@ from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
 from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
 from middleware_hub.sessions.seam import Seam, cut, seam
 from middleware_hub.sessions.verifier import Part, differences
-from middleware_hub.sessions.written_ids import WrittenIds, longer
-from middleware_hub.spans import ID_BYTES, SpanFlag, TokenSpan, chain_ids, links, pack_ids, unpack_ids
+from middleware_hub.sessions.written_ids import Ids, WrittenIds
+from middleware_hub.spans import ID_BYTES, SpanFlag, TokenSpan, links, pack_ids, unpack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.config import History
 from router.errors import BadRequestError
@@ -43,8 +43,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         checkpoint: what it goes on from; None if it was encoded as a whole.
         span, take: the chain: the first `take` tokens of `span`, behind all that is before it.
-        packed: all of its ids, as spans keep them.
-        written: and as a JSON list.
+        ids: all of them.
         reused: how many of them were in the checkpoint's chain.
         reasons: see the top of this file.
         left_out: sampled tokens at the end of the checkpoint that are not in the prompt.
@@ -53,8 +52,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     checkpoint: Checkpoint | None
     span: TokenSpan
     take: int
-    packed: bytes
-    written: bytes
+    ids: Ids
     reused: int
     reasons: tuple[str, ...] = ()
     left_out: int = 0
@@ -62,7 +60,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         """How long it is."""
-        return len(self.packed) // ID_BYTES
+        return len(self.ids.packed) // ID_BYTES
 
 
 class Composer:
@@ -126,9 +124,7 @@ class Composer:
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
         """A turn was sampled behind a prompt: the next one will go on from there."""
-        above = prompt.checkpoint
-        written = longer(prompt.written, checkpoint.span.ids)
-        self._written.keep(checkpoint.id, written, None if above is None else above.id)
+        self._written.keep(checkpoint, prompt.ids)
 
     async def _anew(self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...]) -> ComposedPrompt:
         if not request.continue_final:
@@ -150,18 +146,15 @@ class Composer:
     def _composed(
         self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, reasons: tuple[str, ...]
     ) -> ComposedPrompt:
-        packed = chain_ids(span, take)
         if checkpoint is None:
-            return ComposedPrompt(None, span, take, packed, self._written.write(packed, None, 0), 0, reasons)
+            return ComposedPrompt(None, span, take, self._written.of(span, take, None), 0, reasons)
         kept = take if span is checkpoint.span else span.take
-        whole = kept == len(checkpoint.span)
-        written = self._written.write(packed, checkpoint.id if whole else None, checkpoint.span.offset + kept)
+        ids = self._written.of(span, take, checkpoint if kept == len(checkpoint.span) else None)
         return ComposedPrompt(
             checkpoint,
             span,
             take,
-            packed,
-            written,
+            ids,
             checkpoint.span.offset + kept,
             reasons,
             len(checkpoint.span) - kept,

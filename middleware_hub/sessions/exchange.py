@@ -106,7 +106,7 @@ class Exchange:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._give_up)
 
     def release(self) -> None:
-        """Its client has had it. Generations and their exchange know each other: what they hold would stay until a collection."""
+        """Its client has had it. Generations and exchange know each other: what they hold would stay until a collection."""
         self.generations = []
         self._tasks = []
         self.key = (None, b"")

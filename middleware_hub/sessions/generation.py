@@ -193,7 +193,7 @@ class Generation:
     def _scope(self, scope: Scope, routing_key: str) -> Scope:
         headers = [pair for pair in scope["headers"] if pair[0] in _KEPT_HEADERS]
         headers.append((b"content-type", b"application/json"))
-        hint = RouteHint(None, memoryview(self._prompt.packed).cast("i"), routing_key)
+        hint = RouteHint(None, memoryview(self._prompt.ids.packed).cast("i"), routing_key)
         return {
             **scope,
             "method": "POST",
@@ -208,7 +208,7 @@ class Generation:
         body: dict[str, Any] = {
             **self._request.extra,
             "rid": self.id,
-            "input_ids": Raw(self._prompt.written),
+            "input_ids": Raw(self._prompt.ids.written),
             "sampling_params": sampling,
             "stream": self._request.stream,
         }

@@ -1,16 +1,19 @@
-"""Token ids as JSON, kept for the next turn: a worker is sent all ids of a conversation at every turn, and most are old.
+"""The ids of whole chains, packed and as JSON, kept for the next turn.
 
-Printing 10,000 ids takes longer than all else that is done for a turn. So the text of what a checkpoint's chain ends with is
-kept for as long as there is room, least recently used ones go first; where it is gone, it is printed anew.
+A worker is sent all ids of a conversation at every turn. Nearly all of them are old, and to gather and print 10,000 takes
+longer than all else that is done for a turn. So what a checkpoint's chain holds is kept for as long as there is room, least
+recently used ones go first; where it is gone, it is gathered from the spans, and printed anew.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import msgspec
 
-from middleware_hub.spans import ID_BYTES, unpack_ids
+from middleware_hub.sessions.message_trie import Checkpoint
+from middleware_hub.spans import ID_BYTES, TokenSpan, chain_ids, unpack_ids
 
 ROOM = 64 * 1024 * 1024
 """Bytes, for all sessions together."""
@@ -18,33 +21,55 @@ ROOM = 64 * 1024 * 1024
 _encode = msgspec.json.Encoder().encode
 
 
+class Ids(NamedTuple):
+    """The same ids twice: as spans keep them, and as a JSON list."""
+
+    packed: bytes
+    written: bytes
+
+    @classmethod
+    def of(cls, packed: bytes) -> Ids:
+        """Print them."""
+        return cls(packed, _encode(unpack_ids(packed)))
+
+    def then(self, packed: bytes) -> Ids:
+        """These, and further ones."""
+        if not packed:
+            return self
+        if not self.packed:
+            return Ids.of(packed)
+        return Ids(self.packed + packed, b"%b,%b" % (self.written[:-1], _encode(unpack_ids(packed))[1:]))
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.packed) + len(self.written)
+
+
 class WrittenIds:
-    """The JSON lists of chains, by the id of the checkpoint that they end with."""
+    """The ids of checkpoints' chains."""
 
     def __init__(self, room: int = ROOM) -> None:
         self._room = room
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept: OrderedDict[str, Ids] = OrderedDict()
         self._size = 0
 
-    def write(self, packed: bytes, checkpoint: str | None, tokens: int) -> bytes:
-        """All ids as a JSON list. The first `tokens` of them are a checkpoint's whole chain, if it is given."""
-        known = None if checkpoint is None else self._kept.get(checkpoint)
+    def of(self, span: TokenSpan, take: int, checkpoint: Checkpoint | None) -> Ids:
+        """The ids of a chain, which may be one that begins with all of a checkpoint's."""
+        known = None if checkpoint is None else self._kept.get(checkpoint.id)
         if known is None or checkpoint is None:
-            return _encode(unpack_ids(packed))
-        self._kept.move_to_end(checkpoint)
-        return longer(known, packed[ID_BYTES * tokens :])
+            return Ids.of(chain_ids(span, take))
+        self._kept.move_to_end(checkpoint.id)
+        if span is checkpoint.span:
+            return known
+        return known.then(span.ids[: ID_BYTES * take])
 
-    def keep(self, checkpoint: str, written: bytes, parent: str | None) -> None:
-        """Remember the list of a new checkpoint, in the place of the one that it goes on from: most conversations only go on."""
-        if parent is not None:
-            self._size -= len(self._kept.pop(parent, b""))
-        self._kept[checkpoint] = written
-        self._size += len(written)
+    def keep(self, checkpoint: Checkpoint, prompt: Ids) -> None:
+        """Remember those of a new checkpoint, in the place of the one that it goes on from: most conversations only go on."""
+        if checkpoint.parent is not None:
+            gone = self._kept.pop(checkpoint.parent.id, None)
+            self._size -= 0 if gone is None else gone.size
+        kept = self._kept[checkpoint.id] = prompt.then(checkpoint.span.ids)
+        self._size += kept.size
         while self._size > self._room:
-            _, gone = self._kept.popitem(last=False)
-            self._size -= len(gone)
-
-
-def longer(written: bytes, packed: bytes) -> bytes:
-    """A (non-empty) JSON list with further ids."""
-    return b"%b,%b" % (written[:-1], _encode(unpack_ids(packed))[1:]) if packed else written
+            self._size -= self._kept.popitem(last=False)[1].size
