@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
-from middleware_hub.sessions.export import SharedTurns, as_json, branches, topology
+from middleware_hub.sessions.export import BranchTrajectory, SharedTurns, as_json, branches, topology
+from middleware_hub.sessions.export_formats import FORMATS
 from middleware_hub.sessions.message_key import KeyFunction
 from middleware_hub.sessions.session import Act, Phase, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
@@ -157,22 +158,38 @@ class Controls:
         fields = await self._fields(scope, receive)
         every = bool(typed(fields, "export_all_checkpoints", bool, "true or false"))
         shared = _shared(typed(fields, "shared_turns", str, "a string"))
+        form = _form(typed(fields, "format", str, "a string"))
         first = session.phase is not Phase.FINALIZED
         await session.finalize()
         if first:
             self._metrics.sessions.labels("finalized").inc()
-        await self._export(session, send, every=every, shared=shared)
+        await self._export(session, send, every=every, shared=shared, form=form)
 
     async def _trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         session.require(Act.EXPORT)
         query = _query(scope)
         every = query.get("export_all_checkpoints", "0") in ("1", "true")
-        await self._export(session, send, every=every, shared=_shared(query.get("shared_turns")))
+        await self._export(
+            session, send, every=every, shared=_shared(query.get("shared_turns")), form=_form(query.get("format"))
+        )
 
-    async def _export(self, session: Session, send: Send, *, every: bool, shared: SharedTurns) -> None:
+    async def _export(self, session: Session, send: Send, *, every: bool, shared: SharedTurns, form: str) -> None:
         session.touch()
         found = branches(session.trie, session.reward_info, every_checkpoint=every, shared_turns=shared)
         head = {"session_id": session.id, "phase": session.phase.value, "metadata": session.metadata}
+        if form == "json":
+            await self._as_json(found, head, send)
+        else:
+            kind, encode = FORMATS[form]
+            body = await asyncio.to_thread(lambda: encode(list(found), head))
+            start = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": 200, "headers": start})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+        session.exported = True
+        session.touch()
+
+    @staticmethod
+    async def _as_json(found: Iterator[BranchTrajectory], head: dict[str, Any], send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
         pieces = _joined(as_json(found, head))
         first = next(pieces)  # whatever is wrong is wrong before the head of the reply is out
@@ -182,8 +199,6 @@ class Controls:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        session.exported = True
-        session.touch()
 
     async def _fields(self, scope: Scope, receive: Receive) -> dict[str, Raw]:
         """The fields of a body; of none, none."""
@@ -209,6 +224,13 @@ def _shared(given: str | None) -> SharedTurns:
     if given not in get_args(SharedTurns):
         raise BadRequestError(f"`shared_turns` must be one of {', '.join(get_args(SharedTurns))}, not {given!r}")
     return given  # type: ignore[return-value] # it is one of them
+
+
+def _form(given: str | None) -> str:
+    form = given or "json"
+    if form != "json" and form not in FORMATS:
+        raise BadRequestError(f"`format` must be one of json, {', '.join(FORMATS)}, not {given!r}")
+    return form
 
 
 def _sampling(given: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
 from middleware_hub.spans import TokenSpan, flatten_chain, links
 
+ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
+"""What trajectories have one entry a token of."""
 SharedTurns = Literal["once", "every"]
 
 INEXACT = frozenset({"engine_mismatch", "template_mismatch"})
@@ -81,10 +83,16 @@ def branches(
         every_checkpoint: one for each sample, not only for those at the end of a branch.
         shared_turns: who has the mask of a turn that several trajectories contain.
     """
-    trained: dict[int, int] = {}
-    first_with: dict[str, str] = {}
     # All chains are taken down now: a session may be deleted while its export is on its way.
     taken = [(one, _chain(one)) for one in trie.checkpoints(terminal=not every_checkpoint)]
+    return _laid_out(taken, reward_info, shared_turns)
+
+
+def _laid_out(
+    taken: list[tuple[Checkpoint, _Chain]], reward_info: dict[str, Any], shared_turns: SharedTurns
+) -> Iterator[BranchTrajectory]:
+    trained: dict[int, int] = {}
+    first_with: dict[str, str] = {}
     for checkpoint, chain in taken:
         yield _trajectory(checkpoint, chain, reward_info, trained if shared_turns == "once" else None, first_with)
 
@@ -178,23 +186,23 @@ def as_json(found: Iterable[BranchTrajectory], head: Mapping[str, Any]) -> Itera
 
 
 def _one(trajectory: BranchTrajectory) -> Iterator[bytes]:
-    head = {"branch": trajectory.branch, "parent_branch": trajectory.parent_branch}
-    yield msgspec.json.encode(head)[:-1]
-    for name, array in (
-        ("prompt_ids", trajectory.prompt_ids),
-        ("response_ids", trajectory.response_ids),
-        ("response_mask", trajectory.response_mask),
-        ("response_logprobs", trajectory.response_logprobs),
-    ):
+    yield msgspec.json.encode(described(trajectory))[:-1]
+    for name in ARRAYS:
+        array = getattr(trajectory, name)
         yield b',"%b":' % name.encode()
         if array is None:
             yield b"null"
         else:
             yield from _numbers(array)
-    yield b',"messages":['
-    for number, message in enumerate(trajectory.messages):
-        yield b"," + message if number else message
-    tail = {
+    yield b"}"
+
+
+def described(trajectory: BranchTrajectory) -> dict[str, Any]:
+    """All of a trajectory but its arrays, ready to be printed as JSON."""
+    return {
+        "branch": trajectory.branch,
+        "parent_branch": trajectory.parent_branch,
+        "messages": [Raw(message) for message in trajectory.messages],
         "weight_versions": [{"version": v, "start": low, "end": high} for v, low, high in trajectory.weight_versions],
         "num_turns": len(trajectory.turns),
         "finish_reason": trajectory.finish_reason,
@@ -210,7 +218,6 @@ def _one(trajectory: BranchTrajectory) -> Iterator[bytes]:
             },
         },
     }
-    yield b"]," + msgspec.json.encode(tail)[1:]
 
 
 def _numbers(array: NDArray[Any]) -> Iterator[bytes]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from starlette.types import ASGIApp, Scope
 
+from middleware_hub import prompting
 from middleware_hub.recording import Judge
 from middleware_hub.sessions import parsers
 from middleware_hub.sessions.chat import ChatRequest
@@ -22,6 +24,7 @@ from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
+from router.sglang import GenerateRequest
 from router.sglang.attempt import new_rid
 from router.tracing import Tracer
 
@@ -173,7 +176,16 @@ class Turns:
         if self._parser(request).needs_special:
             sampling["skip_special_tokens"] = False
         sampling["max_new_tokens"] = self._limit(session, sampling.get("max_new_tokens"), prompt)
+        self._check(request, sampling)
         return sampling
+
+    def _check(self, request: ChatRequest, sampling: dict[str, Any]) -> None:
+        """Raises BadRequestError for options that end a worker's process, as `/generate` does."""
+        asked = {"input_ids": [0], "sampling_params": sampling, "return_logprob": True}
+        if request.top_logprobs:
+            asked["top_logprobs_num"] = request.top_logprobs
+        found = GenerateRequest.parse(msgspec.json.encode({**request.extra, **asked}))
+        prompting.check_options(self._judge.tokenizer, found)
 
     def _limit(self, session: Session, asked: Any, prompt: ComposedPrompt) -> int | None:
         limits = [asked] if isinstance(asked, int) else []

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import pyarrow
+import pyarrow.ipc
 import pytest
+import safetensors.numpy
 
 from tests.support import templates
 from tests.support.agents import (
@@ -388,6 +391,9 @@ class TestBadInput:
             ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 400),
             ({"messages": [user("a")], "n": 0}, 400),
             ({"messages": [user("a")], "temperature": "hot"}, 400),
+            ({"messages": [user("a")], "stop_regex": "("}, 400),
+            ({"messages": [user("a")], "min_tokens": 3, "stop_token_ids": [10**9]}, 400),
+            ({"messages": [user("a")], "token_ids_logprob": [[1], [2]]}, 400),
         ],
     )
     def test_it_is_a_400_in_openais_shape(self, agent: AgentSession, body: object, status: int) -> None:
@@ -523,3 +529,42 @@ class TestForcedCalls:
             answer = agent.ask(user("a"), tool_choice="required").answer
             assert (answer.status, answer.json()["error"]["param"]) == (400, "tool_choice")
             assert agent.show()["nodes"] == 0
+
+
+class TestBinaryExports:
+    """The same trajectories, as arrays."""
+
+    def test_safetensors(self, agent: AgentSession) -> None:
+        self._two_branches(agent)
+        expected = agent.trajectories()
+        answer = agent.stack.post(f"{agent.path}/finalize", {"format": "safetensors"})
+        assert answer.status == 200, answer.content
+        tensors = safetensors.numpy.load(answer.content)
+        for number, one in enumerate(expected):
+            for name in ("prompt_ids", "response_ids", "response_mask", "response_logprobs"):
+                assert tensors[f"{number}.{name}"].tolist() == one[name]
+        size = int.from_bytes(answer.content[:8], "little")
+        metadata = json.loads(answer.content[8 : 8 + size])["__metadata__"]
+        assert [json.loads(metadata[str(number)])["branch"] for number in range(2)] == [
+            one["branch"] for one in expected
+        ]
+
+    def test_arrow(self, agent: AgentSession) -> None:
+        self._two_branches(agent)
+        expected = agent.trajectories()
+        answer = agent.stack.get(f"{agent.path}/trajectories?format=arrow")
+        assert answer.status == 200, answer.content
+        table = pyarrow.ipc.open_stream(answer.content).read_all().to_pylist()
+        for row, one in zip(table, expected, strict=True):
+            assert {**json.loads(row.pop("json")), **row} == one
+
+    def test_another_format_is_refused(self, agent: AgentSession) -> None:
+        assert agent.stack.get(f"{agent.path}/trajectories?format=pickle").status == 400
+        assert agent.stack.post(f"{agent.path}/finalize", {"format": "pickle"}).status == 400
+        assert agent.show()["phase"] == "active"
+
+    @staticmethod
+    def _two_branches(agent: AgentSession) -> None:
+        first = agent.must(user("a"), says="one")
+        agent.must(user("a"), first.message, user("b"), says="two")
+        agent.must(user("a"), first.message, user("c"), says="three")

@@ -101,6 +101,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.vocabulary",
         "middleware_hub.sessions.chat",
         "middleware_hub.sessions.export",
+        "middleware_hub.sessions.export_formats",
         "middleware_hub.sessions.forced_calls",
         "middleware_hub.sessions.message_key",
         "middleware_hub.sessions.message_memo",

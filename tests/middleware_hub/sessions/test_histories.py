@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -25,6 +26,7 @@ from middleware_hub.hub import Hub
 from middleware_hub.sessions.gateway import SessionsMiddleware
 from middleware_hub.tokenizer import Tokenizer
 from router.config import RadixConfig, RouterConfig, SessionsConfig
+from router.errors import ClientDisconnectedError
 from router.plugins import MiddlewareContext
 from tests.support import templates
 from tests.support.agents import TOOLS
@@ -151,7 +153,9 @@ class Histories(RuleBasedStateMachine):
     def do(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
 
-    async def call(self, method: str, path: str, body: Any, gone: asyncio.Event | None = None) -> tuple[int, Any]:
+    async def call(
+        self, method: str, path: str, body: Any, gone: asyncio.Event | None = None, *, again: bool = False
+    ) -> tuple[int, Any]:
         content, given = json.dumps(body).encode(), False
         out: list[AsgiMessage] = []
         gone = gone or asyncio.Event()
@@ -167,7 +171,8 @@ class Histories(RuleBasedStateMachine):
         async def send(message: AsgiMessage) -> None:
             out.append(message)
 
-        scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "state": {}}
+        headers = [(b"x-stainless-retry-count", b"1")] if again else []
+        scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b"", "state": {}}
         await self.app(scope, receive, send)
         return out[0]["status"], json.loads(b"".join(part.get("body", b"") for part in out[1:]))
 
@@ -242,6 +247,36 @@ class Histories(RuleBasedStateMachine):
             self.samples[name] = Sample(
                 pending.tools, [*pending.messages, _echo(data, choice["message"])], self.engine.log[name]
             )
+
+    @rule(data=st.data())
+    def leave_and_come_back(self, data: st.DataObject) -> None:
+        """A client loses its connection and sends its request again: the engine is not asked a second time."""
+        if not self.pending:
+            return
+        pending = data.draw(st.sampled_from(self.pending))
+        pending.gone.set()
+        with pytest.raises(ClientDisconnectedError):
+            self.do(pending.task)
+        before = set(self.engine.waiting)
+        pending.gone = asyncio.Event()
+        body = {"messages": pending.messages, "tools": pending.tools}
+        path = "/sessions/s/v1/chat/completions"
+        pending.task = self.loop.create_task(self.call("POST", path, body, pending.gone, again=True))
+        self.do(asyncio.sleep(0.002))
+        assert set(self.engine.waiting) == before
+
+    @rule()
+    def delete(self) -> None:
+        """Whoever waits is told; what was there is gone, and the name can be used again."""
+        status, _ = self.do(self.call("DELETE", "/sessions/s", {}))
+        assert status == 200
+        for pending in self.pending:
+            status, reply = self.do(pending.task)
+            assert status == 409, reply
+        self.pending.clear()
+        self.samples.clear()
+        status, _ = self.do(self.call("POST", "/sessions", {"session_id": "s"}))
+        assert status == 201
 
     @rule()
     def refused(self) -> None:
