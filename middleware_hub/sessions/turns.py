@@ -29,6 +29,10 @@ from router.sglang.attempt import new_rid
 from router.tracing import Tracer
 
 
+REMEMBERED = 1024
+"""Sets of options that were found to be harmless: of a conversation they are the same at every turn."""
+
+
 class Turns:
     """Begins exchanges.
 
@@ -73,6 +77,7 @@ class Turns:
         self._orphan_grace = orphan_grace
         self._max_context = max_context
         self._force_logprobs = force_logprobs
+        self._checked: set[bytes] = set()
 
     def adopt(self, session: Session, key: RequestKey) -> Exchange | None:
         """What answers the same request already, and has nobody to answer it to."""
@@ -175,8 +180,8 @@ class Turns:
             )
         if self._parser(request).needs_special:
             sampling["skip_special_tokens"] = False
-        sampling["max_new_tokens"] = self._limit(session, sampling.get("max_new_tokens"), prompt)
         self._check(request, sampling)
+        sampling["max_new_tokens"] = self._limit(session, sampling.get("max_new_tokens"), prompt)
         return sampling
 
     def _check(self, request: ChatRequest, sampling: dict[str, Any]) -> None:
@@ -184,8 +189,13 @@ class Turns:
         asked = {"input_ids": [0], "sampling_params": sampling, "return_logprob": True}
         if request.top_logprobs:
             asked["top_logprobs_num"] = request.top_logprobs
-        found = GenerateRequest.parse(msgspec.json.encode({**request.extra, **asked}))
-        prompting.check_options(self._judge.tokenizer, found)
+        options = msgspec.json.encode({**request.extra, **asked})
+        if options in self._checked:
+            return
+        prompting.check_options(self._judge.tokenizer, GenerateRequest.parse(options))
+        if len(self._checked) >= REMEMBERED:
+            self._checked.clear()
+        self._checked.add(options)
 
     def _limit(self, session: Session, asked: Any, prompt: ComposedPrompt) -> int | None:
         limits = [asked] if isinstance(asked, int) else []
