@@ -28,7 +28,6 @@ from router.sglang import GenerateRequest
 from router.sglang.attempt import new_rid
 from router.tracing import Tracer
 
-
 REMEMBERED = 1024
 """Sets of options that were found to be harmless: of a conversation they are the same at every turn."""
 
