@@ -24,7 +24,7 @@ from router.fleet import Fleet
 from router.flights import Flight
 from router.metrics import RouterMetrics
 from router.renewal import send_on
-from router.sglang.attempt import Attempt
+from router.sglang.attempt import ATTEMPT, Attempt
 
 
 class Generations:
@@ -56,9 +56,12 @@ class Generations:
             return
         policy = self._policy(scope)
         body = await read_body(scope, receive, self._max_body_bytes)
-        attempt = Attempt.first(body)
+        state = scope.get("state") or {}
+        made = state.get(ATTEMPT)
+        # A middleware in between may have written another body.
+        attempt: Attempt | None = made[1] if made is not None and made[0] is body else Attempt.first(body)
         names = () if attempt is None else attempt.rids
-        if self._isolated and not scope["state"].get(KEPT):
+        if self._isolated and not state.get(KEPT):
             body, attempt, disguise = disguised(body, attempt)
             send = send if disguise is None else Undisguising(disguise, send).send
         flight = Flight(names, None if attempt is None else attempt.rids, tenant=caller_of(scope).tenant)

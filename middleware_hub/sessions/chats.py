@@ -168,6 +168,8 @@ class _Reply:
             (b"x-radix-prompt-tokens", b"%d" % first.prompt_tokens),
             (b"x-radix-recorded", (_recorded(generations) if recorded else "pending").encode("latin-1", "replace")),
         ]
+        if self._exchange.notes:
+            headers.append((b"x-radix-reasons", ", ".join(self._exchange.notes).encode("latin-1")))
         if first.worker:
             headers.append((b"x-router-worker", first.worker.encode("latin-1")))
         return headers

@@ -21,6 +21,7 @@ from middleware_hub.sessions.session import Act, Phase, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
 from router.asgi import Handler, header, read_body, send_json
+from router.client import ClientConnection
 from router.config import SessionsConfig
 from router.errors import BadRequestError
 from router.sglang.json import parse_object, typed
@@ -149,7 +150,8 @@ class Controls:
             seconds = -1.0
         if not 0 <= seconds <= MAX_WAIT:
             raise BadRequestError(f"timeout_s must be 0 to {MAX_WAIT:g} seconds, not {given!r}")
-        await session.completed(seconds)
+        async with ClientConnection(receive, reads_body=False):  # who left does not wait any more
+            await session.completed(seconds)
         completed = session.phase in (Phase.COMPLETE, Phase.FINALIZED)
         session.touch()
         await send_json(send, 200, msgspec.json.encode({"completed": completed, **session.summary()}))

@@ -29,10 +29,14 @@ class Exchange:
         key: by which the same request is known again: its `Idempotency-Key`, and its body.
         grace: seconds that it goes on without a client.
         on_over: told once, when the last generation is over.
+        notes: what is to be known about how its prompt was made, one word each.
     """
 
-    def __init__(self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange], None]) -> None:
+    def __init__(
+        self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange], None], notes: tuple[str, ...] = ()
+    ) -> None:
         self.key = key
+        self.notes = notes
         self.generations: list[Generation] = []
         self.delivered = False
         self._grace = grace

@@ -38,6 +38,7 @@ from middleware_hub.spans import SpanFlag, TokenSpan
 from router.asgi import KEPT, ROUTE_HINT, RouteHint, replay, with_body
 from router.errors import RouterError, UpstreamError
 from router.sglang import EventSplitter, Reply, StreamedReply, UnreadableReplyError, event_data, read_reply
+from router.sglang.attempt import ATTEMPT, Attempt
 from router.sglang.reply import Usage, further_fields, read_fields
 from router.sglang.stream import DONE
 from router.tracing import OFF, Tracer
@@ -102,7 +103,7 @@ class Generation:
         self._skips_special = sampling.get("skip_special_tokens") is not False
         self._logprobs = logprobs or request.logprobs
         self._inner = self._scope(scope, routing_key)
-        self._body = self._worker_body(sampling)
+        self._body = self._worker_body(sampling, self._inner["state"])
         self._calls: list[ToolCall] = []
         self._shown = 0
         self.pieces: list[tuple[Piece, Sequence[TokenLogprob] | None]] = []
@@ -204,19 +205,22 @@ class Generation:
             "state": {**(scope.get("state") or {}), KEPT: True, ROUTE_HINT: hint},
         }
 
-    def _worker_body(self, sampling: dict[str, Any]) -> bytes:
-        body: dict[str, Any] = {
+    def _worker_body(self, sampling: dict[str, Any], state: dict[str, Any]) -> bytes:
+        """The body of `/generate`; `state` tells the layers inside what is in it, so that they need not read it again."""
+        fields: dict[str, Raw] = {
             **self._request.extra,
-            "rid": self.id,
+            "rid": Raw(b'"%b"' % self.id.encode()),
             "input_ids": Raw(self._prompt.ids.written),
-            "sampling_params": sampling,
-            "stream": self._request.stream,
+            "sampling_params": Raw(msgspec.json.encode(sampling)),
+            "stream": Raw(b"true" if self._request.stream else b"false"),
         }
         if self._logprobs:
-            body["return_logprob"] = True
+            fields["return_logprob"] = Raw(b"true")
             if self._request.top_logprobs:
-                body["top_logprobs_num"] = self._request.top_logprobs
-        return msgspec.json.encode(body)
+                fields["top_logprobs_num"] = Raw(b"%d" % self._request.top_logprobs)
+        body = msgspec.json.encode(fields)
+        state[ATTEMPT] = body, Attempt.single(fields, self.id, stream=self._request.stream)
+        return body
 
     async def _ask(self, send: Callable[[Message], Any]) -> None:
         await self._app(with_body(self._inner, self._body), replay(self._body, _never), send)

@@ -114,7 +114,9 @@ class Turns:
                 for handle in handles:
                     handle.checkpoint = None  # encoded anew: what it was to go on from is the end of a branch
             sampling = self._sampling(session, request, prompt)
-            exchange = Exchange(key, grace=self._orphan_grace, on_over=lambda one: self._over(session, one))
+            exchange = Exchange(
+                key, grace=self._orphan_grace, on_over=lambda one: self._over(session, one), notes=_notes(turn, prompt)
+            )
             generations = [
                 Generation(
                     self._app,
@@ -139,7 +141,7 @@ class Turns:
             for handle in handles:
                 session.trie.abandon(handle)
             raise
-        self._count(turn, prompt, request)
+        self._count(turn, prompt, request, exchange.notes)
         self._metrics.seconds.labels("prepare").observe(prepared - begun)
         self._metrics.seconds.labels("tokenize").observe(time.perf_counter() - prepared)
         session.begin(exchange)
@@ -210,18 +212,13 @@ class Turns:
             limits.append(max(0, session.response_budget - _response_tokens(prompt)))
         return min(limits, default=None)
 
-    def _count(self, turn: PreparedTurn, prompt: ComposedPrompt, request: ChatRequest) -> None:
+    def _count(self, turn: PreparedTurn, prompt: ComposedPrompt, request: ChatRequest, notes: tuple[str, ...]) -> None:
         made = "continued" if prompt.checkpoint is not None else "anew" if turn.checkpoint is not None else "first"
         count = self._metrics.turns.labels
         count(made, prompt.reasons[0] if made == "anew" and prompt.reasons else "").inc()
-        for kind, holds in (
-            ("ambiguous", turn.ambiguous),
-            ("unknown_parent", turn.unknown_parent),
-            ("left_out", prompt.left_out > 0),
-            ("template_mismatch", "template_mismatch" in prompt.reasons),
-        ):
-            if holds:
-                count(kind, "").inc()
+        for note in notes:
+            if made != "anew" or note not in prompt.reasons:
+                count(note, "").inc()
         self._metrics.tokens.labels("reused").inc(prompt.reused * request.samples)
         self._metrics.tokens.labels("encoded").inc(prompt.tokens - prompt.reused)
 
@@ -238,6 +235,15 @@ class Turns:
                 self._metrics.replies.labels(verdict.outcome, verdict.reason).inc()
             else:
                 self._metrics.replies.labels("no", "no reply").inc()
+
+
+def _notes(turn: PreparedTurn, prompt: ComposedPrompt) -> tuple[str, ...]:
+    found = (
+        ("ambiguous", turn.ambiguous),
+        ("unknown_parent", turn.unknown_parent),
+        ("left_out", prompt.left_out > 0),
+    )
+    return (*(name for name, holds in found if holds), *prompt.reasons)
 
 
 def _response_tokens(prompt: ComposedPrompt) -> int:

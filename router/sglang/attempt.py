@@ -18,6 +18,10 @@ _LIST = re.compile(rb"\s*\[")
 _NESTED = re.compile(rb"\s*\[\s*\[")
 
 
+ATTEMPT = "attempt"
+"""Key in `scope["state"]` under which whoever made a body leaves it with what is known of it, as `(body, Attempt)`."""
+
+
 def new_rid() -> str:
     """A request id of the form that SGLang itself gives; no other one begins with it (aborts match by prefix)."""
     return uuid4().hex
@@ -58,6 +62,11 @@ class Attempt(msgspec.Struct, frozen=True):
         except JSON_ERRORS:
             return None
         return cls(fields, prompts, batch, samples, bool(stream), () if samples > 1 else rids)
+
+    @classmethod
+    def single(cls, fields: dict[str, Raw], rid: str, *, stream: bool) -> Attempt:
+        """A request of our own making for one reply to one prompt."""
+        return cls(fields, 1, False, 1, stream, (rid,))
 
     @property
     def listed(self) -> bool:

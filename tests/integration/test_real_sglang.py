@@ -178,14 +178,16 @@ class TestEnds:
     ) -> None:
         text, truth, ended = user(f"Spelled: {spelled}"), Truth(), 0
         params = {"max_new_tokens": 60, "logit_bias": {str(vocabulary.eos_id): 8.0}}
-        for turn in range(6):
+        for turn in range(40):
             reply = generate(router, text, sampling_params=params)
             truth = truth.after(reply)
             text += reply["text"]
             truth.check(retrieve(router, text, request_id=reply["meta_info"]["id"]))
             ended += reply["output_ids"][-1] == vocabulary.eos_id
             text += ("<|im_end|>\n" if spelled else "\n") + user(f"Turn {turn}")
-        assert ended
+            if turn >= 5 and ended >= 2:  # it is for the engine to say when it has said enough
+                break
+        assert ended >= 2
 
     def test_a_stop_string(self, router: str) -> None:
         """The ids keep what the text was cut at. A later text that spells the stop goes on behind it."""

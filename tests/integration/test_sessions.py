@@ -183,6 +183,21 @@ class TestForks:
         assert agent.finalize(export_all_checkpoints=True) == exported
 
 
+class TestSeveralSamples:
+    """Which one a node with several is continued from, and that it is told."""
+
+    def test_the_newest_unless_the_request_names_one(self, agent: AgentSession) -> None:
+        one, other = (agent.must(user("a"), says="b") for _ in range(2))
+        newest = agent.must(user("a"), one.message, user("c"), says="d")
+        assert newest.sent[: len(other.chain)] == other.chain
+        assert newest.answer.headers["x-radix-reasons"] == "ambiguous"
+        named = agent.must(user("a"), one.message, user("c"), says="d", headers={"x-parent-generation": one.generation})
+        assert named.sent[: len(one.chain)] == one.chain
+        assert "x-radix-reasons" not in named.answer.headers
+        unknown = agent.must(user("a"), one.message, user("c"), says="d", headers={"x-parent-generation": "nobody"})
+        assert unknown.answer.headers["x-radix-reasons"] == "ambiguous, unknown_parent"
+
+
 class TestToolLoops:
     """Calls whose arguments come back printed anew."""
 
