@@ -70,6 +70,7 @@ class Attempts:
         self._stale: str | None = None
         self._lost = 0
         self._busy = 0
+        self._too_slow = False
         self.fresh = not repeatable
         self.asked: set[str] = set()
         self.count = 0
@@ -88,8 +89,10 @@ class Attempts:
             self._pool.failed(suspect)
         self._suspects.clear()
 
-    def failed(self, worker: Worker, why: Failure, message: str, *, kept: bool = False) -> None:
-        """A worker gave no reply. `kept`: on a connection that was kept from an earlier request."""
+    def failed(self, worker: Worker, why: Failure, message: str, *, kept: bool = False, gone: bool = False) -> None:
+        """A worker gave no reply. `kept`: on a connection that was kept from an earlier request; `gone`: it is not there any
+        more, so that no time limit is to blame."""
+        self._too_slow = why == "timeout" and not gone
         self._failures.append(f"{worker.url}: {message}")
         self._tried.add(worker.id)
         self.reason = why
@@ -121,7 +124,7 @@ class Attempts:
             return None
         self._failures.append(f"{worker.url}: status {status}")
         self._full.add(worker.id)
-        self.reason = "busy"
+        self.reason, self._too_slow = "busy", False
         grown = min(self._retry.longest_wait, self._retry.first_wait * self._retry.multiplier ** (self._busy - 1))
         spread = grown * (1 + self._retry.jitter * self._draw(-1.0, 1.0))
         if retry_after is None or self._pool.has_other(self._tried | self._full):
@@ -151,5 +154,5 @@ class Attempts:
 
     def exhausted(self) -> RouterError:
         """The last word."""
-        kind = UpstreamTimeoutError if self.reason == "timeout" else UpstreamError
+        kind = UpstreamTimeoutError if self._too_slow else UpstreamError
         return kind(f"no worker gave a reply ({'; '.join(self._failures)})", tried=self._failures)

@@ -240,16 +240,18 @@ class Proxy:
     async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, worker: Worker) -> None:
         if worker.state is WorkerState.QUARANTINED:
             # It would not hear it. Its system closes the connection, and that is what it finds when it goes on.
-            self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}")
+            self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
         if request.flight is not None:
             await self._recall(request.flight, request.scope)
         self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
-    def _failed(self, attempts: Attempts, worker: Worker, why: Failure, message: str, *, kept: bool = False) -> None:
+    def _failed(
+        self, attempts: Attempts, worker: Worker, why: Failure, message: str, *, kept: bool = False, gone: bool = False
+    ) -> None:
         logger.warning("worker %s gave no reply (%s): %s", worker.url, why, message)
         self._metrics.failures.labels(why).inc()
-        attempts.failed(worker, why, message, kept=kept)
+        attempts.failed(worker, why, message, kept=kept, gone=gone)
 
     async def _relay(
         self,

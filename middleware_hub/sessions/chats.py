@@ -49,7 +49,7 @@ class Chats:
                 delivered = True
         finally:
             exchange.detach(delivered=delivered)
-            if delivered:
+            if exchange.over and (delivered or not exchange.answered):
                 session.forget(exchange)
 
     async def count(self, session: Session, request: ChatRequest) -> int:
@@ -112,8 +112,8 @@ class _Reply:
         generations = self._exchange.generations
         told, open_ones = [0] * len(generations), set(range(len(generations)))
         out = [stream.begin(generations[0].prompt_tokens)]
-        failed: RouterError | None = None
-        while open_ones and failed is None:
+        errors: list[RouterError] = []
+        while open_ones:
             for index in sorted(open_ones):
                 generation = generations[index]
                 pieces = generation.pieces
@@ -125,15 +125,14 @@ class _Reply:
                     out.append(stream.finish(index, generation.answer))
                     open_ones.discard(index)
                 elif generation.error is not None:
-                    failed = generation.error
-                    break
-            if open_ones and failed is None:
+                    errors.append(generation.error)
+                    open_ones.discard(index)
+            if open_ones:
                 await self._send_on(out)
                 await self._news_or_ping(stream)
-        if failed is not None:
-            out.append(stream.failed(failed))
-        else:
-            out.append(stream.end([generation.answer for generation in generations if generation.answer is not None]))
+        answers = [generation.answer for generation in generations if generation.answer is not None]
+        # Of several samples those that there are will do, as where they come in one piece.
+        out.append(stream.end(answers) if answers else stream.failed(errors[0]))
         self._client.stop_watching()
         await self._send({"type": "http.response.body", "body": b"".join(out), "more_body": False})
 

@@ -163,6 +163,7 @@ class Controls:
         form = _form(typed(fields, "format", str, "a string"))
         first = session.phase is not Phase.FINALIZED
         await session.finalize()
+        session.require(Act.EXPORT)  # it may have been deleted meanwhile
         if first:
             self._metrics.sessions.labels("finalized").inc()
         await self._export(session, send, every=every, shared=shared, form=form)

@@ -58,8 +58,14 @@ class Exchange:
 
     @property
     def adoptable(self) -> bool:
-        """Whether nobody reads along, and nobody has had all of it."""
-        return not self._attached and not self.delivered and self._aborting is None
+        """Whether nobody reads along, nobody has had all of it, and there is something to be had."""
+        waiting = not self._attached and not self.delivered and self._aborting is None
+        return waiting and (not self.over or self.answered)
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer of any generation."""
+        return any(generation.answer is not None for generation in self.generations)
 
     def start(self, generations: list[Generation]) -> None:
         """Let them run, whoever listens."""
@@ -68,11 +74,13 @@ class Exchange:
             self._tasks.append(asyncio.create_task(self._run(generation)))
 
     async def _run(self, generation: Generation) -> None:
-        await generation.run()
-        if self.over:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._on_over(self)
+        try:
+            await generation.run()
+        finally:
+            if self.over:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._on_over(self)
 
     def ring(self) -> None:
         """There is something new to read."""
@@ -120,20 +128,21 @@ class Exchange:
 
     async def abort(self) -> None:
         """End all that runs: workers hand over what they have sampled, and those that do not are left."""
-        running = [g for g in self.generations if not g.over]
+        running, tasks = [g for g in self.generations if not g.over], self._tasks
         if running:
             await asyncio.gather(*(generation.abort() for generation in running))
-            await asyncio.wait(self._tasks, timeout=_HAND_OVER_SECONDS)
+            await asyncio.wait(tasks, timeout=_HAND_OVER_SECONDS)
         await self.cancel()
 
     async def cancel(self) -> None:
         """End all that runs, at once."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
+        tasks = self._tasks
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 _HAND_OVER_SECONDS = 5.0

@@ -38,7 +38,7 @@ from middleware_hub.spans import SpanFlag, TokenSpan
 from router.asgi import KEPT, ROUTE_HINT, RouteHint, replay, with_body
 from router.errors import RouterError, UpstreamError
 from router.sglang import EventSplitter, Reply, StreamedReply, UnreadableReplyError, event_data, read_reply
-from router.sglang.attempt import ATTEMPT, Attempt
+from router.sglang.attempt import ATTEMPT, Attempt, refusal_status
 from router.sglang.reply import Usage, further_fields, read_fields
 from router.sglang.stream import DONE
 from router.tracing import OFF, Tracer
@@ -250,6 +250,7 @@ class Generation:
         asked = self._asked()
         start: Message = {}
         refused: list[bytes] = []
+        status: list[int] = []  # of an error that came as an event
 
         async def take(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -263,13 +264,15 @@ class Generation:
                     data = event_data(event)
                     if data is not None and (data.startswith(b"{") or data == DONE):
                         self._event(streamed, data, tops)
+                        if streamed.error is not None and not status:
+                            status.append(refusal_status(data) or 502)
 
         try:
             await self._ask(take)
             if start["status"] != 200:
                 raise refusal(start["status"], b"".join(refused))
             if streamed.error is not None:
-                raise refusal(502, streamed.error)
+                raise refusal(status[0] if status else 502, streamed.error)
             reply = streamed.reply()
             if reply is None or not streamed.done:
                 raise UpstreamError("the worker's stream ended before its end")
@@ -388,6 +391,8 @@ class Generation:
     def _attach(
         self, asked: Asked, reply: Reply, content: str, reasoning: str, finish: Finish, extra: dict[str, Raw]
     ) -> None:
+        if self._trie.closed:
+            raise TrieClosedError
         judgement = self._judge.judge(asked, reply, self.worker)
         self.verdict = judgement.verdict
         sampled = judgement.reply

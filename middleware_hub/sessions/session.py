@@ -148,6 +148,7 @@ class Session:
             context.users = 1  # counted: generations of one prompt share it
             added += len(context)
         self.tokens += added
+        self.exported = False
         self.touch()
         return added
 
@@ -183,9 +184,11 @@ class Session:
         self.phase = Phase.ABORTED
         self.trie.close()
         self._done.set()
-        await self._end_exchanges()
-        self.trie.clear()
-        self._memos.clear()
+        try:
+            await self._end_exchanges()
+        finally:
+            self.trie.clear()
+            self._memos.clear()
         self.tokens = 0
 
     async def _end_exchanges(self) -> None:

@@ -303,6 +303,18 @@ class TestSentAgain:
         (only,) = agent.finalize()
         assert answer.json()["choices"][0]["meta_info"]["generation_id"] == only["branch"]
 
+    def test_an_error_is_not_given_again(self, agent: AgentSession) -> None:
+        """A library sends again what was answered with 502: by then there may be a worker."""
+        worker = agent.stack.workers[0]
+        body = {"messages": [user("a")], "max_tokens": 6}
+        path = f"{agent.path}/v1/chat/completions"
+        worker.kill()
+        assert agent.stack.post(path, body, headers={"idempotency-key": "k"}).status in (502, 503)
+        worker.restart()
+        again = {"idempotency-key": "k", "x-stainless-retry-count": "1"}
+        until(lambda: agent.stack.post(path, body, headers=again).status == 200, "the worker was never asked again")
+        assert len(agent.finalize()) == 1
+
     def test_a_call_whose_client_is_there_is_never_joined(self, agent: AgentSession, asks: list[Asking]) -> None:
         worker = agent.stack.workers[0]
         body = {"messages": [user("a")], "max_tokens": 6}
