@@ -59,6 +59,8 @@ class SpanFlag:
     """`split_character`: ids and text differ at an edge only, by a character that was cut in half."""
     RECUT: Final = 256
     """`cut_in_token`: this context spells again the visible part of a token that was sampled and not kept."""
+    UNLIKE: Final = 1024
+    """`template_mismatch`: this context is not what the chat template makes of the messages."""
     FOREIGN: Final = 512
     """What comes before was recorded under another text than this span's chain has: its character ends mean nothing here."""
 
@@ -68,6 +70,7 @@ REASONS: tuple[tuple[int, str], ...] = (
     (SpanFlag.MISMATCH, "engine_mismatch"),
     (SpanFlag.SPLIT, "split_character"),
     (SpanFlag.RECUT, "cut_in_token"),
+    (SpanFlag.UNLIKE, "template_mismatch"),
 )
 """What a flag is called in answers and counters."""
 

@@ -109,17 +109,16 @@ class Composer:
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if place.recut else SpanFlag.NONE)
             span = self._shared(turn, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags), request)
             take = len(span)
-        reasons: tuple[str, ...] = ()
-        if self._verify_rate and self._dice.random() < self._verify_rate:
-            reasons = await _apart(request, partial(self._verified, span, take, request))
-        return self._composed(checkpoint, span, take, reasons)
+            if self._verify_rate and self._dice.random() < self._verify_rate:
+                await _apart(request, partial(self._verify, span, take, request))
+        return self._composed(checkpoint, span, take, _reasons(span))
 
     def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""
-        if not request.continue_final:
+        if _shareable(request, turn.covered):
             for span in turn.node.contexts or ():
                 if span.parent is checkpoint.span:
-                    return self._composed(checkpoint, span, len(span), ())
+                    return self._composed(checkpoint, span, len(span), _reasons(span))
         return None
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
@@ -127,7 +126,7 @@ class Composer:
         self._written.keep(checkpoint, prompt.ids)
 
     async def _anew(self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...]) -> ComposedPrompt:
-        if not request.continue_final:
+        if _shareable(request, 0):
             for span in turn.node.contexts or ():
                 if span.parent is None:
                     return self._composed(None, span, len(span), reasons)
@@ -163,7 +162,7 @@ class Composer:
     @staticmethod
     def _shared(turn: PreparedTurn, span: TokenSpan, request: ChatRequest) -> TokenSpan:
         """One context for all generations of one prompt."""
-        if request.continue_final:
+        if not _shareable(request, 0 if span.parent is None else turn.covered):
             return span
         contexts = turn.node.contexts
         if contexts is None:
@@ -205,24 +204,38 @@ class Composer:
             self._tokenizer.encode_start(whole)
         ).startswith(spelled)
 
-    def _verified(self, span: TokenSpan, take: int, request: ChatRequest) -> tuple[str, ...]:
-        """A reason if the ids are not what a rendering of the whole would be, but for sampled text."""
+    def _verify(self, span: TokenSpan, take: int, request: ChatRequest) -> None:
+        """Mark a context if the ids are not what a rendering of the whole would be, but for sampled text."""
         try:
             expected = self._whole(request)
         except (BadRequestError, RenderingError) as error:
             logger.warning("a turn could not be verified: %s", error)
-            return ()
+            return
         found = [one for one in differences(expected, self._parts(span, take), self._special) if one.hard]
-        if not found:
-            return ()
-        logger.warning("a turn is not what the chat template makes of its messages: %s", "; ".join(map(str, found[:3])))
-        return ("template_mismatch",)
+        if found:
+            told = "; ".join(map(str, found[:3]))
+            logger.warning("a turn is not what the chat template makes of its messages: %s", told)
+            span.flags |= SpanFlag.UNLIKE
 
     def _parts(self, span: TokenSpan, take: int) -> Sequence[Part]:
         spell = self._tokenizer.vocabulary.spell
         parts = [Part(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
         parts.reverse()
         return parts
+
+
+_KEYED = {"role", "content", "name", "tool_call_id"}
+
+
+def _shareable(request: ChatRequest, covered: int) -> bool:
+    """Whether equal keys mean an equal rendering: nothing that a template could write of them is left out of a key."""
+    if request.continue_final:
+        return False
+    return all(message["role"] != "assistant" and message.keys() <= _KEYED for message in request.messages[covered:])
+
+
+def _reasons(span: TokenSpan) -> tuple[str, ...]:
+    return ("template_mismatch",) if span.flags & SpanFlag.UNLIKE else ()
 
 
 async def _apart(request: ChatRequest, rendering: Callable[[], T]) -> T:

@@ -198,6 +198,19 @@ class TestSeveralSamples:
         assert unknown.answer.headers["x-radix-reasons"] == "ambiguous, unknown_parent"
 
 
+class TestWarmStarts:
+    def test_what_a_key_leaves_out_is_still_rendered(self) -> None:
+        """Two few-shot turns that differ in their thoughts only are one message, and two prompts."""
+        template = {"chat_template": str(templates.folder() / "qwen3.jinja")}
+        with stack("qwen", styles=("incremental",), sessions=template) as made:
+            agent = AgentSession.make(made)
+            for thought in ("first", "second"):
+                shot = {"role": "assistant", "content": "4", "reasoning_content": thought}
+                messages = [user("2+2"), shot, {"role": "tool", "content": "ok", "tool_call_id": "x"}]
+                turn = agent.must(*messages, says="6")
+                assert thought in made.spelling.text_of_request(turn.sent)
+
+
 class TestToolLoops:
     """Calls whose arguments come back printed anew."""
 
