@@ -12,6 +12,7 @@ import tenacity
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.asgi import collected
 from router.config import AbortConfig
 from router.errors import ClientDisconnectedError, RouterError
 from router.flights import Flight
@@ -165,17 +166,10 @@ class WholeJob(_Job):
         self._body = msgspec.json.encode(self._replies) if self._attempt.listed else bytes(self._replies[0])
 
     async def _exchange(self, attempt: Attempt) -> tuple[Message, bytes]:
-        start: Message = {}
-        chunks: list[bytes] = []
+        async def asked(_: Scope, __: Receive, send: Send) -> None:
+            await self._send_on(attempt, send)
 
-        async def keep(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-            else:
-                chunks.append(message.get("body", b""))
-
-        await self._send_on(attempt, keep)
-        return start, b"".join(chunks)
+        return await collected(asked, self._scope, self._receive)
 
 
 class StreamJob(_Job):

@@ -218,6 +218,11 @@ def _memory() -> int:
     return found
 
 
+def _fitting() -> int:
+    """Tokens that fit into a quarter of the memory."""
+    return _memory() // 4 // _BYTES_PER_TOKEN
+
+
 @dataclass(frozen=True)
 class RadixConfig:
     """The memory of the middleware."""
@@ -242,9 +247,7 @@ class RadixConfig:
     @property
     def token_budget(self) -> int:
         """`max_tokens`, or what fits into a quarter of the memory of the machine, or of the container."""
-        if self.max_tokens is not None:
-            return self.max_tokens
-        return _memory() // 4 // _BYTES_PER_TOKEN
+        return _fitting() if self.max_tokens is None else self.max_tokens
 
 
 @dataclass(frozen=True)
@@ -275,9 +278,7 @@ class SessionsConfig:
     @property
     def token_budget(self) -> int:
         """`max_tokens`, or what fits into a quarter of the memory of the machine, or of the container."""
-        if self.max_tokens is not None:
-            return self.max_tokens
-        return _memory() // 4 // _BYTES_PER_TOKEN
+        return _fitting() if self.max_tokens is None else self.max_tokens
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from middleware_hub.sessions.parsers.plain import Plain
 from middleware_hub.sessions.parsers.reply import ReplyParser
 from middleware_hub.sessions.refusals import SessionOverError, refusal
 from middleware_hub.spans import SpanFlag, TokenSpan
-from router.asgi import KEPT, ROUTE_HINT, RouteHint, replay, with_body
+from router.asgi import KEPT, ROUTE_HINT, RouteHint, collected, replay, with_body
 from router.errors import RouterError, UpstreamError
 from router.sglang import EventSplitter, Reply, StreamedReply, UnreadableReplyError, event_data, read_reply
 from router.sglang.attempt import ATTEMPT, Attempt, refusal_status
@@ -226,18 +226,8 @@ class Generation:
         await self._app(with_body(self._inner, self._body), replay(self._body, _never), send)
 
     async def _whole(self) -> None:
-        start: Message = {}
-        chunks: list[bytes] = []
-
-        async def keep(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-            else:
-                chunks.append(message.get("body", b""))
-
         asked = self._asked()
-        await self._ask(keep)
-        body = b"".join(chunks)
+        start, body = await collected(self._app, with_body(self._inner, self._body), replay(self._body, _never))
         self._begin(start, body)
         reply, short = read_reply(body)
         tops = _top_logprobs(read_fields(body)[1]) if self._request.top_logprobs else ()

@@ -206,7 +206,7 @@ class MessageTrie:
     def prepare(self, setting: bytes, messages: Sequence[Message], *, parent: str | None = None) -> PreparedTurn:
         """Walk down along a conversation, adding what is not there.
 
-        Whoever gets a turn opens at least one handle on it, or drops it again with `drop`.
+        Whoever gets a turn opens at least one handle on it: without one, what was added would stay.
 
         Args:
             setting: the key of the tools and options that it is rendered with.
@@ -246,10 +246,6 @@ class MessageTrie:
         handle = self._handles[generation_id] = BranchHandle(generation_id, turn.node, turn.checkpoint)
         turn.node.handles += 1
         return handle
-
-    def drop(self, turn: PreparedTurn) -> None:
-        """Nothing comes of a prepared turn: its messages go away, but for what others use."""
-        self._prune(turn.node)
 
     def commit(self, handle: BranchHandle, message: Message, span: TokenSpan, **details: Any) -> Checkpoint:
         """Attach what was sampled; `details` are further fields of the checkpoint.

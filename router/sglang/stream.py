@@ -318,7 +318,7 @@ class StreamedReply:
             self._cumulative_text = False
         cumulative = told_by_logprobs and self._cumulative_text
         if self.added is not None:
-            goes_on = cumulative and raw.startswith(self._last_text[:-1])
+            goes_on = self._cumulative_text and raw.startswith(self._last_text[:-1])
             self.added.append(b'"' + raw[len(self._last_text) - 1 :] if goes_on else raw)
         self._last_text = raw
         if cumulative:

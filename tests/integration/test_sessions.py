@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow
 import pyarrow.ipc
 import pytest
 import safetensors.numpy
 
+from router.embedded.wire import StreamStyle
 from tests.support import templates
 from tests.support.agents import (
     TOOLS,
@@ -528,6 +530,43 @@ class TestTenants:
             anthropics = {"x-api-key": "key-a"}
             assert made.exchange("GET", "/sessions/s", None, anthropics).json()["num_generations"] == 1
             assert call("key-a", "GET", "/sessions/../workers").status in (403, 404)
+
+
+class TestEveryField:
+    """Ids, mask, logprobs and versions of a trajectory, each against the worker's log."""
+
+    @pytest.mark.parametrize("style", ["cumulative", "incremental", "mixed"])
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_they_are_the_workers_own(self, style: StreamStyle, stream: bool) -> None:
+        with stack("qwen", styles=(style,)) as made:
+            agent = AgentSession.make(made)
+            messages: list[dict[str, Any]] = [user("Begin.")]
+            ids: list[int] = []
+            mask: list[int] = []
+            logprobs: list[float] = []
+            versions: list[str | None] = []
+            for number in range(4):
+                made.set_weight_version(str(number // 2))
+                turn = agent.must(*messages, says=f"Reply {number}: naïve café 你好 🙂.", stream=stream)
+                assert turn.record is not None
+                assert turn.sent[: len(ids)] == ids
+                context, sampled = len(turn.sent) - len(ids), turn.sampled
+                ids = turn.chain
+                mask += [0] * context + [1] * len(sampled)
+                logprobs += [0.0] * context + list(turn.record.logprobs)
+                versions += [None] * context + list(turn.record.versions)
+                said = deltas(turn.answer)["content"] if stream else turn.message["content"]
+                assert said == turn.record.text, "what a client reads is what the worker said"
+                messages += [{"role": "assistant", "content": said}, user(f"And {number}?")]
+            (only,) = agent.finalize()
+            begin = len(only["prompt_ids"])
+            assert ids_of(only) == ids
+            assert only["response_mask"] == mask[begin:]
+            assert only["response_logprobs"] == logprobs[begin:]
+            spread: list[str | None] = [None] * len(only["response_ids"])
+            for run in only["weight_versions"]:
+                spread[run["start"] : run["end"]] = [run["version"]] * (run["end"] - run["start"])
+            assert spread == versions[begin:]
 
 
 class TestHistory:

@@ -179,6 +179,8 @@ def test_the_last_word_names_all_that_was_tried() -> None:
     assert error.details["tried"] == ["http://w0:1: status 503", "http://w1:1: no reply within 3 s"]
     attempts.failed(one, "lost", "reset")
     assert isinstance(attempts.exhausted(), UpstreamError)
+    attempts.failed(two, "timeout", "no reply, and it is quarantined", gone=True)
+    assert isinstance(attempts.exhausted(), UpstreamError), "no time limit was reached"
     with pytest.raises(UpstreamError):
         attempts.check(unwanted=True)
 

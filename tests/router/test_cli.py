@@ -12,8 +12,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from middleware_hub.sessions import parsers
 from router.cli import main
-from router.config import RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, RouterConfig, SessionsConfig, TraceConfig
+from router.config import (
+    CALL_PARSERS,
+    RADIX_TREE_MIDDLEWARE,
+    REASONING_PARSERS,
+    SESSIONS_MIDDLEWARE,
+    RouterConfig,
+    SessionsConfig,
+    TraceConfig,
+)
 from router.errors import BadRequestError
 from router.flags import config_from_args, parser
 from tests.router.conftest import GatedWorker
@@ -60,6 +69,11 @@ def test_every_flag_of_sessions_arrives() -> None:
         tool_call_parser="glm",
         reasoning_parser="none",
     )
+
+
+def test_the_parsers_that_the_help_names_are_there() -> None:
+    assert set(CALL_PARSERS) <= set(parsers.NAMES)
+    assert set(REASONING_PARSERS) <= set(parsers.REASONING_NAMES)
 
 
 def test_every_flag_arrives() -> None:

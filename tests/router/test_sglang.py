@@ -722,6 +722,31 @@ def read(events: list[bytes]) -> StreamedReply:
 STEPS = st.lists(st.lists(TOKENS, max_size=4), min_size=1, max_size=6).filter(lambda steps: bool(steps[0]))
 
 
+def added(events: list[bytes]) -> list[str]:
+    """What a reader who takes it out after each event is told."""
+    streamed, found = StreamedReply(added=[]), []
+    for event in events:
+        streamed.feed(event)
+        assert streamed.added is not None
+        found.append("".join(json.loads(piece) for piece in streamed.added))
+        streamed.added.clear()
+    return found
+
+
+@pytest.mark.parametrize("style", ["cumulative", "incremental", "mixed"])
+@given(steps=STEPS, compact=st.booleans())
+def test_what_each_event_adds_to_the_text_is_told_once(style: str, steps: list[list[Token]], compact: bool) -> None:
+    expected = ["".join(text for _, _, text in step) for step in steps]
+    assert added(payloads(steps, style, texts=False, compact=compact)) == expected
+
+
+@pytest.mark.parametrize("style", ["cumulative", "incremental", "mixed"])
+def test_what_is_added_is_told_once_without_logprobs_too(style: str) -> None:
+    steps = [[(1, -0.5, "one")], [(2, -0.5, " two")], [], [(3, -0.5, " three")]]
+    events = payloads(steps, style, texts=False, compact=True, logprobs=False)
+    assert added(events) == ["one", " two", "", " three"]
+
+
 @pytest.mark.parametrize("style", ["cumulative", "incremental", "mixed"])
 @given(steps=STEPS, texts=st.booleans(), compact=st.booleans())
 @example(steps=[[(1, -0.5, "a")], [(12, -0.5, "b")], []], texts=False, compact=True)

@@ -209,11 +209,12 @@ class TestPending:
         assert talk.trie.nodes == 2
         talk.trie.check()
 
-    def test_a_dropped_turn_leaves_nothing(self) -> None:
-        trie = MessageTrie()
-        trie.drop(trie.prepare(SETTING, [user("a"), user("b")]))
-        assert trie.nodes == 0
-        trie.check()
+    def test_a_turn_of_which_nothing_comes_leaves_nothing(self) -> None:
+        talk = Talk()
+        _, handle = talk.open(user("a"), user("b"))
+        talk.trie.abandon(handle)
+        assert talk.trie.nodes == 0
+        talk.trie.check()
 
     def test_a_late_commit_is_refused(self) -> None:
         talk = Talk()
@@ -356,9 +357,10 @@ class AgentHistories(RuleBasedStateMachine):
             self.trie.abandon(handle)
 
     @rule()
-    def ask_and_drop(self) -> None:
+    def ask_and_leave(self) -> None:
         before = self.trie.nodes
-        self.trie.drop(self.trie.prepare(b"x", [user("never"), user("sent")]))
+        turn = self.trie.prepare(b"x", [user("never"), user("sent")])
+        self.trie.abandon(self.trie.open(turn, f"g{next(self.count)}"))
         assert self.trie.nodes == before
 
     @invariant()
