@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from middleware_hub.radix_tree import RadixTree
 
-REASONS = ("version", "least_recently_hit", "never_retrieved")
+REASONS = ("version", "least_recently_hit", "never_retrieved", "abandoned")
 """Why replies are evicted; each has a series from the beginning, so that an alert on it has something to look at."""
 
 
@@ -73,7 +73,8 @@ class _TreeCollector(Collector):
             yield GaugeMetricFamily(f"tito_radix_{name}", text, value=value)
         evicted = CounterMetricFamily(
             "tito_radix_evictions",
-            "Replies collected, by reason: version, least_recently_hit; and never_retrieved, which counts beside these two",
+            "Replies collected, by reason: version, least_recently_hit; and beside these two never_retrieved, or "
+            "abandoned where --radix-unretrieved-versions gave it up",
             labels=["reason"],
         )
         for reason in REASONS:

@@ -37,17 +37,14 @@ class Leaves:
             heapq.heapify(heap)
             self._kept[kind] = len(heap)
 
-    def pop(self, outdated: Callable[[Generation], bool] | None = None) -> Generation | None:
+    def pop(self, outdated: Callable[[Generation], bool]) -> Generation | None:
         """The next one to go; None if there is nothing that may.
 
         `outdated` says of what nobody retrieved whether it is so old that nobody will: that goes before all others.
         """
-        if outdated is not None:
-            oldest = self._first(retrieved=False)
-            if oldest is not None and outdated(oldest):
-                heapq.heappop(self._heaps[False])
-                return oldest
-        for retrieved in (True, False):
+        unretrieved = self._first(retrieved=False)
+        kinds = (False,) if unretrieved is not None and outdated(unretrieved) else (True, False)
+        for retrieved in kinds:
             found = self._first(retrieved=retrieved)
             if found is not None:
                 heapq.heappop(self._heaps[retrieved])

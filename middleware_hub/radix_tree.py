@@ -400,13 +400,13 @@ class RadixTree:
         """
         deadline = time.perf_counter() + seconds
         while self.over_budget:
-            generation = self._leaves.pop(None if self.unretrieved_versions is None else self._abandoned)
+            generation = self._leaves.pop(self._abandoned)
             if generation is None:
                 return False
             stale = self.clock.age(generation.stamp) >= self.keep_versions
             self.stats.evicted["version" if stale else "least_recently_hit"] += 1
             if not generation.retrieved:
-                self.stats.evicted["never_retrieved"] += 1
+                self.stats.evicted["abandoned" if self._abandoned(generation) else "never_retrieved"] += 1
             before = self.stats.tokens
             self._remove(generation)
             self.stats.evicted_tokens += before - self.stats.tokens
@@ -415,8 +415,9 @@ class RadixTree:
         return False
 
     def _abandoned(self, generation: Generation) -> bool:
-        assert self.unretrieved_versions is not None
-        return self.clock.age(generation.stamp) >= self.unretrieved_versions
+        """Of what nobody retrieved: whether it is so old that nobody is expected to."""
+        limit = self.unretrieved_versions
+        return limit is not None and self.clock.age(generation.stamp) >= limit
 
     def _remove(self, generation: Generation) -> None:
         node, line = generation.node, generation.continues

@@ -890,7 +890,9 @@ def test_what_nobody_retrieved_for_long_goes_first_if_so_it_shall() -> None:
     assert talk.alive(left, fresh, retrieved) == [False, True, True]
     talk.collect(3)
     assert talk.alive(left, fresh, retrieved) == [False, True, False], "of last version's it may still be asked for"
-    assert talk.tree.stats.evicted["never_retrieved"] == 1
+    assert talk.tree.stats.evicted["abandoned"] == 1
+    talk.collect(0)
+    assert (talk.tree.stats.evicted["abandoned"], talk.tree.stats.evicted["never_retrieved"]) == (1, 1)
 
 
 def test_a_reply_goes_with_the_others_once_it_is_retrieved() -> None:
