@@ -75,6 +75,43 @@ GENERATE: list[Json] = [
 _WEIGHTS: Json = {"weight_version": "7", "abort_all_requests": False, "flush_cache": True}
 _CHAT: Json = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "stream": False}
 
+_SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
+_TOOLS: list[Json] = [{"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}]
+_CALLS: list[Json] = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+TURNS: list[Json] = [
+    {**_CHAT, "temperature": 0.5, "seed": 3, "stop": ["\n"], "logprobs": True, "top_logprobs": 2},
+    {**_CHAT, "stream": True, "stream_options": {"include_usage": True}, "n": 2, "tools": _TOOLS},
+    {
+        **_CHAT,
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+            {"role": "user", "content": "Hello", "name": "me"},
+            {"role": "assistant", "content": None, "tool_calls": _CALLS, "reasoning_content": "hm"},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ],
+        **{"tools": _TOOLS, "tool_choice": "auto", "parallel_tool_calls": False, "max_completion_tokens": 3},
+        **{"chat_template_kwargs": {"enable_thinking": False}, "response_format": {"type": "text"}},
+    },
+    {
+        **_CHAT,
+        "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Well, "}],
+        "continue_final_message": True,
+    },
+]
+_MESSAGES: Json = {
+    "model": "default",
+    "max_tokens": 3,
+    "system": "Be brief.",
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]},
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto"},
+    "stop_sequences": ["END"],
+}
+
 BODIES: dict[str, list[Any]] = {
     "/generate": GENERATE,
     "/retrieve_from_text": [
@@ -112,6 +149,21 @@ BODIES: dict[str, list[Any]] = {
     "/v1/chat/completions": [_CHAT, {**_CHAT, "stream": True}],
     "/v1/completions": [{"model": "default", "prompt": "Hello", "max_tokens": 3, "logprobs": 1}],
     "/v1/embeddings": [{"model": "default", "input": ["a", "b"]}],
+    "/sessions": [
+        {"session_id": "t", "metadata": {"a": 1}, "ttl_s": 60.0, "response_budget": 50},
+        {"sampling_params": {"temperature": 0.5, "max_tokens": 3, "n": 1}},
+    ],
+    "/sessions/s/v1/chat/completions": TURNS,
+    "/sessions/s/v1/messages": [
+        _MESSAGES,
+        {**_MESSAGES, "stream": True, "system": [{"type": "text", "text": "Be brief."}]},
+    ],
+    "/sessions/s/v1/messages/count_tokens": [_MESSAGES],
+    "/sessions/s/reward_info": [{"reward_info": {"score": 1.0}}, {"reward_info": {}, "branch": "x"}],
+    "/sessions/s/complete": [{"reward_info": {"score": 0}}, {}],
+    "/sessions/s/trajectories": [{}],
+    "/sessions/s/finalize": [{"export_all_checkpoints": True, "shared_turns": "every", "format": "json"}],
+    "/sessions/s": [{}],
     "/echo": [{"anything": [1, 2, {"a": None}]}],
 }
 """By path. A route that is not here is sent something all the same: `ANY`."""

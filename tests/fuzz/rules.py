@@ -13,6 +13,10 @@ DOCUMENTED = frozenset({502, 503, 504, 508})
 """5xx that the router may answer with; which of them a good worker leaves no reason for is looked at, too."""
 
 
+NAMED = ("context_length_exceeded", "unsupported_content")
+"""Codes that are words: clients' libraries look for them."""
+
+
 def complaint(case: Case, answer: Answer, *, good_workers: bool) -> str | None:
     """What is wrong with an answer; None if nothing is."""
     if answer.faults:
@@ -44,7 +48,9 @@ def _shape(answer: Answer) -> str | None:
     if isinstance(body, dict) and {"success", "message", "workers"} <= body.keys():
         return None
     error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict) or error.get("code") != answer.status:
+    if isinstance(error, dict) and body.get("type") == "error" and {"type", "message"} <= error.keys():
+        return None  # as Anthropic's clients want it
+    if not isinstance(error, dict) or error.get("code") not in (answer.status, *NAMED):
         return f"{answer.status} of another shape: {bytes(answer.body[:300])!r}"
     if not error.get("message") or not isinstance(error.get("type"), str):
         return f"an error without words: {error!r}"

@@ -15,15 +15,25 @@ import msgspec
 from starlette.types import Message
 
 from middleware_hub.radix_tree_middleware import RadixTreeMiddleware
+from middleware_hub.sessions.gateway import SessionsMiddleware
 from router.app import RouterApp, create_app
 from router.boundary import ErrorBoundary
-from router.config import AbortConfig, RadixConfig, RetryConfig, RouterConfig, ServerConfig, WorkersConfig
+from router.config import (
+    AbortConfig,
+    RadixConfig,
+    RetryConfig,
+    RouterConfig,
+    ServerConfig,
+    SessionsConfig,
+    WorkersConfig,
+)
 from router.connection import Limits, limited_by
 from router.embedded.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from router.fleet import Fleet
 from router.workers.queue import RequestQueue
 from tests.fuzz import rules
+from tests.fuzz.bodies import BODIES
 from tests.fuzz.case import Case
 from tests.fuzz.draw import Surroundings
 from tests.fuzz.exchange import Answer, exchange
@@ -76,10 +86,15 @@ class Target:
             workers=WorkersConfig(urls=tuple(workers), retry=RetryConfig(attempts=1)),
             abort=AbortConfig(attempts=2, wait=0.0),
             radix=RadixConfig(tokenizer_path=str(shipped_tokenizer()), max_tokens=MAX_TOKENS),
+            sessions=SessionsConfig(max_tokens=MAX_TOKENS, orphan_grace=0.0, verify_rate=0.1),
             **({"middlewares": ()} if kind == "plain" else {}),
         )
         self.app: RouterApp = create_app(config)
-        self.around = Surroundings(routes(self.app), (*workers, dead), _KEYS if keys else ())
+        found = routes(self.app)
+        self._sessions = next((part.store for part in parts(self.app) if isinstance(part, SessionsMiddleware)), None)
+        if self._sessions is not None:
+            found |= {path: ("POST", "GET", "DELETE") for path in BODIES if path.startswith("/sessions")}
+        self.around = Surroundings(found, (*workers, dead), _KEYS if keys else ())
         self._troubles = Troubles()
         boundary = only(self.app, ErrorBoundary)
         self._requests, self._flights = boundary._requests, only(self.app, Fleet).flights
@@ -135,6 +150,10 @@ class Target:
         for url in self._workers:
             await self._call("POST", f"/add_worker?url={quote(url)}")
         await self._call("POST", "/continue_generation", {})
+        if self._sessions is not None:
+            for session in list(self._sessions):
+                await self._sessions.delete(session)
+            await self._call("POST", "/sessions", {"session_id": "s"})
 
     async def afterwards(self) -> str | None:
         """What is not as it was before, pauses and the like apart; None if all is well. When nothing is on its way any more."""
@@ -184,7 +203,10 @@ class Target:
         assert sampled == said["output_ids"], (said, known)
 
     def _recounted(self) -> None:
-        """The tree is sound, and nothing of it is held by a request that is over."""
+        """The trees are sound, and nothing of them is held by a request that is over."""
+        for session in self._sessions or ():
+            session.trie.check()
+            assert not session.trie.in_flight, f"{session!r} waits for what is over"
         if self._tree is None:
             return
         self._tree.check()
