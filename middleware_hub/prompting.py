@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import msgspec
 
 from middleware_hub.prefix_match import PrefixMatch
 from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.records import Context
 from middleware_hub.spans import SpanFlag, chain_ids, pack_ids, unpack_ids
-from middleware_hub.tokenizer import Tokenizer
+from middleware_hub.tokenizer import LONG_TEXT, Tokenizer
 from router.errors import BadRequestError
 from router.sglang import GenerateRequest
+from router.sglang.segments import FIELD, Segment, place
 from router.tracing import OFF, Tracer
+
+_SEGMENT_COST = 64
+"""What a segment costs an event loop apart from its text, in characters of a text."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -21,7 +28,7 @@ class Prompt(msgspec.Struct, frozen=True):
         match: pinned; whoever made the prompt unpins it.
         context: what was put behind the matched chain; None if the chain is the whole prompt.
         ids: all of them.
-        encoded: how many of them were encoded now.
+        encoded: how many of them were encoded now, and not taken from memory.
     """
 
     match: PrefixMatch
@@ -62,12 +69,12 @@ async def from_text(
     return Prompt(match, context, unpack_ids(packed), encoded)
 
 
-def check_ids(tokenizer: Tokenizer, ids: list[int]) -> None:
+def check_ids(tokenizer: Tokenizer, ids: list[int], name: str = "input_ids") -> None:
     """Raises BadRequestError for an id that the model does not have; sent on, it would kill the worker."""
     limit = tokenizer.vocabulary_size
     if min(ids) < 0 or max(ids) >= limit:
         wrong = next(i for i in ids if not 0 <= i < limit)
-        raise BadRequestError(f"`input_ids` has {wrong} in it, and the vocabulary is 0 to {limit - 1}")
+        raise BadRequestError(f"`{name}` has {wrong} in it, and the vocabulary is 0 to {limit - 1}")
 
 
 def check_options(tokenizer: Tokenizer, request: GenerateRequest) -> None:
@@ -95,8 +102,12 @@ def from_ids(
     ids: list[int],
     parent: str | None,
     tracer: Tracer = OFF,
+    encoded: Sequence[range] = (),
 ) -> Prompt:
-    """The prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered."""
+    """The prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered.
+
+    `encoded`: which of them were encoded here, from segments.
+    """
     text, packed = tokenizer.spell_prompt(ids), pack_ids(ids)
 
     def width(count: int) -> int:
@@ -111,4 +122,67 @@ def from_ids(
         alignment = tokenizer.align(rest, text[match.cut.start :], start=match.cut.span is None)
         context = Context(pack_ids(rest), alignment.flags | SpanFlag.GIVEN, alignment.ends)
     tree.pin(match)
-    return Prompt(match, context, ids, 0)
+    return Prompt(match, context, ids, sum(len(run[max(0, match.cut.tokens - run.start) :]) for run in encoded))
+
+
+class Assembled(msgspec.Struct, frozen=True):
+    """A prompt that came in segments: its ids, and which of them were encoded."""
+
+    ids: list[int]
+    encoded: list[range]
+
+
+async def assemble(
+    tokenizer: Tokenizer,
+    prompts: list[list[Segment]],
+    *,
+    batch: bool,
+    max_context: int | None = None,
+    tracer: Tracer = OFF,
+) -> list[Assembled]:
+    """The ids of prompts that came in segments: the first one is a start, each one behind it a continuation (rule 7).
+
+    Args:
+        tokenizer: encodes the texts, each by itself: what it is cut into is what the client wrote.
+        prompts: their segments.
+        batch: whether they came as a batch, for the names in errors.
+        max_context: tokens that the model takes; None if it is for the worker to say.
+        tracer: gets a span for each prompt with a text in it.
+
+    Raises:
+        BadRequestError: an id that the model does not have; a prompt of no tokens, or of too many.
+    """
+    for number, segments in enumerate(prompts):
+        for at, segment in enumerate(segments):
+            if not isinstance(segment, str):
+                check_ids(tokenizer, segment, f"{place(number, at, batch=batch)}.ids")
+    found = []
+    held = 0
+    for segments in prompts:
+        ids: list[int] = []
+        encoded: list[range] = []
+        characters = sum(len(segment) for segment in segments if isinstance(segment, str))
+        with (tracer if characters else OFF).span("encode", characters=characters) as span:
+            for at, segment in enumerate(segments):
+                if isinstance(segment, str):
+                    tail = await tokenizer.encode(segment, start=at == 0)
+                    encoded.append(range(len(ids), len(ids) + len(tail)))
+                    ids += tail
+                    held += len(segment)
+                else:
+                    ids += segment
+                held += _SEGMENT_COST
+                if held >= LONG_TEXT:
+                    held = 0
+                    await asyncio.sleep(0)
+            span.set(tokens=sum(map(len, encoded)))
+        if not ids:
+            raise BadRequestError(f"`{FIELD}` encodes to no token at all: there is nothing to send to a worker")
+        if max_context is not None and len(ids) >= max_context:
+            raise BadRequestError(
+                f"this prompt has {len(ids)} tokens, and the model's context {max_context}: shorten it, or condense "
+                "what came first",
+                code="context_length_exceeded",
+            )
+        found.append(Assembled(ids, encoded))
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextvars import Context
 from typing import Any
 
@@ -66,6 +67,7 @@ class RadixTreeMiddleware:
         self.force_logprobs = config.force_logprobs
         self._tracer = context.tracer
         self._max_body_bytes = context.config.server.max_body_bytes
+        self._max_context = context.config.sessions.max_context
         self._collecting = False
         self._routes: dict[str, ASGIApp] = {
             # SGLang takes PUT, too.
@@ -92,6 +94,17 @@ class RadixTreeMiddleware:
         for ids in request.ids or ():
             prompting.check_ids(self.tokenizer, ids)
         prompting.check_options(self.tokenizer, request)
+        encoded: list[list[range]] = []
+        if request.segments is not None:
+            assembled = await prompting.assemble(
+                self.tokenizer,
+                request.segments,
+                batch=request.batch,
+                max_context=self._max_context,
+                tracer=self._tracer,
+            )
+            request = request.assembled([one.ids for one in assembled])
+            encoded = [one.encoded for one in assembled]
         reason = request.unrecordable
         if reason is not None:
             await self._pass(scope, receive, send, request.passed_on(body), reason)
@@ -99,7 +112,7 @@ class RadixTreeMiddleware:
         prompts: list[Prompt] = []
         try:
             for number in range(len(request.texts or request.ids or ())):
-                prompts.append(await self._prompt(scope, request, number))
+                prompts.append(await self._prompt(scope, request, number, encoded[number] if encoded else ()))
                 if number:
                     await asyncio.sleep(0)
             out = request.with_ids([prompt.ids for prompt in prompts], force_logprobs=self.force_logprobs)
@@ -113,7 +126,9 @@ class RadixTreeMiddleware:
             for prompt in prompts:
                 self.tree.unpin(prompt.match)
 
-    async def _prompt(self, scope: Scope, request: GenerateRequest, number: int) -> Prompt:
+    async def _prompt(
+        self, scope: Scope, request: GenerateRequest, number: int, encoded: Sequence[range] = ()
+    ) -> Prompt:
         namespace, parent = self._namespace(scope, request.lora_path(number)), header(scope, b"x-radix-parent")
         if request.texts is not None:
             text = request.texts[number]
@@ -121,7 +136,7 @@ class RadixTreeMiddleware:
         else:
             assert request.ids is not None
             ids = request.ids[number]
-            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, ids, parent, self._tracer)
+            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, ids, parent, self._tracer, encoded)
         self._count_prompt(prompt)
         return prompt
 

@@ -10,12 +10,14 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
-from router.sglang import hazards
+from router.sglang import hazards, segments
 from router.sglang.json import JSON_ERRORS, is_null, parse_object, typed
+from router.sglang.segments import Segment
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 _MULTIMODAL = ("image_data", "video_data", "audio_data")
 _OURS = ("return_trajectory",)
+_PROMPT = ("text", "input_ids", segments.FIELD)
 MAX_REPLIES = 65_536
 """In one request: each is kept track of from its beginning."""
 _NESTED = re.compile(rb"\s*\[\s*\[")
@@ -32,7 +34,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         fields: the top level, raw.
         sampling: `sampling_params` of every prompt, raw; one entry if they share it, none if there are none.
         texts: the prompts, if they came as text.
-        ids: the prompts, if they came as ids (ids win over text, as with SGLang).
+        ids: the prompts, if they came as ids (ids win over text, as with SGLang), or once their segments are `assembled`.
+        segments: the prompts, if they came as segments.
         batch: whether the client wrote a list of prompts; then the reply is a list, too.
         samples: `n`.
         wants_logprobs: whether the client asked for logprobs; one entry a prompt, or one for all.
@@ -42,6 +45,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     sampling: list[dict[str, Raw]]
     texts: list[str] | None
     ids: list[list[int]] | None
+    segments: list[list[Segment]] | None
     batch: bool
     samples: int
     stream: bool
@@ -52,9 +56,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     def parse(cls, body: bytes) -> GenerateRequest:
         """Raises BadRequestError for what no worker could serve, and for the prompts that kill one."""
         fields = parse_object(body)
-        texts, ids, batch = _prompts(fields)
+        texts, ids, parts, batch = _prompts(fields)
         sampling = _sampling(fields)
-        prompts = texts or ids
+        prompts = texts or ids or parts
         asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
         hazards.check(hazards.Asked(fields, sampling, None if prompts is None else len(prompts), batch, any(logprobs)))
@@ -70,6 +74,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             sampling,
             texts,
             ids,
+            parts,
             batch,
             counts.pop(),
             bool(typed(fields, "stream", bool, "true or false")),
@@ -85,7 +90,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     @property
     def unrecordable(self) -> str | None:
         """Why a reply to this request cannot be recorded; None if it can."""
-        if self.texts is None and self.ids is None:
+        if self.texts is None and self.ids is None and self.segments is None:
             return "input_embeds"
         if any(not is_null(self.fields.get(key)) for key in _MULTIMODAL):
             return "multimodal"
@@ -125,11 +130,19 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         found = _nth(rid, prompt, None) if isinstance(rid, list) else rid
         return found if isinstance(found, str) else None
 
+    def assembled(self, prompts: list[list[int]]) -> GenerateRequest:
+        """The same request once it is known which ids its segments are: from there on it is like one that came as ids."""
+        return msgspec.structs.replace(self, ids=prompts)
+
     def passed_on(self, body: bytes) -> bytes:
         """What a worker gets of a request that is not recorded: the body as it came, but for two things that would be a 500.
 
         A text beside ids: the ids win, and SGLang would read off the text whether they are a batch. And `"n": null`.
+        (Segments are no worker's business: it gets their ids.)
         """
+        if self.segments is not None:
+            assert self.ids is not None, "the segments are assembled"
+            return self.with_ids(self.ids, force_logprobs=False)
         both = self.ids is not None and not is_null(self.fields.get("text"))
         if not both and not self._has_null_n:
             return body
@@ -139,12 +152,12 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return msgspec.json.encode(out)
 
     def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
-        """The body a worker gets: the same, with the ids of every prompt in the place of its text."""
+        """The body a worker gets: the same, with the ids of every prompt in the place of its text or its segments."""
         out: dict[str, Raw] = {}
         encoded = Raw(msgspec.json.encode(prompts if self.batch else prompts[0]))
         drop_options = force_logprobs and not any(self.wants_logprobs)
         for key, value in self.fields.items():
-            if key in ("text", "input_ids"):
+            if key in _PROMPT:
                 out["input_ids"] = encoded
             elif key in _OURS or (drop_options and key in _LOGPROB_OPTIONS):
                 continue
@@ -180,7 +193,12 @@ def new_weight_version(body: bytes) -> str | None:
     return update.new_version or update.weight_version
 
 
-def _prompts(fields: dict[str, Raw]) -> tuple[list[str] | None, list[list[int]] | None, bool]:
+def _prompts(
+    fields: dict[str, Raw],
+) -> tuple[list[str] | None, list[list[int]] | None, list[list[Segment]] | None, bool]:
+    in_segments = segments.read(fields)
+    if in_segments is not None:
+        return None, None, *in_segments
     nested = _NESTED.match(fields.get("input_ids", b"")) is not None
     kind = list[list[int]] if nested else list[int]
     ids = typed(fields, "input_ids", kind, "a list of token ids, or a list of such lists")
@@ -189,15 +207,18 @@ def _prompts(fields: dict[str, Raw]) -> tuple[list[str] | None, list[list[int]] 
         prompts = ids if nested else [ids]
         if not all(prompts):
             raise BadRequestError("`input_ids` is empty, or has an empty prompt in it: give at least one token id")
-        return None, prompts, nested
+        return None, prompts, None, nested
     if text is not None:
         texts = text if isinstance(text, list) else [text]
         if not texts or not all(texts):
             raise BadRequestError("`text` is empty, or has an empty prompt in it: give at least one character")
-        return texts, None, isinstance(text, list)
+        return texts, None, None, isinstance(text, list)
     if is_null(fields.get("input_embeds")):
-        raise BadRequestError("a prompt is missing: give `text` (a string) or `input_ids` (a list of token ids)")
-    return None, None, False
+        raise BadRequestError(
+            "a prompt is missing: give `text` (a string) or `input_ids` (a list of token ids), or `prompt_segments` "
+            "(a list of both)"
+        )
+    return None, None, None, False
 
 
 def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
