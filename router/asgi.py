@@ -11,6 +11,7 @@ from urllib.parse import quote
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.error_bodies import error_body
 from router.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -218,7 +219,7 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tupl
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_error(send: Send, error: RouterError) -> None:
-    """The reply that an error stands for, with its headers (`retry-after` among them)."""
+async def send_error(send: Send, error: RouterError, path: str = "") -> None:
+    """The reply that an error stands for at a path, with its headers (`retry-after` among them)."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
-    await send_json(send, error.status, msgspec.json.encode(error.body()), headers)
+    await send_json(send, error.status, error_body(error, path), headers)

@@ -85,14 +85,15 @@ class _Exchange:
             # Nobody cancels a request but a server whose time to finish is over.
             if self._status is not None:
                 raise UpstreamBrokenError("the router was stopped before the reply had ended") from cancelled
-            await send_error(self.send, StoppedError("the router was stopped before there was a reply: send it again"))
+            stopped = StoppedError("the router was stopped before there was a reply: send it again")
+            await send_error(self.send, stopped, record.path)
             self._outcome = None
         except Exception as error:
             if not isinstance(error, RouterError | UpstreamBrokenError):
                 logger.exception("%s %s failed", record.method, record.path)
             if self._status is not None:
                 raise
-            await send_error(self.send, _answerable(error))
+            await send_error(self.send, _answerable(error), record.path)
             self._outcome = None
 
     async def send(self, message: Message) -> None:

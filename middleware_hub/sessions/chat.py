@@ -161,15 +161,46 @@ class DialectStream(Protocol):
         ...
 
 
-class Memo(Protocol):
-    """Knows what was made of the text of a message before."""
+class Recalled(msgspec.Struct, frozen=True):
+    """What is known of a body.
 
-    def get(self, raw: bytes) -> Sequence[Message] | None:
-        """One message, or the several that a dialect folds into one."""
+    Attributes:
+        body: to be read in its place: one mark stands for all of its messages that are known.
+        mark: how that is written.
+        items: how many of the client's messages these are.
+        messages: what they were read as.
+    """
+
+    body: bytes
+    mark: bytes
+    items: int
+    messages: Sequence[Message]
+
+
+class Memo(Protocol):
+    """Knows what was made of the first messages of a body before."""
+
+    def recall(self, body: bytes) -> Recalled | None:
+        """What is known of them. At least one message is left to be read."""
         ...
 
-    def put(self, raw: bytes, messages: Sequence[Message]) -> Sequence[Message]:
-        """Remember it, and use what is given back."""
+    def keep(
+        self,
+        body: bytes,
+        front: Sequence[Message],
+        listed: Sequence[Raw],
+        read: Sequence[Sequence[Message]],
+        recalled: Recalled | None,
+    ) -> list[Message]:
+        """Remember what was read of a body, and use what is given back: all messages.
+
+        Args:
+            body: as it came.
+            front: messages that stand elsewhere in it (a system prompt), in front of all others.
+            listed: its other messages; without those that were recalled.
+            read: what each of these was read as: one message, or the several that a dialect folds into one.
+            recalled: what the first ones were.
+        """
         ...
 
 

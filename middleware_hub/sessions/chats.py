@@ -10,14 +10,14 @@ from starlette.types import Receive, Scope, Send
 
 from middleware_hub.sessions.chat import ChatRequest, Dialect, ReplyHead
 from middleware_hub.sessions.composing import Composer
-from middleware_hub.sessions.exchange import Exchange
+from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.generation import Generation
 from middleware_hub.sessions.message_key import setting_of
+from middleware_hub.sessions.message_memo import MemoRoom
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.turns import Turns
 from router.asgi import HeaderList, header, read_body, send_json
 from router.client import ClientConnection
-from router.errors import RouterError
 from router.sglang.attempt import new_rid
 
 PING_SECONDS = 15.0
@@ -31,16 +31,19 @@ class Chats:
         self._turns = turns
         self._composer = composer
         self._max_body_bytes = max_body_bytes
+        self._room = MemoRoom()
 
     async def talk(self, dialect: Dialect, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         """One turn. Raises RouterError only as long as nothing was sent."""
         body = await read_body(scope, receive, self._max_body_bytes)
-        request = dialect.parse(body, session.memo(dialect))
-        key = header(scope, b"idempotency-key"), body
+        request = dialect.parse(body, session.memo(dialect, self._room))
+        key = RequestKey(
+            header(scope, b"idempotency-key"), body, type(dialect).__name__, header(scope, b"x-parent-generation")
+        )
+        # No await from here to the exchange: of two requests that are the same one, the second finds the first.
         exchange = self._turns.adopt(session, key) if _sent_again(scope) else None
         if exchange is None:
-            parent = header(scope, b"x-parent-generation")
-            exchange = await self._turns.begin(session, request, scope, key, parent)
+            exchange = self._turns.begin(session, request, scope, key)
         delivered = False
         try:
             async with ClientConnection(receive, reads_body=False) as client:
@@ -49,8 +52,7 @@ class Chats:
                 delivered = True
         finally:
             exchange.detach(delivered=delivered)
-            if exchange.over and (delivered or not exchange.answered):
-                session.forget(exchange)
+            session.settle(exchange)
 
     async def count(self, session: Session, request: ChatRequest) -> int:
         """How many tokens the prompt of a turn would have. Changes nothing."""
@@ -89,15 +91,16 @@ class _Reply:
         self._exchange = exchange
         self._client = client
         self._send = send
-        first = exchange.generations[0]
-        self._head = ReplyHead(first.id, int(time.time()), request.model or "default")
+        self._began = int(time.time())
+
+    def _head(self) -> ReplyHead:
+        return ReplyHead(self._exchange.generations[0].id, self._began, self._request.model or "default")
 
     async def whole(self) -> None:
         """All answers in one piece."""
         await self._exchange.all_over()
         self._raise_if_nothing_came()
-        answers = [generation.answer for generation in self._exchange.generations if generation.answer is not None]
-        body = self._dialect.whole(self._request, self._head, answers)
+        body = self._dialect.whole(self._request, self._head(), self._exchange.answers)
         self._client.stop_watching()
         await send_json(self._send, 200, body, self._headers(recorded=True))
 
@@ -108,31 +111,29 @@ class _Reply:
         headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         headers += self._headers(recorded=False)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        stream = self._dialect.stream(self._request, self._head)
+        stream = self._dialect.stream(self._request, self._head())
         generations = self._exchange.generations
         told, open_ones = [0] * len(generations), set(range(len(generations)))
         out = [stream.begin(generations[0].prompt_tokens)]
-        errors: list[RouterError] = []
         while open_ones:
             for index in sorted(open_ones):
                 generation = generations[index]
-                pieces = generation.pieces
+                pieces = generation.told.pieces
                 while told[index] < len(pieces):
                     piece, logprobs = pieces[told[index]]
                     told[index] += 1
                     out.append(stream.piece(index, piece, logprobs))
                 if generation.answer is not None:
                     out.append(stream.finish(index, generation.answer))
-                    open_ones.discard(index)
-                elif generation.error is not None:
-                    errors.append(generation.error)
+                if generation.over or self._exchange.over:
                     open_ones.discard(index)
             if open_ones:
                 await self._send_on(out)
                 await self._news_or_ping(stream)
-        answers = [generation.answer for generation in generations if generation.answer is not None]
+        await self._exchange.all_over()
         # Of several samples those that there are will do, as where they come in one piece.
-        out.append(stream.end(answers) if answers else stream.failed(errors[0]))
+        answers = self._exchange.answers
+        out.append(stream.end(answers) if answers else stream.failed(self._exchange.failure))
         self._client.stop_watching()
         await self._send({"type": "http.response.body", "body": b"".join(out), "more_body": False})
 
@@ -151,11 +152,8 @@ class _Reply:
 
     def _raise_if_nothing_came(self) -> None:
         """Of several samples those that there are will do; where there are none, the first one's error is the answer."""
-        generations = self._exchange.generations
-        if not any(generation.answer is not None or generation.begun for generation in generations):
-            raise next(generation.error for generation in generations if generation.error is not None)
-        if self._exchange.over and not any(generation.answer is not None for generation in generations):
-            raise next(generation.error for generation in generations if generation.error is not None)
+        if self._exchange.over and not self._exchange.answered:
+            raise self._exchange.failure
 
     def _headers(self, *, recorded: bool) -> HeaderList:
         generations = self._exchange.generations

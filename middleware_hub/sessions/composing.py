@@ -1,10 +1,19 @@
-"""From a prepared turn to the ids that a worker gets: only what follows the checkpoint is rendered and encoded.
+"""From a prepared turn to the ids that a worker gets: first append, then splice, then (counted) text.
+
+*Append*: only what follows the checkpoint is rendered and encoded. *Splice*: all is rendered, and earlier turns keep their ids
+as far as what stands between them is what it was (see `segments`). *Text*: all is encoded, earlier turns as well.
 
 Reasons, counted and kept with the turn (see docs/sessions.md):
 
-    template_error     the tail could not be found in the template's rendering: the whole is encoded anew
-    rewritten          `--history template`, and the template writes earlier turns in another way than they were: the same
-    template_mismatch  the verifier found that the ids and a full rendering differ in more than sampled text
+    spliced             earlier turns kept their ids in a new rendering
+    template_error      the tail could not be found in the template's rendering
+    rewritten           `--history template`, and the template writes earlier turns in another way than they were
+    setting             tools or template options are others than they were
+    divergence          what is rendered between earlier turns is not what was sent
+    sentinel_collision  a turn is not there exactly once in the rendering
+    scaffold            a turn is opened in a way that is not known
+    unfaithful          what was sampled is not surely what the client was shown
+    template_mismatch   the verifier found that the ids and a full rendering differ in more than sampled text
 """
 
 from __future__ import annotations
@@ -14,6 +23,7 @@ import logging
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -21,8 +31,10 @@ import msgspec
 
 from middleware_hub.sessions.chat import ChatRequest, Message
 from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
-from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
+from middleware_hub.sessions.renderer import RenderingError
+from middleware_hub.sessions.rendering import ChatTemplate
 from middleware_hub.sessions.seam import Seam, cut, seam
+from middleware_hub.sessions.segments import Codec, splice
 from middleware_hub.sessions.verifier import Part, differences
 from middleware_hub.sessions.written_ids import Ids, WrittenIds
 from middleware_hub.spans import ID_BYTES, SpanFlag, TokenSpan, links, pack_ids, unpack_ids
@@ -46,6 +58,8 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
         ids: all of them.
         reused: how many of them were in the checkpoint's chain.
         reasons: see the top of this file.
+        apart: it is a branch of its own, though it goes on from the checkpoint's chain.
+        spliced: so many earlier turns kept their ids in a new rendering.
         left_out: sampled tokens at the end of the checkpoint that are not in the prompt.
     """
 
@@ -56,6 +70,8 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     reused: int
     reasons: tuple[str, ...] = ()
     left_out: int = 0
+    apart: bool = False
+    spliced: int = 0
 
     @property
     def tokens(self) -> int:
@@ -83,26 +99,43 @@ class Composer:
         self._written = WrittenIds()
         self._dice = random.Random(0)
         vocabulary = tokenizer.vocabulary
+        self._codec = Codec(tokenizer.encode_start, tokenizer.encode_tail, vocabulary.spell, vocabulary.special_ids)
         literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
 
     async def compose(self, turn: PreparedTurn, request: ChatRequest) -> ComposedPrompt:
         """The prompt of a turn. Raises BadRequestError where the template refuses the conversation."""
+        with suppress(BadRequestError):
+            self._template.scaffolds(
+                request.tools, request.template
+            )  # so that they are known when this turn is history
+        if turn.elsewhere is not None:
+            found = await self._spliced(turn.elsewhere, turn, request, "setting")
+            if found.checkpoint is not None and (turn.checkpoint is None or found.checkpoint.node.depth > turn.covered):
+                return found
+            if turn.checkpoint is None:
+                return found
         checkpoint = turn.checkpoint
         if checkpoint is None:
             return await self._anew(turn, request, ())
+        if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
+            return await self._spliced(checkpoint, turn, request, "rewritten")
         known = self._known(turn, checkpoint, request)
         if known is not None:
             return known
-        if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
-            return await self._anew(turn, request, ("rewritten",))
         try:
             place = self._seam(turn, checkpoint, request)
         except RenderingError as error:
-            logger.warning("a turn is encoded anew, for its tail could not be rendered: %s", error)
-            return await self._anew(turn, request, ("template_error",))
+            logger.warning("the tail of a turn could not be rendered: %s", error)
+            return await self._spliced(checkpoint, turn, request, "template_error")
         if place.take == 0 and checkpoint.span.parent is None:
             return await self._anew(turn, request, ("template_error",))
+        return await self._behind(checkpoint, place, turn, request)
+
+    async def _behind(
+        self, checkpoint: Checkpoint, place: Seam, turn: PreparedTurn, request: ChatRequest
+    ) -> ComposedPrompt:
+        """A checkpoint's chain, and a text behind it."""
         span, take = checkpoint.span, place.take
         if place.text:
             ids = await self._tokenizer.encode(place.text, start=False)
@@ -112,6 +145,46 @@ class Composer:
             if self._verify_rate and self._dice.random() < self._verify_rate:
                 await _apart(request, partial(self._verify, span, take, request))
         return self._composed(checkpoint, span, take, _reasons(span))
+
+    async def _spliced(
+        self, checkpoint: Checkpoint, turn: PreparedTurn, request: ChatRequest, why: str
+    ) -> ComposedPrompt:
+        """All is rendered anew, with the ids of as many turns of a checkpoint's lineage as stand where they stood.
+
+        Args:
+            why: the chain is not appended to, in one word.
+        """
+        turns = list(checkpoint.lineage())
+        turns.reverse()
+        kept, tail, reason = await _apart(request, partial(self._resident, turns, request))
+        if not kept:
+            return await self._anew(turn, request, (why, reason))
+        last = turns[kept - 1]
+        place = seam(last, tail, self._codec.encode_tail, self._codec.special_ids)
+        made = await self._behind(last, place, turn, request)
+        reasons = (why, "spliced", *((reason,) if reason else ()), *made.reasons)
+        # A template that cannot write a tail by itself has not rewritten anything: the branch goes on.
+        apart = why != "template_error" or last is not checkpoint
+        return msgspec.structs.replace(made, reasons=reasons, apart=apart, spliced=kept)
+
+    def _resident(self, turns: Sequence[Checkpoint], request: ChatRequest) -> tuple[int, str, str]:
+        """How many of these turns stand in a new rendering where they stood, what stands behind them, and why no more do."""
+        reason = ""
+        while turns:
+            marked = [one.node.depth - 1 for one in turns]
+            try:
+                pieces, tail = self._template.transcript(
+                    request.messages, marked, request.tools, request.template, continue_final=request.continue_final
+                )
+            except RenderingError as error:
+                logger.info("earlier turns are not spliced: %s", error)
+                turns, reason = turns[: error.turns], error.reason
+                continue
+            found = splice(pieces, turns, self._template.every_scaffold, self._codec)
+            if not found.reason:
+                return len(turns), tail, reason
+            turns, reason = turns[: found.turns], found.reason
+        return 0, "", reason
 
     def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""

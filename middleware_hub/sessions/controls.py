@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, get_args
 from urllib.parse import parse_qs
 from uuid import uuid4
@@ -30,6 +30,8 @@ _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _PIECE_BYTES = 64 * 1024
 MAX_WAIT = 3600.0
 
+_Call = Callable[[Session, Scope, Receive, Send], Awaitable[None]]
+
 
 class Controls:
     """Serves these calls. Each handler is given the session that its path names."""
@@ -48,6 +50,14 @@ class Controls:
         self._key = key
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self.places: dict[str, dict[str, _Call]] = {
+            "": {"GET": self._show, "DELETE": self._delete},
+            "reward_info": {"POST": self._reward},
+            "complete": {"POST": self._complete, "GET": self._wait},
+            "finalize": {"POST": self._finalize},
+            "trajectories": {"GET": self._trajectories},
+        }
+        """What there is below a session's own path, by method."""
 
     # All of them -------------------------------------------------------------------------------------------------------
 
@@ -96,21 +106,11 @@ class Controls:
 
     def handlers(self, session: Session, action: str) -> dict[str, Handler]:
         """What may be done at this place of a session, by method; nothing if there is no such place."""
-        found: dict[str, dict[str, Any]] = {
-            "": {"GET": self._show, "DELETE": self._delete},
-            "reward_info": {"POST": self._reward},
-            "complete": {"POST": self._complete, "GET": self._wait},
-            "finalize": {"POST": self._finalize},
-            "trajectories": {"GET": self._trajectories},
-        }
 
-        def bound(handler: Any) -> Handler:
-            async def call(scope: Scope, receive: Receive, send: Send) -> None:
-                await handler(session, scope, receive, send)
+        def bound(call: _Call) -> Handler:
+            return lambda scope, receive, send: call(session, scope, receive, send)
 
-            return call
-
-        return {method: bound(handler) for method, handler in found.get(action, {}).items()}
+        return {method: bound(call) for method, call in self.places.get(action, {}).items()}
 
     async def _show(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         answer = session.summary()
@@ -166,29 +166,37 @@ class Controls:
         session.require(Act.EXPORT)  # it may have been deleted meanwhile
         if first:
             self._metrics.sessions.labels("finalized").inc()
-        await self._export(session, send, every=every, shared=shared, form=form)
+        await self._export(session, receive, send, every=every, shared=shared, form=form)
 
     async def _trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         session.require(Act.EXPORT)
         query = _query(scope)
         every = query.get("export_all_checkpoints", "0") in ("1", "true")
-        await self._export(
-            session, send, every=every, shared=_shared(query.get("shared_turns")), form=_form(query.get("format"))
-        )
+        shared, form = _shared(query.get("shared_turns")), _form(query.get("format"))
+        await self._export(session, receive, send, every=every, shared=shared, form=form)
 
-    async def _export(self, session: Session, send: Send, *, every: bool, shared: SharedTurns, form: str) -> None:
+    async def _export(
+        self, session: Session, receive: Receive, send: Send, *, every: bool, shared: SharedTurns, form: str
+    ) -> None:
+        """Raises ClientDisconnectedError if the client leaves before all was sent: then nobody has it."""
         session.touch()
         found = branches(session.trie, session.reward_info, every_checkpoint=every, shared_turns=shared)
         head = {"session_id": session.id, "phase": session.phase.value, "metadata": session.metadata}
-        if form == "json":
-            await self._as_json(found, head, send)
-        else:
-            kind, encode = FORMATS[form]
-            body = await asyncio.to_thread(lambda: encode(list(found), head))
-            start = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
-            await send({"type": "http.response.start", "status": 200, "headers": start})
-            await send({"type": "http.response.body", "body": body, "more_body": False})
-        session.exported = True
+        samples = session.samples
+        # To a server it is all the same whether anybody is there to whom it sends.
+        async with ClientConnection(receive, reads_body=False) as client:
+            if form == "json":
+                await self._as_json(found, head, send)
+            else:
+                kind, encode = FORMATS[form]
+                body = await asyncio.to_thread(lambda: encode(list(found), head))
+                start = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+                await send({"type": "http.response.start", "status": 200, "headers": start})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            client.stop_watching()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        # What was committed meanwhile is not in it.
+        session.exported = session.samples == samples
         session.touch()
 
     @staticmethod
@@ -201,7 +209,6 @@ class Controls:
         for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _fields(self, scope: Scope, receive: Receive) -> dict[str, Raw]:
         """The fields of a body; of none, none."""

@@ -1,12 +1,15 @@
 """`SessionsMiddleware`: agent sessions over HTTP, as pure ASGI around whatever serves `/generate`.
 
-    POST   /sessions                          GET    /sessions
-    GET    /sessions/{id}                     DELETE /sessions/{id}
-    POST   /sessions/{id}/v1/chat/completions       OpenAI
-    POST   /sessions/{id}/v1/messages               Anthropic; also .../count_tokens
-    GET    /sessions/{id}/v1/models
-    POST   /sessions/{id}/reward_info         POST, GET /sessions/{id}/complete
-    POST   /sessions/{id}/finalize            GET    /sessions/{id}/trajectories
+    POST GET    /sessions
+    GET DELETE  /sessions/{id}
+    POST        /sessions/{id}/v1/chat/completions          OpenAI
+    POST        /sessions/{id}/v1/messages                  Anthropic
+    POST        /sessions/{id}/v1/messages/count_tokens
+    GET         /sessions/{id}/v1/models
+    POST        /sessions/{id}/reward_info
+    POST GET    /sessions/{id}/complete
+    POST        /sessions/{id}/finalize
+    GET         /sessions/{id}/trajectories
 
 A client's library is told the `base_url` and adds the rest. Some add `/v1` to what has it already, some do not where it is
 missing: both are understood.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,6 +35,7 @@ from middleware_hub.sessions.rendering import ChatTemplate
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
+from middleware_hub.sessions.thoughts import Thoughts
 from middleware_hub.sessions.turns import Turns
 from router.asgi import ByMethod, Handler, read_body, send_json
 from router.callers import caller_of
@@ -42,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "/sessions"
 OPENAI, ANTHROPIC = OpenAI(), Anthropic()
+TURNS: Mapping[str, Dialect] = {"chat/completions": OPENAI, "messages": ANTHROPIC}
+"""Where a turn is taken, below a session's `/v1`, and in which dialect."""
 
 
 class SessionsMiddleware:
@@ -75,13 +82,12 @@ class SessionsMiddleware:
         turns = Turns(
             self.app,
             hub.judge,
-            template,
             composer,
+            Thoughts(template, hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=thinks),
             self.store,
             self._metrics,
             context.tracer,
             call_parser=calls,
-            reasoning_parser=thinks,
             orphan_grace=config.orphan_grace,
             max_context=config.max_context,
             force_logprobs=context.config.radix.force_logprobs,
@@ -140,12 +146,11 @@ class SessionsMiddleware:
 
     def _talks(self, session: Session, place: str) -> dict[str, Handler]:
         """What speaks a dialect at this place of a session, by method."""
+        dialect = TURNS.get(place)
 
-        async def openai(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._required().talk(OPENAI, session, scope, receive, send)
-
-        async def anthropic(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._required().talk(ANTHROPIC, session, scope, receive, send)
+        async def talk(scope: Scope, receive: Receive, send: Send) -> None:
+            assert dialect is not None
+            await self._required().talk(dialect, session, scope, receive, send)
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:
             request = ANTHROPIC.parse_count(await read_body(scope, receive, self._max_body_bytes))
@@ -155,10 +160,11 @@ class SessionsMiddleware:
             path = f"/v1/{place}"
             await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
 
-        if place == "models" or place.startswith("models/"):
-            return {"GET": models}
-        talks: dict[str, Handler] = {"chat/completions": openai, "messages": anthropic, "messages/count_tokens": count}
-        return {"POST": talks[place]} if place in talks else {}
+        if dialect is not None:
+            return {"POST": talk}
+        if place == "messages/count_tokens":
+            return {"POST": count}
+        return {"GET": models} if place == "models" or place.startswith("models/") else {}
 
     def _required(self) -> Chats:
         if self._chats is None:

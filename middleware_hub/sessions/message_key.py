@@ -56,9 +56,19 @@ def strict(message: Message) -> bytes:
 
 
 def setting_of(request: ChatRequest) -> bytes:
-    """The digest of what a conversation is rendered with, and of its adapter: under others, no token is the same."""
+    """What a conversation is rendered with: a digest of its adapter, and behind it one of its tools and options.
+
+    Under another adapter no token is the same; under other tools or options some may be (see `segments`).
+    """
     adapter = request.extra.get("lora_path")
-    return _digest([request.tools or None, request.template, adapter and bytes(adapter).decode("utf-8", "replace")])
+    return _digest(adapter and bytes(adapter).decode("utf-8", "replace")) + _digest(
+        [request.tools or None, request.template]
+    )
+
+
+def same_adapter(one: bytes, other: bytes) -> bool:
+    """Whether two settings are of one adapter."""
+    return one[:_DIGEST] == other[:_DIGEST]
 
 
 def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str) -> str:

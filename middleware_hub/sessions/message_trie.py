@@ -24,7 +24,7 @@ import msgspec
 
 from middleware_hub.radix_node import HiddenToken
 from middleware_hub.sessions.chat import Message
-from middleware_hub.sessions.message_key import KeyedMessage, KeyFunction, MessageKey, canonical
+from middleware_hub.sessions.message_key import KeyedMessage, KeyFunction, MessageKey, canonical, same_adapter
 from middleware_hub.spans import TokenSpan
 
 _encode = msgspec.json.Encoder().encode
@@ -49,7 +49,9 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         reasoning: what was thought, which is no part of the message's key.
         reasons: why this turn is not, or not in every way, exact.
         extra: per-token fields of the worker, raw.
-        continued: how many checkpoints go on from here.
+        continued: how many checkpoints go on from here, on this branch.
+        apart: this is the first turn of a branch of its own, though its chain goes on from `parent`: its prompt was rendered
+            anew, with other tools or options, or because the template had rewritten earlier turns.
         reward: what was attached to it.
     """
 
@@ -65,6 +67,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     reasons: tuple[str, ...] = ()
     extra: dict[str, msgspec.Raw] = {}
     continued: int = 0
+    apart: bool = False
     reward: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -132,7 +135,51 @@ class BranchHandle(msgspec.Struct, gc=False, eq=False):
     generation_id: str
     node: MessageNode
     checkpoint: Checkpoint | None
+    apart: bool = False
     open: bool = True
+
+    def goes_on_from(self, checkpoint: Checkpoint | None, *, apart: bool) -> None:
+        """What its prompt turned out to begin with, and whether it is a branch of its own all the same."""
+        self.checkpoint = checkpoint
+        self.apart = apart and checkpoint is not None
+
+
+class Landmark(msgspec.Struct, gc=False, eq=False):
+    """Where in a trie the messages of a conversation end that was walked before: the next turn's are nearly all of them."""
+
+    setting: bytes = b""
+    front: tuple[MessageKey, ...] = ()
+    node: MessageNode | None = None
+
+
+class Conversation(list[Message]):
+    """Messages, of which the first ones may have been walked before.
+
+    Args:
+        front: keyed messages in front of the others (a system prompt that a dialect keeps elsewhere).
+        messages: the others.
+        landmark: shared by conversations of which one begins with the other, what is in front left aside.
+    """
+
+    __slots__ = ("_front", "_landmark")
+
+    def __init__(self, front: Sequence[KeyedMessage], messages: Sequence[Message], landmark: Landmark) -> None:
+        super().__init__((*front, *messages) if front else messages)
+        self._front = tuple(message.key for message in front)
+        self._landmark = landmark
+
+    def walked(self, setting: bytes) -> MessageNode | None:
+        """A node on its path, if one is known."""
+        mark = self._landmark
+        if mark.node is None or mark.setting != setting or mark.front != self._front:
+            return None
+        # A node that was taken out of its trie has no parent; and one below is of a longer conversation.
+        return mark.node if mark.node.parent is not None and mark.node.depth <= len(self) else None
+
+    def ends_at(self, setting: bytes, node: MessageNode) -> None:
+        """Where it was found, or put."""
+        mark = self._landmark
+        mark.setting, mark.front, mark.node = setting, self._front, node
 
 
 class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
@@ -144,6 +191,7 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
         covered: so many of its messages are in the checkpoint's chain.
         ambiguous: several samples could have been continued, and the request did not say which.
         unknown_parent: it named one that is not on its path.
+        elsewhere: a deeper sample of the same messages under other tools or options, if there is one.
     """
 
     node: MessageNode
@@ -151,6 +199,7 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     covered: int
     ambiguous: bool = False
     unknown_parent: bool = False
+    elsewhere: Checkpoint | None = None
 
 
 class MessageTrie:
@@ -215,28 +264,34 @@ class MessageTrie:
         """
         if self.closed:
             raise TrieClosedError
-        node = self._roots.get(setting)
+        node = messages.walked(setting) if isinstance(messages, Conversation) else None
+        if node is None:
+            node = self._roots.get(setting)
         if node is None:
             node = self._roots[setting] = MessageNode(setting, "", b"", None, 0)
-        deepest: tuple[MessageNode, Message] | None = None
-        named: Checkpoint | None = None
-        for message in messages:
+        for message in messages[node.depth :] if node.depth else messages:
             key = message.key if isinstance(message, KeyedMessage) else self.key(message)
             child = None if node.children is None else node.children.get(key)
-            if child is None:
-                child = self._attach(node, key, message)
-            elif child.samples:
-                deepest = child, message
-                if parent is not None:
-                    named = next((one for one in child.samples if one.id == parent), named)
-            node = child
-        chosen, ambiguous = (named, False) if named is not None or deepest is None else _choose(*deepest)
+            node = child if child is not None else self._attach(node, key, message)
+        if isinstance(messages, Conversation):
+            messages.ends_at(setting, node)
+        deepest: MessageNode | None = node
+        while deepest is not None and not deepest.samples:
+            deepest = deepest.parent
+        named = None if parent is None or deepest is None else self._on_path(deepest, parent)
+        if named is not None or deepest is None:
+            chosen, ambiguous = named, False
+        else:
+            chosen, ambiguous = _choose(deepest, messages[deepest.depth - 1])
         return PreparedTurn(
             node,
             chosen,
             0 if chosen is None else chosen.node.depth,
             ambiguous,
             parent is not None and named is None,
+            self._elsewhere(setting, messages, 0 if chosen is None else chosen.node.depth)
+            if len(self._roots) > 1
+            else None,
         )
 
     def open(self, turn: PreparedTurn, generation_id: str) -> BranchHandle:
@@ -300,6 +355,33 @@ class MessageTrie:
 
     # Inside ------------------------------------------------------------------------------------------------------------
 
+    def _elsewhere(self, setting: bytes, messages: Sequence[Message], depth: int) -> Checkpoint | None:
+        """The deepest sample of these messages under another setting, below `depth`."""
+        found: tuple[MessageNode, Message] | None = None
+        for other, root in self._roots.items():
+            if other == setting or not same_adapter(other, setting):
+                continue
+            node = root
+            for message in messages:
+                key = message.key if isinstance(message, KeyedMessage) else self.key(message)
+                child = None if node.children is None else node.children.get(key)
+                if child is None:
+                    break
+                node = child
+                if node.samples and node.depth > depth:
+                    depth, found = node.depth, (node, message)
+        return None if found is None else _choose(*found)[0]
+
+    def _on_path(self, node: MessageNode, generation_id: str) -> Checkpoint | None:
+        """The sample of a generation, if it is this node's, or of one above."""
+        found = self._checkpoints.get(generation_id)
+        if found is None:
+            return None
+        above: MessageNode | None = node
+        while above is not None and above.depth > found.node.depth:
+            above = above.parent
+        return found if above is found.node else None
+
     def _attach(self, node: MessageNode, key: MessageKey, message: Message) -> MessageNode:
         child = MessageNode(key, message.get("role") or "", _encode(message), node, node.depth + 1)
         if node.children is None:
@@ -313,8 +395,10 @@ class MessageTrie:
     ) -> Checkpoint:
         key = self.key(message)
         node = (above.children or {}).get(key) or self._attach(above, key, message)
-        checkpoint = Checkpoint(handle.generation_id, node, span, handle.checkpoint, len(self._checkpoints), **details)
-        if handle.checkpoint is not None:
+        checkpoint = Checkpoint(
+            handle.generation_id, node, span, handle.checkpoint, len(self._checkpoints), apart=handle.apart, **details
+        )
+        if handle.checkpoint is not None and not handle.apart:
             handle.checkpoint.continued += 1
         if node.samples is None:
             node.samples = []
@@ -370,7 +454,11 @@ class MessageTrie:
                 assert checkpoint.node is node
                 assert self._checkpoints[checkpoint.id] is checkpoint
                 sampled.append(checkpoint)
-                if checkpoint.parent is not None:
+                if checkpoint.apart:
+                    assert checkpoint.parent is not None
+                    keys = [passed.key for passed in checkpoint.parent.node.path()]
+                    assert keys == [passed.key for passed in node.path()[: len(keys)]]
+                elif checkpoint.parent is not None:
                     continued[checkpoint.parent.id] = continued.get(checkpoint.parent.id, 0) + 1
                     above_it = {id(passed) for passed in node.path()[:-1]}
                     assert id(checkpoint.parent.node) in above_it or checkpoint.parent.node.parent in node.path()

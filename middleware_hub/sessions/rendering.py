@@ -1,8 +1,7 @@
-"""The seam to chat templates: the only file of the sessions that knows how transformers renders one.
+"""What a chat template writes around sampled turns: these themselves are never rendered, their tokens come from the store.
 
 A start is the template's rendering of all messages. Every later turn renders only the **tail**: what the template writes
-behind the turn that was sampled last. The sampled turn itself is never rendered, its tokens come from the store. The tail is
-found by rendering a conversation with a sentinel in that turn, and taking what stands behind the sentinel:
+behind the turn that was sampled last. It is found by rendering a conversation with a sentinel in that turn: it stands behind.
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nSENTINEL<|im_end|>\\n<|im_start|>user\\n...<|im_start|>assistant\\n
                                                                   `-- the tail ------------------------------------------'
@@ -16,8 +15,9 @@ the turn's own, not the tail's. It is what such a turn writes more than one with
 That conversation is a short one, a user's message in front and no tools, as long as the template's tails do not depend on
 what came earlier, nor on tools. Whether they do is found out by trying (`_probe`), and remembered; if so, all is rendered.
 
-Templates are foreign code. They run in the sandbox that transformers itself gives them (`render_jinja_template`, a public
-name; nothing private of it is used here).
+A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. In front of a sentinel
+stands what opens the turn, and that is not always what the model was asked with (history has lost a `<think>`, or gained one):
+it is known from short conversations, and cut off. A turn with another opening is not told from its surroundings.
 """
 
 from __future__ import annotations
@@ -26,42 +26,22 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from middleware_hub.sessions.chat import Message, Tool
+from middleware_hub.sessions.renderer import Options, Renderer, RenderingError, check_options
+from middleware_hub.sessions.template_trials import ASKED, CALL, CALLED, EARLIER, ONE, RESULT, SAID, SHORT, SPOKEN, TOOL
 from router.errors import BadRequestError
-
-Options = Mapping[str, Any]
-"""Further variables of a template: `enable_thinking`, `reasoning_effort`, `documents`."""
 
 REMEMBERED = 1024
 """How many sets of options, and of names of tools, something is remembered for. Clients choose both."""
-
-# What a template's code can raise; the sandbox has no other doors.
-_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-_OURS = frozenset(
-    "conversations messages tools chat_template add_generation_prompt continue_final_message "
-    "return_assistant_tokens_mask".split()
-)
-_MEDIA = {
-    "image_url": "image",
-    "input_image": "image",
-    "video_url": "video",
-    "audio_url": "audio",
-    "input_audio": "audio",
-}
-"""OpenAI's kinds of parts, and the ones that templates look for. A worker translates them in the same way."""
 
 # What most special tokens look like: `<|im_end|>`, `<turn|>`, `<｜User｜>`, `<end_of_turn>`, `</s>`, `[/INST]`.
 _SPECIAL_LOOK = r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|<(?:start|end)_of_[a-z]+>|</?s>|\[/?[A-Z_]{2,40}\]"
 
 
-class RenderingError(Exception):
-    """What a template writes behind a turn cannot be told from the turn itself: the conversation is to be encoded anew."""
+_NOT_ONCE = "the template drops an assistant's turn, or writes it more than once"
+_CLOSED = "the template closes calls in more than one way"
 
 
 class _Plan(NamedTuple):
@@ -71,6 +51,18 @@ class _Plan(NamedTuple):
     tools: bool
 
 
+class Transcript(NamedTuple):
+    """A rendering without some of its turns.
+
+    Attributes:
+        pieces: what stands in front of each of these turns, from the end of the one before; without what opens the turn.
+        tail: what stands behind the last one.
+    """
+
+    pieces: tuple[str, ...]
+    tail: str
+
+
 class _Own(NamedTuple):
     """What a turn with calls writes of its own behind the sentinel, and where that one is."""
 
@@ -78,8 +70,18 @@ class _Own(NamedTuple):
     text: str
 
 
-class ChatTemplate:
-    """Renders conversations, and the tails of conversations.
+_ASKING: tuple[list[Message], ...] = (
+    SHORT,
+    [*SHORT, ONE, RESULT],
+    [*SHORT, SAID, ASKED],
+    [*SHORT, ONE, RESULT, SAID, ASKED],
+)
+"""Behind these a model is asked to speak."""
+_PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
+
+
+class ChatTemplate(Renderer):
+    """Renders conversations, and what of a conversation stands around sampled turns.
 
     Args:
         template: Jinja source, as in `tokenizer_config.json`.
@@ -90,51 +92,18 @@ class ChatTemplate:
     """
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
-        self._template = template
-        self._special_tokens = dict(special_tokens)
+        super().__init__(template, special_tokens, f"end{secrets.token_hex(12)}")
         # Letters and digits: no filter escapes, strips or splits them. Random: no client can write them.
         self._sentinel = f"sentinel{secrets.token_hex(12)}"
-        self._end = f"end{secrets.token_hex(12)}"
         named = sorted((token for token in special_tokens.values() if isinstance(token, str) and token), key=len)
         self._special = re.compile("|".join([*map(re.escape, reversed(named)), _SPECIAL_LOOK]))
         self._plans: dict[tuple[object, ...], _Plan | None] = {}
         self._owns: dict[tuple[object, ...], _Own] = {}
-        self._scaffolds: dict[tuple[object, ...], str] = {}
-        try:
-            self._run(_SHORT, None, {}, generate=True)
-        except TemplateSyntaxError as error:
-            raise BadRequestError(
-                f"the chat template cannot be compiled: {error.message} (line {error.lineno})"
-            ) from error
-        except _FAILURES:  # it compiles; what it has against a conversation is said when there is one
-            pass
+        self._scaffolds: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._openings: dict[tuple[object, ...], frozenset[str]] = {}
         for tools in (False, True):
             for called in (False, True):
                 self._plans[_key({}), tools, called] = self._probe({}, tools, called)  # no request waits for these
-
-    # Renderings --------------------------------------------------------------------------------------------------------
-
-    def whole(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        options: Options,
-        *,
-        continue_final: bool = False,
-    ) -> str:
-        """The text of a start, up to where the assistant is to speak.
-
-        With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
-
-        Raises:
-            BadRequestError: the template refuses, in its own words.
-            RenderingError: the end of the message to be continued cannot be found.
-        """
-        if not messages:
-            raise BadRequestError("messages: at least one is needed")
-        _check(options)
-        plain = [self._plain(message) for message in messages]
-        return self._until_end(plain, tools, options, continue_final=continue_final)
 
     def tail(
         self,
@@ -159,20 +128,17 @@ class ChatTemplate:
         if continue_final and not behind:
             return ""
         calls: Sequence[Message] = last.get("tool_calls") or ()
-        _check(options)
+        check_options(options)
         following = [self._plain(message) for message in behind]
         called = bool(calls) or any(message["role"] == "tool" or "tool_calls" in message for message in following)
         plan = self._plan(options, bool(tools), called)
-        before = _SHORT if plan.short else [self._plain(message) for message in earlier]
+        before = SHORT if plan.short else [self._plain(message) for message in earlier]
         shown = tools if plan.tools else None
         own = None
-        if calls:
-            names = (*(call["function"]["name"] for call in calls), _key(options), bool(tools))
-            own = self._owns.get(names)
-            if own is None:
-                own = self._find_own(before, calls, shown, options)
-                if plan.short:
-                    _remember(self._owns, names, own)
+        if calls and plan.short:
+            own = self._own_of(calls, tools, shown, options)
+        elif calls:
+            own = self._find_own(before, calls, shown, options)
         text = self._behind(before, calls, own, following, shown, options, continue_final=continue_final)
         for message in following:
             # Some templates write every system message at the head, where nothing can be added any more.
@@ -180,31 +146,82 @@ class ChatTemplate:
                 raise RenderingError(f"the template does not write a {message['role']} message where it stands")
         return text
 
+    def transcript(
+        self,
+        messages: Sequence[Message],
+        marked: Sequence[int],
+        tools: Sequence[Tool] | None,
+        options: Options,
+        *,
+        continue_final: bool = False,
+    ) -> Transcript:
+        """A rendering of the whole, cut at the turns `marked` (indices of the assistant's messages, rising).
+
+        Raises:
+            BadRequestError: the template refuses, in its own words.
+            RenderingError: a turn cannot be told from what is around it.
+        """
+        check_options(options)
+        plain = [self._plain(message) for message in messages]
+        shown = [TOOL] if tools else None
+        turns: list[tuple[str, Sequence[Message], _Own | None]] = []
+        for number, at in enumerate(marked):
+            calls: Sequence[Message] = messages[at].get("tool_calls") or ()
+            own = self._own_of(calls, tools, shown, options) if calls else None
+            sentinel = f"{self._sentinel}{number:06}"
+            turns.append((sentinel, calls, own))
+            plain[at] = self._marked(calls, own.place if own else "content", sentinel)
+        text = self._until_end(plain, tools, options, continue_final=continue_final)
+        pieces, at = [], 0
+        for number, (sentinel, calls, own) in enumerate(turns):
+            first = text.find(sentinel, at)
+            if first < 0 or text.count(sentinel) > (len(calls) or 1) or text.find(sentinel) < at:
+                raise RenderingError(_NOT_ONCE, "sentinel_collision", number)
+            before = text[at:first]
+            openings = self._openings_of(calls, own, tools, options)
+            opening = max((one for one in openings if before.endswith(one)), key=len, default=None)
+            if opening is None:
+                raise RenderingError("the template opens an assistant's turn in an unknown way", "scaffold", number)
+            pieces.append(before[: len(before) - len(opening)])
+            at = text.rfind(sentinel) + len(sentinel)
+            if own is not None:
+                if not text.startswith(own.text, at):
+                    raise RenderingError(_CLOSED, "scaffold", number)
+                at += len(own.text)
+        return Transcript(tuple(pieces), text[at:])
+
     def scaffold(self, tools: Sequence[Tool] | None, options: Options) -> str:
-        """The generation prompt: what the template writes for the model to go on from (`<|im_start|>assistant\\n<think>\\n`).
+        """The generation prompt: what the template writes for the model to go on from (`<|im_start|>assistant\n<think>\n`).
 
         Raises:
             BadRequestError: the template refuses even a user's greeting.
         """
-        _check(options)
+        return self._asked(SHORT, tools, options)[1]
+
+    def scaffolds(self, tools: Sequence[Tool] | None, options: Options) -> tuple[str, ...]:
+        """All generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
         key = (_key(options), bool(tools))
-        scaffold = self._scaffolds.get(key)
-        if scaffold is None:
-            shown = [_TOOL] if tools else None
-            asking, silent = (self._render(_SHORT, shown, options, generate=generate) for generate in (True, False))
-            # Phi-3 ends with EOS where no reply is asked for: what both begin with, up to a whole special token.
-            alike = _alike(asking, silent)
-            if alike < len(silent):
-                cut = (match.start() for match in self._special.finditer(asking) if match.start() < alike < match.end())
-                alike = next(cut, alike)
-            scaffold = asking[alike:]
-            _remember(self._scaffolds, key, scaffold)
-        return scaffold
+        found = self._scaffolds.get(key)
+        if found is None:
+            kinds: dict[str, None] = {}
+            for before in _ASKING:
+                try:
+                    kinds[self._asked(before, tools, options)[1]] = None
+                except (BadRequestError, RenderingError):
+                    continue
+            found = tuple(kinds)
+            _remember(self._scaffolds, key, found)
+        return found
+
+    @property
+    def every_scaffold(self) -> Sequence[str]:
+        """All generation prompts that were asked for, with any options: the last ones first."""
+        return list(dict.fromkeys(one for found in reversed(self._scaffolds.values()) for one in found))
 
     def closing(self, options: Options, *, calls: bool = False) -> str:
         """What closes an assistant's turn, one that ends with its text or with calls; empty where the next role does it."""
-        turn: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]} if calls else _SAID
-        return self.tail(turn, (), None, options, earlier=_SHORT).removesuffix(self.scaffold(None, options))
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]} if calls else SAID
+        return self.tail(turn, (), None, options, earlier=SHORT).removesuffix(self.scaffold(None, options))
 
     def stop_literals(self, options: Options) -> tuple[str, ...]:
         """The special tokens that a model of this template ends its turns with, as far as their look tells.
@@ -212,10 +229,10 @@ class ChatTemplate:
         They are what a tail begins with: `("<|im_end|>",)`, or what opens the next role (`("<|user|>", "<|observation|>")`).
         """
         found: dict[str, None] = {}
-        calling: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-        for turn, behind in ((_SAID, _SHORT), (calling, [_RESULT])):
+        calling: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+        for turn, behind in ((SAID, SHORT), (calling, [RESULT])):
             try:
-                tail = self.tail(turn, behind, None, options, earlier=_SHORT)
+                tail = self.tail(turn, behind, None, options, earlier=SHORT)
             except (BadRequestError, RenderingError):
                 continue
             if (literal := self._special.match(tail)) is not None:
@@ -227,7 +244,7 @@ class ChatTemplate:
         """Whether a user's text parts may stay a list. Where they may not, they are joined by a space, as a worker does it."""
         return "user" in self._roles_of_parts
 
-    # Finding tails -------------------------------------------------------------------------------------------------------
+    # Finding what is a turn's own -----------------------------------------------------------------------------------------
 
     def _behind(
         self,
@@ -240,42 +257,99 @@ class ChatTemplate:
         *,
         continue_final: bool = False,
     ) -> str:
-        turn = self._marked(calls, own.place if own else "content")
+        turn = self._marked(calls, own.place if own else "content", self._sentinel)
         text = self._until_end([*before, turn, *following], tools, options, continue_final=continue_final)
         rest = self._after(text, len(calls) or 1)
         if own is None:
             return rest
         if not rest.startswith(own.text):
-            raise RenderingError("the template closes calls in more than one way")
+            raise RenderingError(_CLOSED)
         return rest[len(own.text) :]
 
-    def _marked(self, calls: Sequence[Message], place: Literal["arguments", "content"]) -> Message:
+    def _marked(self, calls: Sequence[Message], place: Literal["arguments", "content"], sentinel: str) -> Message:
         """An assistant's turn with the sentinel in it: in each of its calls, for not every template writes them all."""
         if not calls:
-            return {"role": "assistant", "content": self._sentinel}
+            return {"role": "assistant", "content": sentinel}
         inside = place == "arguments"
-        arguments: Any = {"x": self._sentinel} if inside else {}
+        arguments: Any = {"x": sentinel} if inside else {}
         if self._wants_text:
             arguments = json.dumps(arguments)
         marked = [{**call, "function": {**call["function"], "arguments": arguments}} for call in calls]
-        return {"role": "assistant", "content": "" if inside else self._sentinel, "tool_calls": marked}
+        return {"role": "assistant", "content": "" if inside else sentinel, "tool_calls": marked}
 
     def _after(self, text: str, limit: int) -> str:
         head, found, rest = text.rpartition(self._sentinel)
         if not found or head.count(self._sentinel) >= limit:
-            raise RenderingError("the template drops an assistant's turn, or writes it more than once")
+            raise RenderingError(_NOT_ONCE)
         return rest
+
+    def _asked(self, before: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
+        """A rendering of these messages, and the generation prompt behind it."""
+        check_options(options)
+        shown, plain = [TOOL] if tools else None, [self._plain(message) for message in before]
+        asking, silent = (self._render(plain, shown, options, generate=generate) for generate in (True, False))
+        # Phi-3 ends with EOS where no reply is asked for: what both begin with, up to a whole special token.
+        alike = _alike(asking, silent)
+        if alike < len(silent):
+            cut = (match.start() for match in self._special.finditer(asking) if match.start() < alike < match.end())
+            alike = next(cut, alike)
+        return asking[:alike], asking[alike:]
+
+    def _openings_of(
+        self, calls: Sequence[Message], own: _Own | None, tools: Sequence[Tool] | None, options: Options
+    ) -> frozenset[str]:
+        """What may stand between the messages before a turn and the sentinel in it, as far as short conversations tell."""
+        names = tuple(call["function"]["name"] for call in calls)
+        key = (names, own and own.place, _key(options), bool(tools))
+        found = self._openings.get(key)
+        if found is None:
+            turn = self._marked(calls, own.place if own else "content", self._sentinel)
+            answers = [{**RESULT, "tool_call_id": call.get("id"), "name": call["function"]["name"]} for call in calls]
+            openings: set[str] = set()
+            for before in _ASKING:
+                for behind in ([], [ASKED]):
+                    after = [self._plain(message) for message in (*answers, *behind)]
+                    try:
+                        head, _ = self._asked(before, tools, options)
+                        front = [self._plain(message) for message in before]
+                        text = self._render([*front, turn, *after], [TOOL] if tools else None, options)
+                    except (BadRequestError, RenderingError):
+                        continue
+                    first = text.find(self._sentinel)
+                    if text.startswith(head) and first >= len(head):
+                        openings.add(text[len(head) : first])
+            found = frozenset(openings)
+            _remember(self._openings, key, found)
+        return found
+
+    def _own_of(
+        self,
+        calls: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        shown: Sequence[Tool] | None,
+        options: Options,
+    ) -> _Own:
+        """What a turn with such calls writes of its own in a short conversation. Remembered."""
+        names = (*(call["function"]["name"] for call in calls), _key(options), bool(tools))
+        own = self._owns.get(names)
+        if own is None:
+            own = self._find_own(SHORT, calls, shown, options)
+            _remember(self._owns, names, own)
+        return own
 
     def _find_own(
         self, before: Sequence[Message], calls: Sequence[Message], tools: Sequence[Tool] | None, options: Options
     ) -> _Own:
         for place in _PLACES:
             # Nothing behind: for templates that want every call answered before the user speaks.
-            for behind in (_SHORT, ()):
+            for behind in (SHORT, ()):
                 try:
                     calling, speaking = (
                         self._after(self._render([*before, turn, *behind], tools, options), limit)
-                        for turn, limit in ((self._marked(calls, place), len(calls)), (self._marked((), place), 1))
+                        for turn, limit in (
+                            (self._marked(calls, place, self._sentinel), len(calls)),
+                            (self._marked((), place, self._sentinel), 1),
+                        )
                     )
                 except (BadRequestError, RenderingError):
                     continue
@@ -311,17 +385,17 @@ class ChatTemplate:
 
         Shapes that the template refuses tell nothing. With no shape left, nothing is known, and all is rendered.
         """
-        shown = [_TOOL] if tools else None
-        short = self._tails(_SHORT, shown, options, called)
+        shown = [TOOL] if tools else None
+        short = self._tails(SHORT, shown, options, called)
         tried = False
-        for earlier in _EARLIER:
+        for earlier in EARLIER:
             for brief, full in zip(short, self._tails(earlier, shown, options, called), strict=True):
                 if full is not None and full != brief:
                     return _Plan(short=False, tools=tools)
                 tried = tried or full is not None
         if not tried:
             return _Plan(short=False, tools=tools)
-        return _Plan(short=True, tools=tools and self._tails(_SHORT, None, options, called) != short)
+        return _Plan(short=True, tools=tools and self._tails(SHORT, None, options, called) != short)
 
     def _tails(
         self, before: Iterable[Message], tools: Sequence[Tool] | None, options: Options, called: bool
@@ -330,7 +404,7 @@ class ChatTemplate:
         earlier = [self._plain(message) for message in before]
         found: list[str | None] = []
         owns: dict[int, _Own | None] = {0: None}
-        for calls, behind in _CALLED if called else _SPOKEN:
+        for calls, behind in CALLED if called else SPOKEN:
             try:
                 if len(calls) not in owns:
                     owns[len(calls)] = self._find_own(earlier, calls, tools, options)
@@ -341,112 +415,11 @@ class ChatTemplate:
                 found.append(None)
         return found
 
-    # Messages as a template wants them --------------------------------------------------------------------------------------
-
-    def _plain(self, message: Message) -> Message:
-        """A message without what is None or empty, with a content, and arguments in the template's form."""
-        content = message.get("content")
-        if type(content) is str and "tool_calls" not in message and None not in message.values():
-            return message
-        plain = {name: value for name, value in message.items() if value is not None}
-        plain["content"] = content if type(content) is str else self._content(plain.get("role"), content)
-        calls = plain.pop("tool_calls", None)
-        if calls:
-            plain["tool_calls"] = [_spelled(call) for call in calls] if self._wants_text else calls
-        return plain
-
-    def _content(self, role: object, content: Sequence[Message] | None) -> str | list[Message]:
-        if not content:
-            return ""
-        if role in self._roles_of_parts:
-            return [{"type": _MEDIA[part["type"]]} if part.get("type") in _MEDIA else part for part in content]
-        texts = [part.get("text") if part.get("type") in ("text", "input_text") else None for part in content]
-        if None in texts:
-            raise BadRequestError(f"messages: the chat template takes nothing but text from role {role}")
-        return " ".join(map(str, texts))
-
-    @cached_property
-    def _wants_text(self) -> bool:
-        """Whether calls' arguments must be JSON text. Most templates take objects and write them with `tojson`."""
-        written = self._attempt([*_SHORT, _calling({"a": 1})])
-        if written is not None and "{'a': 1}" not in written:
-            return False
-        return self._attempt([*_SHORT, _calling('{"a": 1}')]) is not None
-
-    @cached_property
-    def _roles_of_parts(self) -> frozenset[str]:
-        """The roles whose text may be a list of parts: where one part is rendered as its text is."""
-        taken = set()
-        for role, front, back in (
-            ("system", [], _SHORT),
-            ("user", [], []),
-            ("assistant", _SHORT, _SHORT),
-            ("tool", [*_SHORT, _calling('{"a": 1}' if self._wants_text else {"a": 1})], []),
-        ):
-            message = {**_RESULT, "role": role} if role == "tool" else {"role": role}
-            as_text, as_parts = (
-                self._attempt([*front, {**message, "content": content}, *back])
-                for content in ("text", [{"type": "text", "text": "text"}])
-            )
-            if as_text is not None and as_text == as_parts:
-                taken.add(role)
-        return frozenset(taken)
-
-    # Rendering ----------------------------------------------------------------------------------------------------------------
-
-    def _until_end(
-        self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, continue_final: bool
-    ) -> str:
-        """A rendering with the generation prompt, or up to the end of the last message's content."""
-        if not continue_final:
-            return self._render(messages, tools, options)
-        *rest, final = messages
-        if final["role"] != "assistant" or "tool_calls" in final:
-            raise BadRequestError(
-                "messages: only the assistant's own text can be continued, and the last message is not that"
-            )
-        text = self._render([*rest, _longer(final, self._end)], tools, options, generate=False)
-        text, found, more = text.partition(self._end)
-        if not found or self._end in more:
-            raise RenderingError("the template drops the message that is to be continued, or writes it more than once")
-        return text
-
-    def _attempt(self, messages: list[Message]) -> str | None:
-        try:
-            return self._run(messages, None, {}, generate=True)
-        except _FAILURES:
-            return None
-
-    def _render(
-        self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, generate: bool = True
-    ) -> str:
-        try:
-            return self._run(messages, tools, options, generate=generate)
-        except _FAILURES as error:
-            raise BadRequestError(f"the chat template refuses this conversation: {error}") from error
-
-    def _run(self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, generate: bool) -> str:
-        """Compiled once: transformers remembers the last 128 templates."""
-        rendered, _ = render_jinja_template(
-            [messages],
-            tools=tools or None,
-            chat_template=self._template,
-            add_generation_prompt=generate,
-            **{**self._special_tokens, **options},
-        )
-        text: str = rendered[0]
-        return text
-
 
 def _alike(one: str, other: str) -> int:
     """How many characters both begin with."""
     shorter = min(len(one), len(other))
     return next((i for i in range(shorter) if one[i] != other[i]), shorter)
-
-
-def _check(options: Options) -> None:
-    if not _OURS.isdisjoint(options):
-        raise BadRequestError(f"chat template options: {min(_OURS & options.keys())} is not one that can be set")
 
 
 def _key(options: Options) -> tuple[object, ...]:
@@ -468,72 +441,3 @@ def _remember(memory: dict[tuple[object, ...], Any], key: tuple[object, ...], va
 def _holds(text: str, content: str | list[Message]) -> bool:
     pieces = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     return all(piece.strip() in text for piece in pieces)
-
-
-def _longer(message: Message, end: str) -> Message:
-    """An assistant's message with something behind its content."""
-    content = message["content"]
-    if isinstance(content, str):
-        return {**message, "content": content + end}
-    *front, final = content
-    return {**message, "content": [*front, {**final, "text": final.get("text", "") + end}]}
-
-
-def _spelled(call: Message) -> Message:
-    arguments = call["function"]["arguments"]
-    if isinstance(arguments, str):
-        return call
-    return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
-
-
-def _calling(*arguments: object) -> Message:
-    # Mistral's templates want ids of nine letters and digits.
-    calls = [
-        {"id": f"call{number:05}", "type": "function", "function": {"name": "look_up", "arguments": one}}
-        for number, one in enumerate(arguments)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-# The conversations that templates are tried with ---------------------------------------------------------------------------
-
-_PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
-
-_SHORT: list[Message] = [{"role": "user", "content": "Hi"}]
-_SYSTEM: Message = {"role": "system", "content": "Be brief."}
-_ASKED: Message = {"role": "user", "content": "Go on."}
-_SAID: Message = {"role": "assistant", "content": "Well."}
-_RESULT: Message = {"role": "tool", "content": "42", "tool_call_id": "call00000", "name": "look_up"}
-_SECOND: Message = {**_RESULT, "content": "43", "tool_call_id": "call00001"}
-_ONE = _calling({"a": 1})
-_TWO = _calling({"a": 1}, {"a": 2})
-_CALL: Message = _ONE["tool_calls"][0]
-_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks something up.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "description": "Where."}},
-            "required": ["a"],
-        },
-    },
-}
-
-_EARLIER: tuple[list[Message], ...] = (
-    [*_SHORT, _SAID, _ASKED],
-    [_SYSTEM, *_SHORT, _SAID, _ASKED],
-    [*_SHORT, _SAID, _ASKED, _ONE, _RESULT, _SAID, _ASKED],
-    [_SYSTEM, *_SHORT, _SAID, _ASKED, _ONE, _RESULT, _ONE, _RESULT],
-)
-
-_Shape = tuple[Sequence[Message], list[Message]]
-_SPOKEN: tuple[_Shape, ...] = (((), []), ((), [_ASKED]), ((), [_ASKED, _SAID, _ASKED]))
-_CALLED: tuple[_Shape, ...] = (
-    (_ONE["tool_calls"], [_RESULT]),
-    (_ONE["tool_calls"], [_RESULT, _ASKED]),
-    (_ONE["tool_calls"], [_ASKED]),
-    (_TWO["tool_calls"], [_RESULT, _SECOND]),
-    ((), [_ASKED, _ONE, _RESULT]),
-)

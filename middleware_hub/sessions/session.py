@@ -21,7 +21,7 @@ from middleware_hub.sessions.chat import Dialect
 from middleware_hub.sessions.composing import ComposedPrompt
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.message_key import KeyFunction
-from middleware_hub.sessions.message_memo import MessageMemo
+from middleware_hub.sessions.message_memo import MemoRoom, MessageMemo
 from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
 from middleware_hub.sessions.refusals import SessionOverError, UnknownSessionError
 
@@ -61,6 +61,7 @@ class Session:
         response_budget: tokens that a branch may have behind its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
         tokens: held by its samples, and by the contexts between them.
+        samples: how many of them there are.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Session:
         self.ttl = ttl
         self.reward_info: dict[str, Any] = {}
         self.tokens = 0
+        self.samples = 0
         self.created_at = time.time()
         self.used = time.monotonic()
         self.exported = False
@@ -94,12 +96,12 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session {self.id}: {self.phase.value}, {self.trie!r}>"
 
-    def memo(self, dialect: Dialect) -> MessageMemo:
-        """What messages of this dialect were read as."""
+    def memo(self, dialect: Dialect, room: MemoRoom) -> MessageMemo:
+        """What bodies of this dialect were read as, as far as there is room."""
         name = type(dialect).__name__
         found = self._memos.get(name)
         if found is None:
-            found = self._memos[name] = MessageMemo(self.trie.key)
+            found = self._memos[name] = MessageMemo(self.trie.key, room)
         return found
 
     def require(self, act: Act) -> None:
@@ -127,15 +129,25 @@ class Session:
         return next((exchange for exchange in self._exchanges if exchange.key == key and exchange.adoptable), None)
 
     def begin(self, exchange: Exchange) -> None:
-        """Keep track of an exchange until its client has had it."""
+        """Keep track of an exchange for as long as somebody wants it."""
         self._exchanges.append(exchange)
         if len(self._exchanges) > MAX_KEPT:
-            oldest = next((one for one in self._exchanges if one.over), None)
+            oldest = next((one for one in self._exchanges if one.over and not one.attached), None)
             if oldest is not None:
-                self._exchanges.remove(oldest)
+                self._forget(oldest)
 
-    def forget(self, exchange: Exchange) -> None:
-        """Its client has had it."""
+    def settle(self, exchange: Exchange) -> None:
+        """It is over, or its client is gone: forget it, unless somebody has it or may still ask for it."""
+        open_to_requests = self.phase in _ALLOWED[Act.GENERATE]
+        if exchange.over and not exchange.attached and not (open_to_requests and exchange.wanted):
+            self._forget(exchange)
+
+    def sweep(self, now: float) -> None:
+        """Forget replies that nobody has asked for in time."""
+        for exchange in [one for one in self._exchanges if one.stale(now)]:
+            self._forget(exchange)
+
+    def _forget(self, exchange: Exchange) -> None:
         if exchange in self._exchanges:
             self._exchanges.remove(exchange)
         exchange.release()
@@ -148,6 +160,7 @@ class Session:
             context.users = 1  # counted: generations of one prompt share it
             added += len(context)
         self.tokens += added
+        self.samples += 1
         self.exported = False
         self.touch()
         return added
@@ -188,13 +201,16 @@ class Session:
             await self._end_exchanges()
         finally:
             self.trie.clear()
-            self._memos.clear()
-        self.tokens = 0
+            for memo in self._memos.values():
+                memo.clear()
+        self.tokens = self.samples = 0
 
     async def _end_exchanges(self) -> None:
         running = [exchange for exchange in self._exchanges if not exchange.over]
         if running:
             await asyncio.gather(*(exchange.abort() for exchange in running))
+        for exchange in list(self._exchanges):
+            self.settle(exchange)  # those with a client are forgotten when it has been told
 
     # Sight -------------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,16 @@ class Held(Protocol):
 
     tokens: int
 
+    @property
+    def nodes(self) -> int:
+        """Messages in their tries."""
+        ...
+
+    @property
+    def samples(self) -> int:
+        """Sampled turns."""
+        ...
+
     def __len__(self) -> int:
         """Sessions."""
         ...
@@ -59,7 +69,8 @@ class SessionMetrics:
         )
         self.seconds = Histogram(
             "tito_session_step_seconds",
-            "Time a turn spends in each step: prepare, tokenize, and generate, which ends with its commit",
+            "Time a turn spends in each step: prepare, tokenize, generate (of each sample; waiting for a worker counts) and "
+            "commit (of each reply that came)",
             ("step",),
             registry=registry,
             buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
@@ -76,4 +87,6 @@ class _HeldCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("tito_sessions_open", "Sessions held", value=len(self._held))
+        yield GaugeMetricFamily("tito_sessions_nodes", "Messages held by sessions", value=self._held.nodes)
+        yield GaugeMetricFamily("tito_sessions_samples", "Sampled turns held by sessions", value=self._held.samples)
         yield GaugeMetricFamily("tito_sessions_tokens", "Tokens held by sessions", value=self._held.tokens)

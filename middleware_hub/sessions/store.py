@@ -98,9 +98,21 @@ class SessionStore:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
+    @property
+    def nodes(self) -> int:
+        """Messages of all sessions."""
+        return sum(session.trie.nodes for session in self._sessions.values())
+
+    @property
+    def samples(self) -> int:
+        """Sampled turns of all sessions."""
+        return sum(session.samples for session in self._sessions.values())
+
     def sweep(self, now: float | None = None) -> None:
-        """Forget those whose time to live has passed."""
+        """Forget those whose time to live has passed, and of the others the replies that nobody has asked for in time."""
         moment = time.monotonic() if now is None else now
+        for session in self._sessions.values():
+            session.sweep(moment)
         for session in [one for one in self._sessions.values() if one.expired(moment)]:
             lost = not session.exported and session.trie.head is not None
             self._metrics.sessions.labels("expired_unexported" if lost else "expired").inc()

@@ -10,20 +10,18 @@ from starlette.types import ASGIApp, Scope
 
 from middleware_hub import prompting
 from middleware_hub.recording import Judge
-from middleware_hub.sessions import parsers
 from middleware_hub.sessions.chat import ChatRequest
 from middleware_hub.sessions.composing import ComposedPrompt, Composer
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation
 from middleware_hub.sessions.message_key import setting_of
-from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
-from middleware_hub.sessions.parsers.reply import ReplyParser
+from middleware_hub.sessions.message_trie import BranchHandle, Checkpoint, PreparedTurn
 from middleware_hub.sessions.refusals import context_length_error
-from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
+from middleware_hub.sessions.thoughts import Thoughts
 from router.sglang import GenerateRequest
 from router.sglang.attempt import new_rid
 from router.tracing import Tracer
@@ -38,10 +36,11 @@ class Turns:
     Args:
         app: the layers inside.
         judge: of replies.
-        template, composer: make prompts.
+        composer: makes prompts.
+        thoughts: makes parsers of replies.
         store: of sessions.
         metrics, tracer: what is told.
-        call_parser, reasoning_parser: their names.
+        call_parser: its name.
         orphan_grace: seconds that a generation goes on when its client has left.
         max_context: tokens that the model takes; None if it is for the worker to say.
         force_logprobs: whether all sampled tokens come with logprobs.
@@ -51,28 +50,25 @@ class Turns:
         self,
         app: ASGIApp,
         judge: Judge,
-        template: ChatTemplate,
         composer: Composer,
+        thoughts: Thoughts,
         store: SessionStore,
         metrics: SessionMetrics,
         tracer: Tracer,
         *,
         call_parser: str,
-        reasoning_parser: str,
         orphan_grace: float,
         max_context: int | None,
         force_logprobs: bool,
     ) -> None:
         self._app = app
         self._judge = judge
-        self._template = template
         self._composer = composer
+        self._thoughts = thoughts
         self._store = store
         self._metrics = metrics
         self._tracer = tracer
         self._call_parser = call_parser
-        self._reasoning_parser = reasoning_parser
-        self._thinks = parsers.reasoning_parser(reasoning_parser)
         self._orphan_grace = orphan_grace
         self._max_context = max_context
         self._force_logprobs = force_logprobs
@@ -87,36 +83,47 @@ class Turns:
             found.attach()
         return found
 
-    async def begin(
-        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey, parent: str | None
-    ) -> Exchange:
-        """Everything up to the request that a worker gets; then it goes on by itself.
+    def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange:
+        """Prepare a turn; from then on it is known, and goes on by itself.
 
-        Raises BadRequestError, SessionOverError, CapacityError: then nothing has changed.
+        Raises SessionOverError, CapacityError: then nothing has changed. What is wrong later is the exchange's failure.
         """
         session.require(Act.GENERATE)
         session.touch()
         self._store.require_room()
         begun = time.perf_counter()
         with self._tracer.span("prepare", messages=len(request.messages)) as span:
-            setting = setting_of(request)
-            turn = session.trie.prepare(setting, request.messages, parent=parent)
+            turn = session.trie.prepare(setting_of(request), request.messages, parent=key.parent)
             # Held by handles from here on, while its tail is encoded.
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
             span.set(covered=turn.covered)
-        prepared = time.perf_counter()
+        self._metrics.seconds.labels("prepare").observe(time.perf_counter() - begun)
+        exchange = Exchange(key, grace=self._orphan_grace, on_over=lambda one: self._over(session, one))
+        session.begin(exchange)
+        exchange.start(lambda: self._compose(session, request, scope, turn, handles, exchange))
+        return exchange
+
+    async def _compose(
+        self,
+        session: Session,
+        request: ChatRequest,
+        scope: Scope,
+        turn: PreparedTurn,
+        handles: list[BranchHandle],
+        exchange: Exchange,
+    ) -> list[Generation]:
+        """The generations of a prepared turn. Raises BadRequestError, SessionOverError: then nothing has changed."""
+        begun = time.perf_counter()
         try:
             with self._tracer.span("tokenize") as span:
                 prompt = await self._composer.compose(turn, request)
                 span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
             session.require(Act.GENERATE)
-            if prompt.checkpoint is None:
-                for handle in handles:
-                    handle.checkpoint = None  # encoded anew: what it was to go on from is the end of a branch
-            sampling = self._sampling(session, request, prompt)
-            exchange = Exchange(
-                key, grace=self._orphan_grace, on_over=lambda one: self._over(session, one), notes=_notes(turn, prompt)
-            )
+            for handle in handles:
+                # Encoded anew, what it was to go on from is the end of a branch.
+                handle.goes_on_from(prompt.checkpoint, apart=prompt.apart)
+            sampling = self._sampling(session, request, turn, prompt)
+            exchange.notes = _notes(turn, prompt)
             generations = [
                 Generation(
                     self._app,
@@ -128,7 +135,7 @@ class Turns:
                     prompt,
                     request,
                     sampling,
-                    self._parser(request),
+                    self._thoughts.parser(request, turn, prompt),
                     routing_key=session.id,
                     logprobs=self._force_logprobs,
                     bell=exchange.ring,
@@ -142,31 +149,12 @@ class Turns:
                 session.trie.abandon(handle)
             raise
         self._count(turn, prompt, request, exchange.notes)
-        self._metrics.seconds.labels("prepare").observe(prepared - begun)
-        self._metrics.seconds.labels("tokenize").observe(time.perf_counter() - prepared)
-        session.begin(exchange)
-        exchange.start(generations)
-        return exchange
+        self._metrics.seconds.labels("tokenize").observe(time.perf_counter() - begun)
+        return generations
 
-    def _parser(self, request: ChatRequest) -> ReplyParser:
-        calls = "none" if request.call_choice == "none" or not request.tools else self._call_parser
-        return parsers.create(
-            calls, self._reasoning_parser, request.tools or (), starts_inside=self._starts_inside(request)
-        )
-
-    def _starts_inside(self, request: ChatRequest) -> bool:
-        """Whether the prompt ends within a thought."""
-        if self._thinks is None:
-            return False
-        if not request.continue_final:
-            try:
-                return self._thinks.is_open(self._template.scaffold(request.tools, request.template))
-            except RenderingError:
-                return False
-        content = request.messages[-1].get("content")
-        return isinstance(content, str) and self._thinks.is_open(content)
-
-    def _sampling(self, session: Session, request: ChatRequest, prompt: ComposedPrompt) -> dict[str, Any]:
+    def _sampling(
+        self, session: Session, request: ChatRequest, turn: PreparedTurn, prompt: ComposedPrompt
+    ) -> dict[str, Any]:
         """`sampling_params`: the session's, the request's over them, and a limit that fits. Raises BadRequestError."""
         sampling = {**session.sampling, **request.sampling}
         # Where a stop is shown in the text, it would stand there twice when the turn is gone on with.
@@ -177,12 +165,17 @@ class Turns:
                 request.tools or (),
                 request.call_choice,
                 parallel=request.parallel_calls,
-                thinking=self._starts_inside(request),
+                thinking=self._thoughts.open(request, turn, prompt),
             )
-        if self._parser(request).needs_special:
+        if self._thoughts.needs_special(request):
             sampling["skip_special_tokens"] = False
         self._check(request, sampling)
-        sampling["max_new_tokens"] = self._limit(session, sampling.get("max_new_tokens"), prompt)
+        asked = sampling.get("max_new_tokens")
+        limit = sampling["max_new_tokens"] = self._limit(session, asked, prompt)
+        least = sampling.get("min_new_tokens")
+        if limit is not None and limit != asked and isinstance(least, int) and (asked is None or least <= asked):
+            # A client that asked for what fits together must not be refused for what was taken from it here.
+            sampling["min_new_tokens"] = min(least, limit)
         return sampling
 
     def _check(self, request: ChatRequest, sampling: dict[str, Any]) -> None:
@@ -230,11 +223,14 @@ class Turns:
     def _over(self, session: Session, exchange: Exchange) -> None:
         for generation in exchange.generations:
             self._metrics.seconds.labels("generate").observe(generation.seconds)
+            if generation.commit_seconds is not None:
+                self._metrics.seconds.labels("commit").observe(generation.commit_seconds)
             verdict = generation.verdict
             if verdict is not None:
                 self._metrics.replies.labels(verdict.outcome, verdict.reason).inc()
             else:
                 self._metrics.replies.labels("no", "no reply").inc()
+        session.settle(exchange)
 
 
 def _notes(turn: PreparedTurn, prompt: ComposedPrompt) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The ids of whole chains, packed and as JSON, kept for the next turn.
+"""The ids of whole prompts, packed and as JSON, kept for the next turn.
 
 A worker is sent all ids of a conversation at every turn. Nearly all of them are old, and to gather and print 10,000 takes
-longer than all else that is done for a turn. So what a checkpoint's chain holds is kept for as long as there is room, least
+longer than all else that is done for a turn. So the prompt of a checkpoint is kept for as long as there is room, least
 recently used ones go first; where it is gone, it is gathered from the spans, and printed anew.
 """
 
@@ -47,7 +47,7 @@ class Ids(NamedTuple):
 
 
 class WrittenIds:
-    """The ids of checkpoints' chains."""
+    """The ids of checkpoints' prompts; what was sampled behind one is put to it when a turn goes on from there."""
 
     def __init__(self, room: int = ROOM) -> None:
         self._room = room
@@ -56,20 +56,19 @@ class WrittenIds:
 
     def of(self, span: TokenSpan, take: int, checkpoint: Checkpoint | None) -> Ids:
         """The ids of a chain, which may be one that begins with all of a checkpoint's."""
-        known = None if checkpoint is None else self._kept.get(checkpoint.id)
-        if known is None or checkpoint is None:
+        prompt = None if checkpoint is None else self._kept.get(checkpoint.id)
+        if prompt is None or checkpoint is None:
             return Ids.of(chain_ids(span, take))
         self._kept.move_to_end(checkpoint.id)
-        if span is checkpoint.span:
-            return known
-        return known.then(span.ids[: ID_BYTES * take])
+        sampled = checkpoint.span.ids
+        return prompt.then(sampled if span is checkpoint.span else sampled + span.ids[: ID_BYTES * take])
 
     def keep(self, checkpoint: Checkpoint, prompt: Ids) -> None:
         """Remember those of a new checkpoint, in the place of the one that it goes on from: most conversations only go on."""
         if checkpoint.parent is not None:
             gone = self._kept.pop(checkpoint.parent.id, None)
             self._size -= 0 if gone is None else gone.size
-        kept = self._kept[checkpoint.id] = prompt.then(checkpoint.span.ids)
-        self._size += kept.size
+        self._kept[checkpoint.id] = prompt
+        self._size += prompt.size
         while self._size > self._room:
             self._size -= self._kept.popitem(last=False)[1].size

@@ -576,11 +576,13 @@ class TestHistory:
             agent = AgentSession.make(made)
             first = agent.must(user("a"), says="<think>\nhm\n</think>\n\nOne.")
             second = agent.must(user("a"), first.message, user("b"), says="<think>\n\n</think>\n\nTwo.")
-            assert "hm" not in made.spelling.text_of_request(second.sent)
+            # The template has dropped the thought: the turn is spliced, for all around it is what it was.
+            assert second.sent[: len(first.chain)] == first.chain
             found = agent.finalize()
             assert [ids_of(one) for one in found] == [first.chain, second.chain]
             assert [sum(one["response_mask"]) for one in found] == [len(first.sampled), len(second.sampled)]
-            assert "rewritten" in found[1]["reasons"]
+            assert found[1]["reasons"] == ["rewritten", "spliced"]
+            assert found[1]["parent_branch"] == found[0]["branch"]
 
     def test_what_it_does_not_rewrite_goes_on(self) -> None:
         template = {"chat_template": str(templates.folder() / "qwen2_5.jinja"), "history": "template"}

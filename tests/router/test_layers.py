@@ -56,7 +56,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.generation",
         "middleware_hub.sessions.session",
         "middleware_hub.sessions.store",
+        "middleware_hub.sessions.thoughts",
         "middleware_hub.sessions.turns",
+        "middleware_hub.sessions.worker_request",
+        "middleware_hub.sessions.worker_stream",
     ),
     "seams": (
         "router.upstream",
@@ -71,6 +74,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.hub_metrics",
         "middleware_hub.encoder",
         "middleware_hub.tokenizer",
+        "middleware_hub.sessions.renderer",
         "middleware_hub.sessions.rendering",
         "middleware_hub.sessions.session_metrics",
     ),
@@ -81,6 +85,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.policies.*",
         "router.attempts",
         "router.callers",
+        "router.error_bodies",
         "router.keys",
         "router.permissions",
         "router.requests",
@@ -110,6 +115,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.parsers.*",
         "middleware_hub.sessions.refusals",
         "middleware_hub.sessions.seam",
+        "middleware_hub.sessions.segments",
+        "middleware_hub.sessions.template_trials",
+        "middleware_hub.sessions.told",
         "middleware_hub.sessions.verifier",
         "middleware_hub.sessions.written_ids",
     ),
@@ -132,7 +140,7 @@ ONLY_IN = {
     "aiohttp": ("router.upstream",),
     "opentelemetry": ("router.otel",),
     "uvicorn": ("router.server", "router.connection", "router.embedded.serve"),
-    "transformers": ("middleware_hub.tokenizer", "middleware_hub.sessions.rendering", "router.embedded.vocabulary"),
+    "transformers": ("middleware_hub.tokenizer", "middleware_hub.sessions.renderer", "router.embedded.vocabulary"),
 }
 MAY_EMBED = ("router.demo.cli", "router.demo.agent_")
 """The demos, which start it."""

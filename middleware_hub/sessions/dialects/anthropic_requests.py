@@ -9,7 +9,6 @@ from middleware_hub.sessions.dialects.fields import (
     BOOLEAN,
     OBJECT,
     OBJECTS,
-    RAWS,
     STRING,
     STRINGS,
     Fields,
@@ -19,8 +18,10 @@ from middleware_hub.sessions.dialects.fields import (
     wrong,
 )
 from middleware_hub.sessions.dialects.messages import (
+    OpenedBody,
     assistant_message,
     each_message,
+    open_body,
     part_text,
     string,
     tool_call,
@@ -55,11 +56,11 @@ _SYSTEM: Kind[str | list[Any]] = Kind(str | list[Any], "a string, or a list of b
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     """Raises BadRequestError with `param`, the field it is about."""
-    fields = Fields(body)
-    limit = fields.take_within("max_tokens", 1, LARGEST)
+    opened = open_body(body, memo)
+    limit = opened.fields.take_within("max_tokens", 1, LARGEST)
     if limit is None:
         raise BadRequestError("`max_tokens` is missing: it must be an integer of at least 1", param="max_tokens")
-    request = _read(fields, limit, memo)
+    request = _read(body, opened, limit, memo)
     if request.messages[-1]["role"] == "assistant" and not request.continue_final:
         raise BadRequestError("`messages` ends with tool calls: their results have to follow", param="messages")
     return request
@@ -67,12 +68,15 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
 
 def parse_count(body: bytes) -> ChatRequest:
     """The same, where nothing is sampled: `max_tokens` may be missing. Raises BadRequestError."""
-    fields = Fields(body)
-    return _read(fields, fields.take_within("max_tokens", 1, LARGEST), None)
+    opened = open_body(body, None)
+    return _read(body, opened, opened.fields.take_within("max_tokens", 1, LARGEST), None)
 
 
-def _read(fields: Fields, limit: int | None, memo: Memo | None) -> ChatRequest:
-    messages = _messages(fields, memo)
+def _read(body: bytes, opened: OpenedBody, limit: int | None, memo: Memo | None) -> ChatRequest:
+    fields = opened.fields
+    system = _system(fields.take("system", _SYSTEM))
+    front: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages = each_message(body, opened, _message, memo, front)
     tools = _tools(fields)
     sampling = read_sampling(fields)
     add_stops(sampling, "stop_sequences", fields.take("stop_sequences", STRINGS))
@@ -99,17 +103,6 @@ def _read(fields: Fields, limit: int | None, memo: Memo | None) -> ChatRequest:
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )
-
-
-def _messages(fields: Fields, memo: Memo | None) -> list[Message]:
-    listed = fields.need("messages", RAWS)
-    if not listed:
-        raise BadRequestError("`messages` is empty: give at least one message", param="messages")
-    messages: list[Message] = []
-    system = _system(fields.take("system", _SYSTEM))
-    if system:
-        messages.append({"role": "system", "content": system})
-    return messages + each_message(listed, _message, memo)
 
 
 def _message(place: str, wrote: dict[str, Any]) -> list[Message]:

@@ -10,12 +10,13 @@ Several parts of what others wrote stay parts: whether a template can show them 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from middleware_hub.sessions.chat import Memo, Message
-from middleware_hub.sessions.dialects.fields import DEEPEST, too_deep, unsupported, wrong
+from middleware_hub.sessions.chat import Memo, Message, Recalled
+from middleware_hub.sessions.dialects.fields import DEEPEST, RAWS, Fields, too_deep, unsupported, wrong
 from router.errors import BadRequestError
 from router.sglang.json import JSON_ERRORS, decode_any
 
@@ -23,20 +24,47 @@ _TEXTS = {"text": "text", "refusal": "refusal"}
 """The types of parts that are text, and the key it stands under."""
 
 
+class OpenedBody(NamedTuple):
+    """A body taken apart: its fields, and its messages but for those that are recalled."""
+
+    fields: Fields
+    listed: list[Raw]
+    recalled: Recalled | None
+
+
+def open_body(body: bytes, memo: Memo | None) -> OpenedBody:
+    """Take a body apart. At least one message is listed. Raises BadRequestError."""
+    recalled = None if memo is None else memo.recall(body)
+    if recalled is not None:
+        try:
+            fields = Fields(recalled.body)
+            listed = fields.need("messages", RAWS)
+        except BadRequestError:
+            pass  # what is wrong is told below, with its true place
+        else:
+            if len(listed) > 1 and bytes(listed[0]) == recalled.mark:
+                return OpenedBody(fields, listed[1:], recalled)
+    fields = Fields(body)
+    listed = fields.need("messages", RAWS)
+    if not listed:
+        raise BadRequestError("`messages` is empty: give at least one message", param="messages")
+    return OpenedBody(fields, listed, None)
+
+
 def each_message(
-    listed: Sequence[Raw], read: Callable[[str, dict[str, Any]], Sequence[Message]], memo: Memo | None
+    body: bytes,
+    opened: OpenedBody,
+    read: Callable[[str, dict[str, Any]], Sequence[Message]],
+    memo: Memo | None,
+    front: Sequence[Message] = (),
 ) -> list[Message]:
-    """What `read` makes of each entry of `messages`, which is given with its place; not of those that `memo` knows."""
-    messages: list[Message] = []
-    for at, raw in enumerate(listed):
-        text = bytes(raw)
-        known = None if memo is None else memo.get(text)
-        if known is None:
-            known = read(f"messages[{at}]", _object(f"messages[{at}]", raw))
-            if memo is not None:
-                known = memo.put(text, known)
-        messages += known
-    return messages
+    """`front`, what is recalled, and what `read` makes of each entry that is listed; it is given with its place."""
+    first = 0 if opened.recalled is None else opened.recalled.items
+    places = [f"messages[{at}]" for at in range(first, first + len(opened.listed))]
+    found = [read(place, _object(place, raw)) for place, raw in zip(places, opened.listed, strict=True)]
+    if memo is None:
+        return [*front, *chain.from_iterable(found)]
+    return memo.keep(body, front, opened.listed, found, opened.recalled)
 
 
 def _object(place: str, raw: Raw) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from middleware_hub.sessions.chat import ChatRequest, Memo, Message, Tool
 from middleware_hub.sessions.dialects.fields import (
     BOOLEAN,
     OBJECTS,
-    RAWS,
     STRING,
     STRINGS,
     Fields,
@@ -23,6 +22,7 @@ from middleware_hub.sessions.dialects.fields import (
 from middleware_hub.sessions.dialects.messages import (
     assistant_message,
     each_message,
+    open_body,
     parsed_arguments,
     said,
     string,
@@ -68,8 +68,9 @@ _STREAM_OPTIONS: Kind[_StreamOptions] = Kind(_StreamOptions, "an object")
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     """Raises BadRequestError with `param`, the field it is about."""
-    fields = Fields(body)
-    messages, prefixed = _messages(fields.need("messages", RAWS), memo)
+    opened = open_body(body, memo)
+    fields = opened.fields
+    messages = each_message(body, opened, _message, memo)
     tools = _tools(fields)
     sampling = read_sampling(fields)
     older = fields.take_within("max_tokens", 1, LARGEST)
@@ -91,7 +92,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
         samples=fields.take_within("n", 1, MOST_SAMPLES) or 1,
         stream=fields.take("stream", BOOLEAN) or False,
         stream_usage=bool(options is not None and options.include_usage),
-        continue_final=_continues(fields, messages, prefixed),
+        continue_final=_continues(fields, messages, _prefixed(opened.listed[-1])),
         parallel_calls=fields.take("parallel_tool_calls", BOOLEAN) is not False,
         call_choice=_choice(fields, tools),
         logprobs=logprobs,
@@ -101,14 +102,10 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     )
 
 
-def _messages(listed: list[Raw], memo: Memo | None) -> tuple[list[Message], bool]:
-    """The messages, and whether the last one is a `prefix`, as DeepSeek's API calls the beginning of a reply."""
-    if not listed:
-        raise BadRequestError("`messages` is empty: give at least one message", param="messages")
-    messages = each_message(listed, _message, memo)
-    last = bytes(listed[-1])
-    prefixed = b'"prefix"' in last and decode_any(last).get("prefix") is True
-    return messages, prefixed
+def _prefixed(last: Raw) -> bool:
+    """Whether a message is a `prefix`, as DeepSeek's API calls the beginning of a reply."""
+    text = bytes(last)
+    return b'"prefix"' in text and decode_any(text).get("prefix") is True
 
 
 def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:

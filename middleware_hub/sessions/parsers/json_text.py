@@ -41,6 +41,13 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_RUN = re.compile(r"[-+.0-9eE]*")
 _WORDS = ("true", "false", "null")
 
+# What most values are, in one step: a string, or a flat object, without escapes of characters by number. Nothing is matched
+# that the scanner would refuse, or that could go on in text that is still to come.
+_STRING = r'"[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+"'
+_SCALAR = rf"(?:{_STRING}|(?:true|false|null|-?(?:0|[1-9][0-9]{{0,15}}+)(?:\.[0-9]{{1,20}}+)?)(?=[ \t\r\n,}}]))"
+_MEMBER = rf"{_STRING}[ \t\r\n]*+:[ \t\r\n]*+{_SCALAR}[ \t\r\n]*+"
+_SIMPLE = re.compile(rf"{_STRING}|\{{[ \t\r\n]*+(?:{_MEMBER}(?:,[ \t\r\n]*+{_MEMBER})*+)?+\}}")
+
 _CLOSE = Tags("}")
 _COLON = Tags(":")
 _NEXT = Tags(",", "}")
@@ -166,6 +173,10 @@ def is_json(text: str) -> bool:
 
 def json_value(reader: Reader) -> Reading[str]:
     """The text of the value that begins here."""
+    simple = _SIMPLE.match(reader.text, reader.at)
+    if simple is not None:
+        reader.at = simple.end()
+        return simple[0]
     scanner, pieces = JsonScanner(), []
     while True:
         begin = reader.at

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from middleware_hub.sessions.chat import Message, Tool
-from middleware_hub.sessions.rendering import ChatTemplate, RenderingError
+from middleware_hub.sessions.renderer import RenderingError
+from middleware_hub.sessions.rendering import ChatTemplate
 from middleware_hub.tokenizer import Tokenizer
 from router.errors import BadRequestError
 from tests.support.templates import CHATML, SPECIAL_TOKENS, folder, source

@@ -1,0 +1,78 @@
+"""What a worker is asked for one generation: the `/generate` that goes to the layers inside."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from starlette.types import Message, Scope
+
+from middleware_hub.sessions.chat import ChatRequest
+from middleware_hub.sessions.written_ids import Ids
+from router.asgi import KEPT, ROUTE_HINT, RouteHint
+from router.sglang.attempt import ATTEMPT, Attempt
+
+_KEPT_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
+"""Of the client's; the others are about its own dialect."""
+
+
+def worker_request(
+    scope: Scope,
+    request: ChatRequest,
+    sampling: dict[str, Any],
+    ids: Ids,
+    rid: str,
+    *,
+    routing_key: str,
+    logprobs: bool,
+) -> tuple[Scope, bytes]:
+    """The scope and the body of a `/generate`.
+
+    Args:
+        scope: of the client's request.
+        request: what it wants.
+        sampling: `sampling_params`, complete.
+        ids: the prompt.
+        rid: the generation's id.
+        routing_key: generations with the same one have a prefix in common.
+        logprobs: whether the worker is to send them.
+    """
+    fields: dict[str, Raw] = {
+        **request.extra,
+        "rid": Raw(b'"%b"' % rid.encode()),
+        "input_ids": Raw(ids.written),
+        "sampling_params": Raw(msgspec.json.encode(sampling)),
+        "stream": Raw(b"true" if request.stream else b"false"),
+    }
+    if logprobs:
+        fields["return_logprob"] = Raw(b"true")
+        if request.top_logprobs:
+            fields["top_logprobs_num"] = Raw(b"%d" % request.top_logprobs)
+    body = msgspec.json.encode(fields)
+    headers = [pair for pair in scope["headers"] if pair[0] in _KEPT_HEADERS]
+    headers.append((b"content-type", b"application/json"))
+    state = {
+        **(scope.get("state") or {}),
+        KEPT: True,
+        ROUTE_HINT: RouteHint(None, memoryview(ids.packed).cast("i"), routing_key),
+        # What is in the body, for the layers inside, so that they need not read it again.
+        ATTEMPT: (body, Attempt.single(fields, rid, stream=request.stream)),
+    }
+    inner = {
+        **scope,
+        "method": "POST",
+        "path": "/generate",
+        "raw_path": b"/generate",
+        "query_string": b"",
+        "headers": headers,
+        "state": state,
+    }
+    return inner, body
+
+
+async def never() -> Message:
+    """A client that does not leave: whoever sends this decides by itself when it is over."""
+    await asyncio.Event().wait()
+    raise AssertionError

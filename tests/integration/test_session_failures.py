@@ -1,0 +1,73 @@
+"""What goes wrong around a session, over HTTP: it is told in the client's own words, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import anthropic
+import pytest
+
+from router.embedded.faults import Fault
+from router.embedded.wire import StreamStyle
+from tests.support.agents import AgentSession, ids_of, user
+from tests.support.stack import Stack, stack
+
+
+@pytest.fixture(scope="module", params=["incremental", "cumulative"])
+def whole(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    style: StreamStyle = request.param
+    with stack("qwen", styles=(style,)) as made:
+        yield made
+        assert made.idle()
+
+
+@pytest.mark.parametrize("fault", ["dies", "no_done", "error_event"])
+def test_a_worker_that_breaks_off_a_stream_leaves_nothing(whole: Stack, fault: Fault) -> None:
+    agent = AgentSession.make(whole)
+    first = agent.must(user("a"), says="one")
+    before = agent.show(tree=True)
+    whole.workers[0].fault(fault)
+    broken = agent.ask(user("a"), first.message, user("b"), says="two three four five", stream=True)
+    assert b"[DONE]" not in broken.answer.content
+    assert broken.record is not None
+    assert broken.record.output_ids, "it had begun"
+    assert agent.show(tree=True) == before
+    again = agent.must(user("a"), first.message, user("b"), says="two")
+    (only,) = agent.finalize()
+    assert ids_of(only) == again.chain
+
+
+@pytest.mark.parametrize("fault", ["dies", "error_event"])
+def test_one_sample_that_fails_ends_none_of_the_others(whole: Stack, fault: Fault) -> None:
+    agent = AgentSession.make(whole)
+    before = len(whole.workers[0].log)
+    whole.workers[0].fault(fault)
+    answer = agent.must(user("a"), n=3, stream=True, max_tokens=5).answer
+    assert answer.content.rstrip().endswith(b"data: [DONE]")
+    truth = [[*record.input_ids, *record.output_ids] for record in whole.workers[0].log[before:]]
+    found = [ids_of(one) for one in agent.finalize()]
+    assert len(found) == 2
+    assert all(chain in truth for chain in found)
+
+
+def test_a_stream_that_a_worker_refuses_keeps_its_status() -> None:
+    with stack("qwen", styles=("incremental",), context_length=64) as small:
+        agent = AgentSession.make(small)
+        answer = agent.ask(user("word " * 100), stream=True).answer
+        assert (answer.status, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        small.workers[0].fault("abort_503")
+        assert agent.ask(user("a"), stream=True).answer.status == 503
+        assert agent.show()["nodes"] == 0
+
+
+def test_anthropics_client_is_told_of_a_wrong_key_in_its_own_words() -> None:
+    with stack("qwen", styles=("incremental",), server={"api_keys": ("a:key-a",)}) as made:
+        headers = {"authorization": "Bearer key-a"}
+        assert made.post("/sessions", {"session_id": "s"}, headers=headers).status == 201
+        url = f"{made.url}/sessions/s"
+        wrong = anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0)
+        with pytest.raises(anthropic.AuthenticationError) as raised:
+            wrong.messages.create(model="m", max_tokens=4, messages=[{"role": "user", "content": "a"}])
+        assert raised.value.type == "authentication_error"
+        right = anthropic.Anthropic(base_url=url, api_key="key-a", max_retries=0)
+        assert right.messages.create(model="m", max_tokens=4, messages=[{"role": "user", "content": "a"}]).content

@@ -1,0 +1,172 @@
+"""A body that is read with the help of what is known is read as one that is read for the first time, whatever it looks like."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from middleware_hub.sessions.chat import ChatRequest, Dialect
+from middleware_hub.sessions.dialects.anthropic import Anthropic
+from middleware_hub.sessions.dialects.openai import OpenAI
+from middleware_hub.sessions.export import topology
+from middleware_hub.sessions.message_key import canonical, setting_of
+from middleware_hub.sessions.message_memo import MOST_BODIES, MemoRoom, MessageMemo
+from middleware_hub.sessions.message_trie import MessageTrie, PreparedTurn
+from middleware_hub.spans import TokenSpan, pack_ids
+from router.errors import BadRequestError
+
+Json = dict[str, Any]
+
+SAID: list[Json] = [
+    {"role": "user", "content": "a"},
+    {"role": "user", "content": 'a"}], "messages": [{"role": "user", "content": "b'},
+    {"role": "assistant", "content": "b"},
+    {"role": "assistant", "content": "\N{OLD PERSIAN SIGN A}\n"},
+    {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+]
+FAULTY: list[Any] = [{"role": "nobody"}, 7, {"content": "a"}]
+STYLES: list[tuple[str, str]] = [(",", ":"), (", ", ": "), (" ,\n", " :\t")]
+
+
+@st.composite
+def _body(draw: st.DrawFn) -> bytes:
+    """Short conversations of few messages, so that bodies begin alike; some are malformed, or say things twice."""
+    messages: list[Any] = draw(st.lists(st.sampled_from(SAID), max_size=7))
+    if draw(st.integers(0, 9)) == 0:
+        messages = [*messages, draw(st.sampled_from(FAULTY))]
+    separators = draw(st.sampled_from(STYLES))
+
+    def written(value: Any) -> str:
+        return json.dumps(value, separators=separators, ensure_ascii=draw(st.booleans()))
+
+    fields = [("messages", written(messages)), ("max_tokens", "5")]
+    if draw(st.booleans()):
+        fields.insert(draw(st.integers(0, 2)), ("system", written(draw(st.sampled_from(["s", "t"])))))
+    if draw(st.integers(0, 5)) == 0:
+        copied = {"messages": messages}
+        fields.insert(draw(st.integers(0, 2)), ("metadata", written(copied)))
+    if draw(st.integers(0, 5)) == 0:
+        fields.insert(draw(st.integers(0, 2)), ("messages", written(draw(st.lists(st.sampled_from(SAID), max_size=3)))))
+    body = "{" + separators[0].join(f'"{key}"{separators[1]}{value}' for key, value in fields) + "}"
+    return body[: -draw(st.integers(1, 9)) if draw(st.integers(0, 19)) == 0 else None].encode()
+
+
+def _grown(bodies: list[bytes], draw: st.DrawFn) -> bytes:
+    """An earlier body with some messages more, as the next turn of a conversation is; perhaps with another system prompt."""
+    body = draw(st.sampled_from(bodies))
+    if draw(st.booleans()):
+        body = body.replace(b'"s"', b'"t"')
+    more = ",".join(json.dumps(one) for one in draw(st.lists(st.sampled_from(SAID), min_size=1, max_size=2)))
+    return body.replace(b"}]", b"}," + more.encode() + b"]", 1)
+
+
+@st.composite
+def _bodies(draw: st.DrawFn) -> list[bytes]:
+    found = [draw(_body())]
+    for _ in range(draw(st.integers(1, 12))):
+        found.append(_grown(found, draw) if draw(st.integers(0, 2)) else draw(_body()))
+    return found
+
+
+BODIES: SearchStrategy[list[bytes]] = _bodies()
+
+
+def _read(dialect: Dialect, body: bytes, memo: MessageMemo | None) -> ChatRequest | str:
+    try:
+        return dialect.parse(body, memo)
+    except BadRequestError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("dialect", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
+@given(bodies=BODIES, room=st.sampled_from([0, 300, 10**9]))
+def test_a_body_is_read_as_if_for_the_first_time(dialect: Dialect, bodies: list[bytes], room: int) -> None:
+    """Forks, resends, other styles, fields that are there twice, copies of the messages elsewhere, and no room at all."""
+    shared = MemoRoom(room)
+    memos = [MessageMemo(canonical, shared), MessageMemo(canonical, shared)]
+    for number, body in enumerate(bodies):
+        found, expected = _read(dialect, body, memos[number % 2]), _read(dialect, body, None)
+        assert found == expected
+        assert shared.size <= room
+        assert len(shared) == sum(map(len, memos))
+    for memo in memos:
+        memo.clear()
+    assert not shared.size
+
+
+@pytest.mark.parametrize("dialect", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
+@given(bodies=BODIES, ends=st.lists(st.integers(0, 2), min_size=13, max_size=13), other=st.booleans())
+def test_the_trie_is_the_same_however_its_messages_were_read(
+    dialect: Dialect, bodies: list[bytes], ends: list[int], other: bool
+) -> None:
+    """Generations are committed, abandoned, or left in flight; settings change. A walk from a landmark ends where others do."""
+    memo, short, long = MessageMemo(canonical, MemoRoom()), MessageTrie(), MessageTrie()
+    for number, (body, end) in enumerate(zip(bodies, ends, strict=False)):
+        request, plain = _read(dialect, body, memo), _read(dialect, body, None)
+        if isinstance(request, str) or isinstance(plain, str):
+            continue
+        setting = setting_of(request) if number % 3 or not other else b"another"
+        parent = str(number // 2) if number % 2 else None
+        turns: list[PreparedTurn] = []
+        for trie, asked in ((short, request), (long, plain)):
+            turn = trie.prepare(setting, asked.messages, parent=parent)
+            handle = trie.open(turn, str(number))
+            turns.append(turn)
+            if end == 0:
+                trie.abandon(handle)
+            elif end == 1:
+                span = TokenSpan(None, 0, 0, pack_ids([number + 1]), 0, versions="1")
+                trie.commit(handle, {"role": "assistant", "content": "b"}, span, finish="stop")
+            trie.check()
+        one, two = turns
+        assert (one.covered, one.ambiguous, one.unknown_parent) == (two.covered, two.ambiguous, two.unknown_parent)
+        assert (one.checkpoint and one.checkpoint.id) == (two.checkpoint and two.checkpoint.id)
+        assert topology(short) == topology(long)
+
+
+def test_a_list_that_is_there_twice_is_not_taken_for_the_other() -> None:
+    """The last one counts; the first begins alike, and what stands behind it would go on with the wrong one."""
+    one, other = SAID[0], SAID[2]
+    front = json.dumps({"messages": [one, other], "documents": [{"role": "user", "content": "c"}] * 3})
+    for length in range(1, 300):
+        memo, long = MessageMemo(canonical, MemoRoom()), {"role": "user", "content": "l" * length}
+        twice = front[:-1] + ', "messages": ' + json.dumps([one, long]) + "}"
+        for body in (twice.encode(), front.encode()):
+            assert OpenAI().parse(body, memo) == OpenAI().parse(body, None)
+
+
+def _conversation(turns: int) -> bytes:
+    messages = [{"role": ("user", "assistant")[number % 2], "content": str(number)} for number in range(turns)]
+    return json.dumps({"messages": messages, "max_tokens": 5}).encode()
+
+
+@pytest.mark.parametrize("dialect", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
+def test_what_is_known_is_not_read_again(dialect: Dialect) -> None:
+    """A turn that goes on, the same one once more, and one that forks: only what is new is left to be read."""
+    memo = MessageMemo(canonical, MemoRoom())
+    dialect.parse(_conversation(101), memo)
+    for turns, left in ((103, 2), (103, 1), (51, 1), (105, 2)):
+        recalled = memo.recall(_conversation(turns))
+        assert recalled is not None
+        assert recalled.items == turns - left
+        assert len(recalled.body) < 150
+        dialect.parse(_conversation(turns), memo)
+
+
+def test_resent_requests_and_sub_agents_share_few_bodies() -> None:
+    """Many samples of one turn are one body; of many agents the ones that spoke last are known."""
+    memo, dialect = MessageMemo(canonical, MemoRoom()), OpenAI()
+    for _ in range(3):
+        dialect.parse(_conversation(7), memo)
+    assert len(memo) == 1
+    agents = [json.dumps({"messages": [{"role": "system", "content": str(i)}, *[SAID[0]] * 3]}) for i in range(20)]
+    for agent in agents:
+        dialect.parse(agent.encode(), memo)
+    assert len(memo) == MOST_BODIES
+    assert memo.recall(agents[-1].encode()) is not None
+    assert memo.recall(_conversation(9)) is None
