@@ -9,8 +9,8 @@ mostly what it was. So the whole is rendered once with a sentinel in each turn t
               `- the piece ----------- `- scaffold -----------------   `- sampled --------------   `- the next piece
 
 A turn is spliced if the piece in front of it, with a generation prompt in the place of whatever opens the turn in history, is
-what was sent in front of it when it was sampled, and so is every piece before: then its logprobs hold, and the worker has all of
-it in its cache. The comparison is the proof; nothing that is found out about a template is trusted further than that. Where a
+what was sent in front of it when it was sampled, and so is every piece before: then its logprobs hold, and all of it is in the
+worker's cache. The comparison is the proof; nothing that is found out about a template is trusted further than that. Where a
 piece differs (an edited message, other tools), the first one that does ends the splicing: what follows is text.
 """
 
