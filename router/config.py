@@ -261,6 +261,7 @@ class SessionsConfig:
     verify_rate: float = 0.01
     orphan_grace: float = 30.0
     match: str = "canonical"
+    implicit: bool = False
     chat_template: str | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"

@@ -392,7 +392,14 @@ def _radix_flags(group: argparse._ArgumentGroup) -> None:
 
 def _session_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--no-sessions", action="store_true", help="leave them out; with --middleware they are as it says"
+        "--no-sessions",
+        action="store_true",
+        help="leave them out, and chats without a session to the workers; with --middleware they are as it says",
+    )
+    group.add_argument(
+        "--implicit-sessions",
+        action="store_true",
+        help="an `X-Session-Id` that names no session yet opens one; else it only routes",
     )
     group.add_argument(
         "--session-ttl-secs",
@@ -418,7 +425,7 @@ def _session_flags(group: argparse._ArgumentGroup) -> None:
         choices=get_args(History),
         default=SessionsConfig.history,
         help="where a template writes earlier turns anew: keep what the model saw, or begin a branch with what the template"
-        " makes of it (%(default)s)",
+        " makes of it, in which turns keep their ids where they can (%(default)s)",
     )
     group.add_argument(
         "--verify-rate",
@@ -438,7 +445,8 @@ def _session_flags(group: argparse._ArgumentGroup) -> None:
         "--max-context",
         type=int,
         metavar="N",
-        help="tokens of a prompt and its reply; more gets 400 before a worker is asked (the worker decides)",
+        help="tokens of a prompt and its reply, in chats and `prompt_segments`; more gets 400 before a worker is asked"
+        " (the worker decides)",
     )
     group.add_argument("--chat-template", metavar="FILE", help="a Jinja template in the place of the tokenizer's own")
     group.add_argument(
@@ -523,6 +531,7 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             verify_rate=args.verify_rate,
             orphan_grace=args.orphan_grace,
             match=args.session_match,
+            implicit=args.implicit_sessions,
             chat_template=args.chat_template,
             tool_call_parser=args.tool_call_parser,
             reasoning_parser=args.reasoning_parser,

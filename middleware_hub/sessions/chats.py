@@ -16,7 +16,7 @@ from middleware_hub.sessions.message_key import setting_of
 from middleware_hub.sessions.message_memo import MemoRoom
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.turns import Turns
-from router.asgi import HeaderList, header, read_body, send_json
+from router.asgi import HeaderList, header, send_json
 from router.client import ClientConnection
 from router.sglang.attempt import new_rid
 
@@ -27,15 +27,15 @@ PING_SECONDS = 15.0
 class Chats:
     """Serves the turns of sessions."""
 
-    def __init__(self, turns: Turns, composer: Composer, *, max_body_bytes: int) -> None:
+    def __init__(self, turns: Turns, composer: Composer) -> None:
         self._turns = turns
         self._composer = composer
-        self._max_body_bytes = max_body_bytes
         self._room = MemoRoom()
 
-    async def talk(self, dialect: Dialect, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        """One turn. Raises RouterError only as long as nothing was sent."""
-        body = await read_body(scope, receive, self._max_body_bytes)
+    async def talk(
+        self, dialect: Dialect, session: Session, body: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """One turn, whose body has been read. Raises RouterError only as long as nothing was sent."""
         request = dialect.parse(body, session.memo(dialect, self._room))
         key = RequestKey(
             header(scope, b"idempotency-key"), body, type(dialect).__name__, header(scope, b"x-parent-generation")
@@ -159,12 +159,15 @@ class _Reply:
         generations = self._exchange.generations
         first = generations[0]
         headers: HeaderList = [
-            (b"x-session-id", self._session.id.encode("latin-1")),
             (b"x-generation-id", ", ".join(generation.id for generation in generations).encode("latin-1")),
             (b"x-radix-reused-tokens", b"%d" % first.reused_tokens),
             (b"x-radix-prompt-tokens", b"%d" % first.prompt_tokens),
             (b"x-radix-recorded", (_recorded(generations) if recorded else "pending").encode("latin-1", "replace")),
         ]
+        if self._session.lasting:
+            headers.append((b"x-session-id", self._session.id.encode("latin-1")))
+        if first.spliced_turns:
+            headers.append((b"x-radix-spliced-turns", b"%d" % first.spliced_turns))
         if self._exchange.notes:
             headers.append((b"x-radix-reasons", ", ".join(self._exchange.notes).encode("latin-1")))
         if first.worker:

@@ -44,6 +44,9 @@ from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
+FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful"})
+"""Why earlier turns did not keep their ids, or not all of them."""
+
 T = TypeVar("T")
 MANY_MESSAGES = 64
 """So many take some milliseconds to render."""

@@ -65,10 +65,8 @@ class Controls:
         """`POST /sessions`. Raises BadRequestError, SessionExistsError, CapacityError."""
         fields = await self._fields(scope, receive)
         session_id = typed(fields, "session_id", str, "a string")
-        if session_id is not None and (not _ID.fullmatch(session_id) or not session_id.strip(".")):
-            raise BadRequestError(
-                f"`session_id` must be 1 to 128 letters, digits, or any of . _ ~ -, not {session_id[:140]!r}"
-            )
+        if session_id is not None:
+            _check_name(session_id, "`session_id`")
         ttl = typed(fields, "ttl_s", float, "a number of seconds")
         if ttl is not None and not 0 < ttl < math.inf:
             raise BadRequestError(f"`ttl_s` must be a positive number of seconds, not {ttl}")
@@ -96,6 +94,13 @@ class Controls:
             "reward_info_url": f"{root}/reward_info",
         }
         await send_json(send, 201, msgspec.json.encode(answer))
+
+    def make(self, tenant: str, name: str) -> Session:
+        """One that is made on its first use (`--implicit-sessions`). Raises BadRequestError, CapacityError."""
+        _check_name(name, "x-session-id")
+        session = Session(name, tenant, self._key, ttl=self._config.ttl)
+        self._store.add(session)
+        return session
 
     async def list(self, tenant: str, send: Send) -> None:
         """`GET /sessions`."""
@@ -214,6 +219,11 @@ class Controls:
         """The fields of a body; of none, none."""
         body = await read_body(scope, receive, self._max_body_bytes)
         return parse_object(body) if body.strip() else {}
+
+
+def _check_name(name: str, place: str) -> None:
+    if not _ID.fullmatch(name) or not name.strip("."):
+        raise BadRequestError(f"{place} must be 1 to 128 letters, digits, or any of . _ ~ -, not {name[:140]!r}")
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -34,6 +34,7 @@ def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel:
             f'`tool_choice` {choice!r} cannot be enforced with the tool call parser {parser!r}: use "auto" and say in'
             " the prompt that a tool has to be called",
             param="tool_choice",
+            code="unsupported_tool_choice",
         )
     named = [tool["function"] for tool in tools if choice in ("required", tool["function"]["name"])]
     calls: dict[str, Any] = {

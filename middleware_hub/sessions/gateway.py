@@ -10,6 +10,9 @@
     POST GET    /sessions/{id}/complete
     POST        /sessions/{id}/finalize
     GET         /sessions/{id}/trajectories
+    POST        /v1/chat/completions                        without a session in the path: `X-Session-Id` may name one
+    POST        /v1/messages
+    POST        /v1/messages/count_tokens
 
 A client's library is told the `base_url` and adds the rest. Some add `/v1` to what has it already, some do not where it is
 missing: both are understood.
@@ -37,7 +40,7 @@ from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
 from middleware_hub.sessions.thoughts import Thoughts
 from middleware_hub.sessions.turns import Turns
-from router.asgi import ByMethod, Handler, read_body, send_json
+from router.asgi import ByMethod, Handler, header, read_body, replay, send_json, with_body
 from router.callers import caller_of
 from router.config import SessionsConfig
 from router.errors import BadRequestError, NotFoundError, RouterError
@@ -48,7 +51,10 @@ logger = logging.getLogger(__name__)
 PREFIX = "/sessions"
 OPENAI, ANTHROPIC = OpenAI(), Anthropic()
 TURNS: Mapping[str, Dialect] = {"chat/completions": OPENAI, "messages": ANTHROPIC}
-"""Where a turn is taken, below a session's `/v1`, and in which dialect."""
+"""Where a turn is taken, below a session's `/v1` or at the root's, and in which dialect."""
+COUNT = "messages/count_tokens"
+UNSERVED = frozenset({"unsupported_content", "unsupported_tool_choice"})
+"""Codes of what cannot be said in tokens here, and may well be in a worker's own chat: without a session it is passed on."""
 
 
 class SessionsMiddleware:
@@ -58,12 +64,12 @@ class SessionsMiddleware:
         config = context.config.sessions
         self.app = app
         self._metrics = SessionMetrics(context.registry)
-        self.store = SessionStore(self._metrics, max_tokens=config.token_budget)
+        key = message_key.load(config.match)
+        self.store = SessionStore(self._metrics, max_tokens=config.token_budget, key=key)
         self._max_body_bytes = context.config.server.max_body_bytes
+        self._implicit = config.implicit
         self._sweeper: asyncio.Task[None] | None = None
-        self._controls = Controls(
-            self.store, config, message_key.load(config.match), self._metrics, max_body_bytes=self._max_body_bytes
-        )
+        self._controls = Controls(self.store, config, key, self._metrics, max_body_bytes=self._max_body_bytes)
         self._chats = self._talking(context, config)
 
     def _talking(self, context: MiddlewareContext, config: SessionsConfig) -> Chats | None:
@@ -92,7 +98,7 @@ class SessionsMiddleware:
             max_context=config.max_context,
             force_logprobs=context.config.radix.force_logprobs,
         )
-        return Chats(turns, composer, max_body_bytes=self._max_body_bytes)
+        return Chats(turns, composer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or the lifespan."""
@@ -100,6 +106,15 @@ class SessionsMiddleware:
             path: str = scope["path"]
             if path == PREFIX or path.startswith(PREFIX + "/"):
                 await self._serve(scope, receive, send)
+                return
+            place = path.removeprefix("/v1/")
+            if (
+                self._chats is not None
+                and scope["method"] == "POST"
+                and place != path
+                and (place in TURNS or place == COUNT)
+            ):
+                await self._serve_open(self._chats, place, scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             receive = self._closing(receive)
@@ -141,8 +156,45 @@ class SessionsMiddleware:
                 raise NotFoundError(f"there is nothing at {scope['path']}")
             await ByMethod(handlers)(scope, receive, send)
         except RouterError as error:
-            headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
-            await send_json(send, error.status, dialect.error(error), headers)
+            await _tell(error, dialect, send)
+
+    async def _serve_open(self, chats: Chats, place: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """A turn of a client that has no session in its path. What cannot be served here is for the worker's own chat."""
+        dialect = TURNS.get(place, ANTHROPIC)
+        try:
+            body = await read_body(scope, receive, self._max_body_bytes)
+            session = self._meant(scope)
+            try:
+                if place == COUNT:
+                    await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
+                else:
+                    await chats.talk(dialect, session, body, scope, receive, send)
+            except BadRequestError as error:
+                if session.lasting or error.details.get("code") not in UNSERVED:
+                    raise
+                await self._pass_on(error, body, scope, receive, send)
+        except RouterError as error:
+            await _tell(error, dialect, send)
+
+    def _meant(self, scope: Scope) -> Session:
+        """The session that a request is for, or where those talk that have none. A name that is none only routes."""
+        tenant, name = caller_of(scope).tenant, header(scope, b"x-session-id")
+        if name:
+            session = self.store.find(tenant, name)
+            if session is None and self._implicit:
+                session = self._controls.make(tenant, name)
+            if session is not None:
+                return session
+        return self.store.anonymous(tenant, header(scope, b"x-radix-namespace") or "")
+
+    async def _pass_on(self, error: BadRequestError, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_reason(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                reason = (b"x-radix-recorded", f"no; {error.details['code']}".encode("latin-1", "replace"))
+                message = {**message, "headers": [*message["headers"], reason]}
+            await send(message)
+
+        await self.app(with_body(scope, body), replay(body, receive), send_with_reason)
 
     def _talks(self, session: Session, place: str) -> dict[str, Handler]:
         """What speaks a dialect at this place of a session, by method."""
@@ -150,7 +202,8 @@ class SessionsMiddleware:
 
         async def talk(scope: Scope, receive: Receive, send: Send) -> None:
             assert dialect is not None
-            await self._required().talk(dialect, session, scope, receive, send)
+            body = await read_body(scope, receive, self._max_body_bytes)
+            await self._required().talk(dialect, session, body, scope, receive, send)
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:
             request = ANTHROPIC.parse_count(await read_body(scope, receive, self._max_body_bytes))
@@ -162,7 +215,7 @@ class SessionsMiddleware:
 
         if dialect is not None:
             return {"POST": talk}
-        if place == "messages/count_tokens":
+        if place == COUNT:
             return {"POST": count}
         return {"GET": models} if place == "models" or place.startswith("models/") else {}
 
@@ -172,3 +225,8 @@ class SessionsMiddleware:
                 "the tokenizer has no chat template, so messages cannot be rendered: give the router --chat-template FILE"
             )
         return self._chats
+
+
+async def _tell(error: RouterError, dialect: Dialect, send: Send) -> None:
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
+    await send_json(send, error.status, dialect.error(error), headers)

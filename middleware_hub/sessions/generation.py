@@ -52,6 +52,7 @@ class Generation:
         request: what the client wants.
         sampling: `sampling_params`, complete.
         parser: takes the sampled text apart; made for this generation.
+        lasting: whether the session is to be exported (see `Session`). If not, the layers inside record the reply.
         routing_key: generations with the same one have a prefix in common.
         bell: rung whenever there is something new.
         on_commit: told of the checkpoint.
@@ -70,7 +71,8 @@ class Generation:
         sampling: dict[str, Any],
         parser: ReplyParser,
         *,
-        routing_key: str,
+        lasting: bool,
+        routing_key: str | None,
         logprobs: bool,
         bell: Callable[[], None],
         on_commit: Callable[[ComposedPrompt, Checkpoint], None],
@@ -88,9 +90,18 @@ class Generation:
         self._on_commit = on_commit
         self._spent = sampling.get("max_new_tokens") == 0
         self._skips_special = sampling.get("skip_special_tokens") is not False
-        self._logprobs = logprobs or request.logprobs
+        self._lasting = lasting
+        self._logprobs = (logprobs and lasting) or request.logprobs
         self._inner, self._body = worker_request(
-            scope, request, sampling, prompt.ids, self.id, routing_key=routing_key, logprobs=self._logprobs
+            scope,
+            request,
+            sampling,
+            prompt.ids,
+            self.id,
+            routing_key=routing_key,
+            logprobs=self._logprobs,
+            kept=lasting,
+            parent=prompt.checkpoint.id if prompt.checkpoint is not None else None,
         )
         self._aborting = False
         self.told = Told(handle.generation_id, request, turn.node, parser, judge.tokenizer.vocabulary)
@@ -123,6 +134,11 @@ class Generation:
     def reused_tokens(self) -> int:
         """Of these, taken from memory."""
         return self._prompt.reused
+
+    @property
+    def spliced_turns(self) -> int:
+        """So many earlier turns kept their ids in a new rendering."""
+        return self._prompt.spliced
 
     @property
     def over(self) -> bool:
@@ -253,14 +269,15 @@ class Generation:
         sampled = judgement.reply
         if sampled is None:
             return
-        self._judge.clock.observe_reply(sampled.versions, late=sampled.late)
+        if self._lasting:  # else it was counted by whoever recorded it
+            self._judge.clock.observe_reply(sampled.versions, late=sampled.late)
         span = TokenSpan(
             self._prompt.span,
             self._prompt.take,
             0,
             sampled.ids,
             0,
-            logprobs=sampled.logprobs,
+            logprobs=sampled.logprobs if self._lasting else None,
             versions=sampled.versions,
             flags=sampled.flags | SpanFlag.WHOLE,
             visible=-1 if sampled.visible is None else sampled.visible,
@@ -280,7 +297,7 @@ class Generation:
             shown=sampled.text[-shown:] if shown else "",
             reasoning=reasoning,
             reasons=self._prompt.reasons,
-            extra=extra,
+            extra=extra if self._lasting else {},
         )
         self._on_commit(self._prompt, checkpoint)
 

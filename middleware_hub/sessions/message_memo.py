@@ -102,11 +102,13 @@ class MessageMemo:
     Args:
         key: of messages.
         room: what it shares with other memos.
+        most: how many bodies it keeps.
     """
 
-    def __init__(self, key: KeyFunction, room: MemoRoom) -> None:
+    def __init__(self, key: KeyFunction, room: MemoRoom, *, most: int = MOST_BODIES) -> None:
         self._key = key
         self._room = room
+        self._most = most
         self._bodies: list[KnownBody] = []
         self._mark = b'"mark%b"' % secrets.token_hex(12).encode()
 
@@ -158,7 +160,7 @@ class MessageMemo:
         if whole:
             self._bodies.append(known)
             self._room.use(self, known, body[: known.ends[-1]])
-        if len(self._bodies) > MOST_BODIES:
+        if len(self._bodies) > self._most:
             self.drop(self._bodies[0])
         return Conversation(head, known.messages, known.landmark)
 

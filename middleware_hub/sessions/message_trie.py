@@ -50,6 +50,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         reasons: why this turn is not, or not in every way, exact.
         extra: per-token fields of the worker, raw.
         continued: how many checkpoints go on from here, on this branch.
+        users: how many checkpoints and generations in flight go on from here, on whatever branch.
         apart: this is the first turn of a branch of its own, though its chain goes on from `parent`: its prompt was rendered
             anew, with other tools or options, or because the template had rewritten earlier turns.
         reward: what was attached to it.
@@ -67,6 +68,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     reasons: tuple[str, ...] = ()
     extra: dict[str, msgspec.Raw] = {}
     continued: int = 0
+    users: int = 0
     apart: bool = False
     reward: dict[str, Any] | None = None
 
@@ -134,14 +136,27 @@ class BranchHandle(msgspec.Struct, gc=False, eq=False):
 
     generation_id: str
     node: MessageNode
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None = None
     apart: bool = False
     open: bool = True
+    held: tuple[Checkpoint, ...] = ()
 
     def goes_on_from(self, checkpoint: Checkpoint | None, *, apart: bool) -> None:
         """What its prompt turned out to begin with, and whether it is a branch of its own all the same."""
-        self.checkpoint = checkpoint
+        if not self.open:
+            return
+        self.hold(checkpoint)
         self.apart = apart and checkpoint is not None
+
+    def hold(self, *checkpoints: Checkpoint | None) -> None:
+        """What it may go on from, the likeliest first; it cannot be dropped as long as it is held."""
+        for one in checkpoints:
+            if one is not None:
+                one.users += 1
+        for one in self.held:
+            one.users -= 1
+        self.held = tuple(one for one in checkpoints if one is not None)
+        self.checkpoint = checkpoints[0] if checkpoints else None
 
 
 class Landmark(msgspec.Struct, gc=False, eq=False):
@@ -214,6 +229,7 @@ class MessageTrie:
         self._roots: dict[bytes, MessageNode] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
         self._handles: dict[str, BranchHandle] = {}
+        self._commits = 0
         self.nodes = 0
         """Messages, pending ones counted; roots are none."""
         self.closed = False
@@ -298,7 +314,8 @@ class MessageTrie:
         """A generation begins from a prepared turn. Ids are never used twice."""
         assert generation_id not in self._handles
         assert generation_id not in self._checkpoints
-        handle = self._handles[generation_id] = BranchHandle(generation_id, turn.node, turn.checkpoint)
+        handle = self._handles[generation_id] = BranchHandle(generation_id, turn.node)
+        handle.hold(turn.checkpoint, turn.elsewhere)
         turn.node.handles += 1
         return handle
 
@@ -309,8 +326,9 @@ class MessageTrie:
         """
         if self.closed or not handle.open:
             raise TrieClosedError
+        checkpoint = self._sample(handle, handle.node, message, span, details)
         self._close(handle)
-        return self._sample(handle, handle.node, message, span, details)
+        return checkpoint
 
     def commit_in_place(self, handle: BranchHandle, message: Message, span: TokenSpan, **details: Any) -> Checkpoint:
         """The same for a turn that went on with the last message of its prompt: it takes that message's place."""
@@ -328,6 +346,23 @@ class MessageTrie:
         if handle.open and not self.closed:
             self._close(handle)
             self._prune(handle.node)
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a sample that nothing goes on from, and the messages that were only there for it."""
+        assert not checkpoint.users
+        node = checkpoint.node
+        assert node.samples is not None
+        node.samples.remove(checkpoint)
+        del self._checkpoints[checkpoint.id]
+        if checkpoint.parent is not None:
+            checkpoint.parent.users -= 1
+            checkpoint.parent.continued -= not checkpoint.apart
+        checkpoint.parent = None
+        passed: MessageNode | None = node
+        while passed is not None and not passed.samples and not _any_committed(passed):
+            passed.committed = False
+            passed = passed.parent
+        self._prune(node)
 
     # The end -----------------------------------------------------------------------------------------------------------
 
@@ -396,10 +431,12 @@ class MessageTrie:
         key = self.key(message)
         node = (above.children or {}).get(key) or self._attach(above, key, message)
         checkpoint = Checkpoint(
-            handle.generation_id, node, span, handle.checkpoint, len(self._checkpoints), apart=handle.apart, **details
+            handle.generation_id, node, span, handle.checkpoint, self._commits, apart=handle.apart, **details
         )
-        if handle.checkpoint is not None and not handle.apart:
-            handle.checkpoint.continued += 1
+        self._commits += 1
+        if checkpoint.parent is not None:
+            checkpoint.parent.users += 1
+            checkpoint.parent.continued += not handle.apart
         if node.samples is None:
             node.samples = []
         node.samples.append(checkpoint)
@@ -411,6 +448,7 @@ class MessageTrie:
         return checkpoint
 
     def _close(self, handle: BranchHandle) -> None:
+        handle.hold()
         handle.open = False
         handle.node.handles -= 1
         del self._handles[handle.generation_id]
@@ -464,9 +502,15 @@ class MessageTrie:
                     assert id(checkpoint.parent.node) in above_it or checkpoint.parent.node.parent in node.path()
         assert not handles, "a handle on a node that is not there"
         assert len(sampled) == len(self._checkpoints)
-        assert sorted(one.serial for one in sampled) == list(range(len(sampled)))
+        assert [one.serial for one in self._checkpoints.values()] == sorted({one.serial for one in sampled})
+        users: dict[int, int] = {}
+        held = [one for handle in self._handles.values() for one in handle.held]
+        for user in (*(one.parent for one in sampled if one.parent is not None), *held):
+            users[id(user)] = users.get(id(user), 0) + 1
         for checkpoint in sampled:
             assert checkpoint.continued == continued.get(checkpoint.id, 0)
+            assert checkpoint.users == users.pop(id(checkpoint), 0)
+        assert not users, "something goes on from a sample that is not there"
 
 
 def _choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
@@ -479,6 +523,10 @@ def _choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
             if equal:
                 return equal[-1], len(equal) > 1
     return samples[-1], len(samples) > 1
+
+
+def _any_committed(node: MessageNode) -> bool:
+    return any(child.committed for child in (node.children or {}).values())
 
 
 def _as_setting(key: MessageKey) -> bytes:

@@ -21,7 +21,7 @@ from middleware_hub.sessions.chat import Dialect
 from middleware_hub.sessions.composing import ComposedPrompt
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.message_key import KeyFunction
-from middleware_hub.sessions.message_memo import MemoRoom, MessageMemo
+from middleware_hub.sessions.message_memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
 from middleware_hub.sessions.refusals import SessionOverError, UnknownSessionError
 
@@ -57,12 +57,16 @@ class Session:
     """See the top of this file.
 
     Attributes:
+        lasting: whether somebody will export it: then it keeps all that a trainer needs, for as long as it lives.
         sampling: what is used where a request says nothing.
         response_budget: tokens that a branch may have behind its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
         tokens: held by its samples, and by the contexts between them.
         samples: how many of them there are.
     """
+
+    lasting = True
+    most_bodies = MOST_BODIES
 
     def __init__(
         self,
@@ -101,7 +105,7 @@ class Session:
         name = type(dialect).__name__
         found = self._memos.get(name)
         if found is None:
-            found = self._memos[name] = MessageMemo(self.trie.key, room)
+            found = self._memos[name] = MessageMemo(self.trie.key, room, most=self.most_bodies)
         return found
 
     def require(self, act: Act) -> None:
@@ -156,9 +160,9 @@ class Session:
         """Count what a commit adds; returns how many tokens these are."""
         added = len(checkpoint.span)
         context = prompt.span
-        if not context.sampled and not context.users:
-            context.users = 1  # counted: generations of one prompt share it
-            added += len(context)
+        if not context.sampled:
+            added += 0 if context.users else len(context)  # generations of one prompt share it
+            context.users += 1
         self.tokens += added
         self.samples += 1
         self.exported = False

@@ -44,15 +44,28 @@ class SessionMetrics:
         )
         self.turns = Counter(
             "tito_session_turns_total",
-            "Prompts of sessions by how they were made: first (nothing sampled before), continued, anew (for the reason "
-            "given), and what is to be known of them: ambiguous, unknown_parent, left_out, template_mismatch",
+            "Prompts of chats by how they were made: first (nothing sampled before), continued, spliced and anew (for the "
+            "reason given), and what is to be known of them: ambiguous, unknown_parent, left_out, template_mismatch",
             ("kind", "reason"),
             registry=registry,
         )
         self.tokens = Counter(
             "tito_session_tokens_total",
-            "Tokens of sessions by what became of them: reused from a checkpoint, encoded, sampled and committed",
+            "Tokens of chats by what became of them: reused from a checkpoint (spliced: in a new rendering), encoded, "
+            "sampled and committed",
             ("kind",),
+            registry=registry,
+        )
+        self.spliced_turns = Counter(
+            "tito_spliced_turns_total",
+            "Earlier turns that kept their ids in a new rendering of their conversation",
+            registry=registry,
+        )
+        self.fallbacks = Counter(
+            "tito_splice_fallbacks_total",
+            "New renderings in which not all earlier turns kept their ids, by why: divergence (another text stands between "
+            "them), scaffold, sentinel_collision, unfaithful",
+            ("reason",),
             registry=registry,
         )
         self.replies = Counter(

@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Iterator
 
+from middleware_hub.sessions.anonymous import AnonymousSession
+from middleware_hub.sessions.message_key import KeyFunction, canonical
 from middleware_hub.sessions.refusals import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.sessions.session import Phase, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
@@ -19,6 +21,10 @@ from middleware_hub.sessions.session_metrics import SessionMetrics
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
+ANONYMOUS_SHARE = 8
+"""What talks without a session may hold this part of what sessions may, for each tenant and namespace."""
+MOST_NAMESPACES = 64
+"""With memories of their own for what talks without a session."""
 
 
 class SessionStore:
@@ -27,12 +33,15 @@ class SessionStore:
     Args:
         metrics: what is counted.
         max_tokens: that all sessions together may hold.
+        key: when two messages are the same one.
     """
 
-    def __init__(self, metrics: SessionMetrics, *, max_tokens: int) -> None:
+    def __init__(self, metrics: SessionMetrics, *, max_tokens: int, key: KeyFunction = canonical) -> None:
         self._metrics = metrics
         self._max_tokens = max_tokens
+        self._key = key
         self._sessions: dict[tuple[str, str], Session] = {}
+        self._anonymous: dict[tuple[str, str], AnonymousSession] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.tokens = 0
         metrics.watch(self)
@@ -48,6 +57,23 @@ class SessionStore:
         found = self._sessions.get((tenant, session_id))
         if found is None:
             raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
+        return found
+
+    def find(self, tenant: str, session_id: str) -> Session | None:
+        """The one of this name, if there is one."""
+        return self._sessions.get((tenant, session_id))
+
+    def anonymous(self, tenant: str, namespace: str) -> AnonymousSession:
+        """Where those talk who have no session."""
+        found = self._anonymous.get((tenant, namespace))
+        if found is None:
+            if len(self._anonymous) >= MOST_NAMESPACES:
+                # Clients choose the names.
+                self._later(self._anonymous.pop(next(iter(self._anonymous))))
+            found = AnonymousSession(tenant, self._key, max_tokens=self._max_tokens // ANONYMOUS_SHARE)
+        else:
+            del self._anonymous[tenant, namespace]
+        self._anonymous[tenant, namespace] = found
         return found
 
     def of(self, tenant: str) -> list[Session]:
@@ -94,6 +120,9 @@ class SessionStore:
 
     def _end(self, session: Session) -> None:
         self._remove(session)
+        self._later(session)
+
+    def _later(self, session: Session) -> None:
         task = asyncio.get_running_loop().create_task(session.abort())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -111,7 +140,7 @@ class SessionStore:
     def sweep(self, now: float | None = None) -> None:
         """Forget those whose time to live has passed, and of the others the replies that nobody has asked for in time."""
         moment = time.monotonic() if now is None else now
-        for session in self._sessions.values():
+        for session in (*self._sessions.values(), *self._anonymous.values()):
             session.sweep(moment)
         for session in [one for one in self._sessions.values() if one.expired(moment)]:
             lost = not session.exported and session.trie.head is not None
@@ -132,7 +161,9 @@ class SessionStore:
 
     async def close(self) -> None:
         """End what runs in all sessions: the process stops."""
-        await asyncio.gather(*(session.abort() for session in self._sessions.values()))
+        everything = (*self._sessions.values(), *self._anonymous.values())
+        await asyncio.gather(*(session.abort() for session in everything))
         self._sessions.clear()
+        self._anonymous.clear()
         if self._ending:
             await asyncio.wait(self._ending)

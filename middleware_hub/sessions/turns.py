@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Scope
 from middleware_hub import prompting
 from middleware_hub.recording import Judge
 from middleware_hub.sessions.chat import ChatRequest
-from middleware_hub.sessions.composing import ComposedPrompt, Composer
+from middleware_hub.sessions.composing import FALLBACKS, ComposedPrompt, Composer
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation
@@ -90,7 +90,8 @@ class Turns:
         """
         session.require(Act.GENERATE)
         session.touch()
-        self._store.require_room()
+        if session.lasting:
+            self._store.require_room()
         begun = time.perf_counter()
         with self._tracer.span("prepare", messages=len(request.messages)) as span:
             turn = session.trie.prepare(setting_of(request), request.messages, parent=key.parent)
@@ -98,7 +99,9 @@ class Turns:
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
             span.set(covered=turn.covered)
         self._metrics.seconds.labels("prepare").observe(time.perf_counter() - begun)
-        exchange = Exchange(key, grace=self._orphan_grace, on_over=lambda one: self._over(session, one))
+        exchange = Exchange(
+            key, grace=self._orphan_grace if session.lasting else 0.0, on_over=lambda one: self._over(session, one)
+        )
         session.begin(exchange)
         exchange.start(lambda: self._compose(session, request, scope, turn, handles, exchange))
         return exchange
@@ -136,7 +139,8 @@ class Turns:
                     request,
                     sampling,
                     self._thoughts.parser(request, turn, prompt),
-                    routing_key=session.id,
+                    lasting=session.lasting,
+                    routing_key=session.id or None,
                     logprobs=self._force_logprobs,
                     bell=exchange.ring,
                     tracer=self._tracer,
@@ -206,17 +210,29 @@ class Turns:
         return min(limits, default=None)
 
     def _count(self, turn: PreparedTurn, prompt: ComposedPrompt, request: ChatRequest, notes: tuple[str, ...]) -> None:
-        made = "continued" if prompt.checkpoint is not None else "anew" if turn.checkpoint is not None else "first"
+        if prompt.spliced:
+            made = "spliced"
+            self._metrics.spliced_turns.inc(prompt.spliced)
+            self._metrics.tokens.labels("spliced").inc(prompt.reused)
+        elif prompt.checkpoint is not None:
+            made = "continued"
+        else:
+            made = "first" if turn.checkpoint is None and turn.elsewhere is None else "anew"
+        for reason in FALLBACKS.intersection(prompt.reasons):
+            self._metrics.fallbacks.labels(reason).inc()
         count = self._metrics.turns.labels
-        count(made, prompt.reasons[0] if made == "anew" and prompt.reasons else "").inc()
+        why = prompt.reasons[:1] if made in ("anew", "spliced") else ()
+        count(made, why[0] if why else "").inc()
         for note in notes:
-            if made != "anew" or note not in prompt.reasons:
+            if note not in why and note not in FALLBACKS and note != "spliced":
                 count(note, "").inc()
         self._metrics.tokens.labels("reused").inc(prompt.reused * request.samples)
         self._metrics.tokens.labels("encoded").inc(prompt.tokens - prompt.reused)
 
     def _committed(self, session: Session, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
-        self._store.held(session.committed(prompt, checkpoint))
+        added = session.committed(prompt, checkpoint)
+        if session.lasting:
+            self._store.held(added)
         self._composer.committed(prompt, checkpoint)
         self._metrics.tokens.labels("sampled").inc(len(checkpoint.span))
 

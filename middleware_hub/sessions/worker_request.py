@@ -14,8 +14,9 @@ from middleware_hub.sessions.written_ids import Ids
 from router.asgi import KEPT, ROUTE_HINT, RouteHint
 from router.sglang.attempt import ATTEMPT, Attempt
 
-_KEPT_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
+_PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
 """Of the client's; the others are about its own dialect."""
+_PASSED_WITHOUT_SESSION = frozenset({b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id"})
 
 
 def worker_request(
@@ -25,8 +26,10 @@ def worker_request(
     ids: Ids,
     rid: str,
     *,
-    routing_key: str,
+    routing_key: str | None,
     logprobs: bool,
+    kept: bool = True,
+    parent: str | None = None,
 ) -> tuple[Scope, bytes]:
     """The scope and the body of a `/generate`.
 
@@ -38,6 +41,8 @@ def worker_request(
         rid: the generation's id.
         routing_key: generations with the same one have a prefix in common.
         logprobs: whether the worker is to send them.
+        kept: whoever asks keeps the reply. Else the layers inside record it, as they do any other.
+        parent: the generation behind whose chain they are to record it.
     """
     fields: dict[str, Raw] = {
         **request.extra,
@@ -51,11 +56,15 @@ def worker_request(
         if request.top_logprobs:
             fields["top_logprobs_num"] = Raw(b"%d" % request.top_logprobs)
     body = msgspec.json.encode(fields)
-    headers = [pair for pair in scope["headers"] if pair[0] in _KEPT_HEADERS]
+    headers = [pair for pair in scope["headers"] if pair[0] in _PASSED_HEADERS]
     headers.append((b"content-type", b"application/json"))
+    if not kept:
+        headers += [pair for pair in scope["headers"] if pair[0] in _PASSED_WITHOUT_SESSION]
+        if parent is not None:
+            headers.append((b"x-radix-parent", parent.encode()))
     state = {
         **(scope.get("state") or {}),
-        KEPT: True,
+        **({KEPT: True} if kept else {}),
         ROUTE_HINT: RouteHint(None, memoryview(ids.packed).cast("i"), routing_key),
         # What is in the body, for the layers inside, so that they need not read it again.
         ATTEMPT: (body, Attempt.single(fields, rid, stream=request.stream)),

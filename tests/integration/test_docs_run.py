@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from middleware_hub.sessions import gateway
 from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig
 from router.embedded.ngram import shipped_tokenizer
 from router.policies.base import RouteQuery
@@ -275,8 +276,7 @@ def test_every_call_of_a_session_is_documented() -> None:
         for method in re.findall(r'"([A-Z]+)"', methods)
     }
     assert len(found) > 5, "the calls are not written as before: read them in another way"
-    (talks,) = re.findall(r"talks: dict.*= (\{.*\})", (folder / "gateway.py").read_text())
-    found |= {("POST", f"/sessions/{{id}}/v1/{name}") for name in re.findall(r'"([^"]+)"', talks)}
+    found |= {("POST", f"/sessions/{{id}}/v1/{name}") for name in (*gateway.TURNS, gateway.COUNT)}
     found |= {("GET", "/sessions/{id}/v1/models"), ("GET", "/sessions"), ("POST", "/sessions")}
     page = (ROOT / "docs" / "http-api.md").read_text()
     assert set(re.findall(r"^\| `([A-Z]+)` \| `(/sessions[^`]*)` \|", page, re.MULTILINE)) == found

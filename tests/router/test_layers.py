@@ -51,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.responder",
         "middleware_hub.retrieval",
         "middleware_hub.hub",
+        "middleware_hub.sessions.anonymous",
         "middleware_hub.sessions.composing",
         "middleware_hub.sessions.exchange",
         "middleware_hub.sessions.generation",

@@ -1,0 +1,105 @@
+"""What talks without a session is remembered as far as there is room, the most recent conversations first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from middleware_hub.sessions.anonymous import AnonymousSession
+from middleware_hub.sessions.composing import ComposedPrompt
+from middleware_hub.sessions.message_key import canonical
+from middleware_hub.sessions.message_trie import BranchHandle, Checkpoint
+from middleware_hub.sessions.written_ids import Ids
+from middleware_hub.spans import TokenSpan, chain_ids, pack_ids
+
+SETTING = b"setting"
+
+
+class Room:
+    """An anonymous session, and generations in it."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.session = AnonymousSession("", canonical, max_tokens=max_tokens)
+        self.serial = 0
+
+    def begin(self, messages: list[dict[str, Any]]) -> tuple[BranchHandle, ComposedPrompt]:
+        turn = self.session.trie.prepare(SETTING, messages)
+        self.serial += 1
+        handle = self.session.trie.open(turn, str(self.serial))
+        above = None if turn.checkpoint is None else turn.checkpoint.span
+        contexts = turn.node.contexts = turn.node.contexts or []
+        context = next((one for one in contexts if one.parent is above), None)
+        if context is None:
+            context = TokenSpan(above, 0 if above is None else len(above), 0, pack_ids([len(messages)] * 3), 0)
+            contexts.append(context)
+        return handle, ComposedPrompt(turn.checkpoint, context, 3, Ids.of(chain_ids(context, 3)), 0)
+
+    def end(self, handle: BranchHandle, prompt: ComposedPrompt, says: str) -> Checkpoint:
+        span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
+        message = {"role": "assistant", "content": says}
+        checkpoint = self.session.trie.commit(handle, message, span, finish="stop")
+        self.session.committed(prompt, checkpoint)
+        return checkpoint
+
+    def check(self) -> None:
+        """Counted anew: a token is held by a sample, or by a context that a sample stands on."""
+        trie = self.session.trie
+        trie.check()
+        samples = trie.checkpoints()
+        contexts = {id(one.span.parent): len(one.span.parent) for one in samples if one.span.parent is not None}
+        assert self.session.tokens == sum(len(one.span) for one in samples) + sum(contexts.values())
+        assert self.session.samples == len(samples)
+
+
+def talk(path: tuple[int, ...]) -> list[dict[str, Any]]:
+    """A conversation: what the user says, and the replies to it but for the last one."""
+    found: list[dict[str, Any]] = []
+    for number, word in enumerate(path):
+        if number:
+            found.append({"role": "assistant", "content": "r"})
+        found.append({"role": "user", "content": str(word)})
+    return found
+
+
+PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
+
+
+@given(st.lists(st.tuples(PATHS, st.sampled_from(["commit", "abandon", "wait"])), max_size=30), st.integers(0, 40))
+def test_it_holds_what_there_is_room_for(steps: list[tuple[tuple[int, ...], str]], room: int) -> None:
+    """Whatever is in flight, a chain is never dropped from under it."""
+    place = Room(room)
+    waiting: list[tuple[BranchHandle, ComposedPrompt]] = []
+    for path, end in steps:
+        handle, prompt = place.begin(talk(path))
+        if end == "commit":
+            place.end(handle, prompt, "r")
+        elif end == "abandon":
+            place.session.trie.abandon(handle)
+        else:
+            waiting.append((handle, prompt))
+        place.check()
+        if not waiting:
+            assert place.session.tokens <= room
+    for handle, prompt in waiting:
+        assert prompt.checkpoint is None or prompt.checkpoint.id in {c.id for c in place.session.trie.checkpoints()}
+        place.end(handle, prompt, "late")
+        place.check()
+    place.end(*place.begin(talk((9,))), "r")
+    assert place.session.tokens <= room
+    place.check()
+
+
+def test_the_least_recently_used_conversation_goes_first_from_its_end() -> None:
+    place = Room(30)
+    for path in ((0,), (0, 1), (0, 1, 2), (1,), (1, 1)):
+        place.end(*place.begin(talk(path)), "r")
+    kept = {len(one.node.path()) for one in place.session.trie.checkpoints()}
+    assert place.session.tokens == 25
+    place.end(*place.begin(talk((1, 1, 2))), "r")
+    place.end(*place.begin(talk((1, 1, 2, 0))), "r")
+    words = [[node.message for node in one.node.path()] for one in place.session.trie.checkpoints(terminal=True)]
+    assert kept == {2, 4, 6}
+    # Of the first conversation two turns are left: its last one went.
+    assert sorted(map(len, words)) == [4, 8]
