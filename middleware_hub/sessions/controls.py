@@ -27,6 +27,8 @@ from router.errors import BadRequestError
 from router.sglang.json import parse_object, typed
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+_CREATES = frozenset({"session_id", "sampling_params", "metadata", "ttl_s", "response_budget"})
+"""The fields of `POST /sessions`. Others mean nothing, and are named in the answer: one may be misspelt."""
 _PIECE_BYTES = 64 * 1024
 MAX_WAIT = 3600.0
 
@@ -87,12 +89,15 @@ class Controls:
         )
         self._store.add(session)
         root = f"{_origin(scope)}/sessions/{session.id}"
-        answer = {
+        answer: dict[str, Any] = {
             "session_id": session.id,
             "base_url": f"{root}/v1",
             "anthropic_base_url": root,
             "reward_info_url": f"{root}/reward_info",
         }
+        ignored = sorted(fields.keys() - _CREATES)
+        if ignored:
+            answer["ignored"] = ignored
         await send_json(send, 201, msgspec.json.encode(answer))
 
     def make(self, tenant: str, name: str) -> Session:
@@ -162,10 +167,12 @@ class Controls:
         await send_json(send, 200, msgspec.json.encode({"completed": completed, **session.summary()}))
 
     async def _finalize(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        fields = await self._fields(scope, receive)
-        every = bool(typed(fields, "export_all_checkpoints", bool, "true or false"))
-        shared = _shared(typed(fields, "shared_turns", str, "a string"))
-        form = _form(typed(fields, "format", str, "a string"))
+        fields, query = await self._fields(scope, receive), _query(scope)
+        every = typed(fields, "export_all_checkpoints", bool, "true or false")
+        if every is None:
+            every = _is_on(query.get("export_all_checkpoints"))
+        shared = _shared(typed(fields, "shared_turns", str, "a string") or query.get("shared_turns"))
+        form = _form(typed(fields, "format", str, "a string") or query.get("format"))
         first = session.phase is not Phase.FINALIZED
         await session.finalize()
         session.require(Act.EXPORT)  # it may have been deleted meanwhile
@@ -176,7 +183,7 @@ class Controls:
     async def _trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         session.require(Act.EXPORT)
         query = _query(scope)
-        every = query.get("export_all_checkpoints", "0") in ("1", "true")
+        every = _is_on(query.get("export_all_checkpoints"))
         shared, form = _shared(query.get("shared_turns")), _form(query.get("format"))
         await self._export(session, receive, send, every=every, shared=shared, form=form)
 
@@ -258,12 +265,16 @@ def _sampling(given: dict[str, Any]) -> dict[str, Any]:
     limit = given.pop("max_completion_tokens", given.pop("max_tokens", given.get("max_new_tokens")))
     if limit is not None:
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise BadRequestError(f"`max_new_tokens` must be at least 1, not {limit!r}")
+            raise BadRequestError(f"`max_tokens` in `sampling_params` must be at least 1, not {limit!r}")
         given["max_new_tokens"] = limit
     if given.get("n") not in (None, 1):
         raise BadRequestError("`n` in a session's `sampling_params` must be 1: ask for more in a request")
     given.pop("n", None)
     return given
+
+
+def _is_on(given: str | None) -> bool:
+    return given in ("1", "true")
 
 
 def _query(scope: Scope) -> dict[str, str]:

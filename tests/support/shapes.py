@@ -142,10 +142,10 @@ SHAPES: dict[str, Shape] = {
 UNEDITED = [name for name, shape in SHAPES.items() if not shape.edits]
 
 
-def converse(model: ChatModel, shape: Shape, ask: Ask) -> list[Exchange]:
-    """One conversation of a shape."""
+def converse(model: ChatModel, shape: Shape, ask: Ask, *, opening: str = "Hello") -> list[Exchange]:
+    """One conversation of a shape. Without a session it is told from others by how the user opens it."""
     tools = TOOLS if shape.loop else None
-    messages: Messages = [system("Be brief."), user("Hello")]
+    messages: Messages = [system("Be brief."), user(opening)]
     found = []
     for number in range(REQUESTS):
         messages = shape.edits.get(number, list)(messages)
@@ -159,7 +159,8 @@ def converse(model: ChatModel, shape: Shape, ask: Ask) -> list[Exchange]:
             text = f"This is the reply number {number}, as well as it can be put."
             reply, behind = {"role": "assistant", "content": text}, user(f"And then, {number}?")
         thought = f"Let me see: {number}." if shape.thinks else ""
-        ids = _awkward(model.encode(model.says(messages, tools, options, text, thought)), model)
+        ids = model.encode(model.says(messages, tools, options, text, thought))
+        ids = _awkward(ids, model) if number % 3 == 1 else ids
         message, sent = ask(messages, tools, options, ids, model.stop(reply, [behind], tools))
         found.append(Exchange(messages, tools, options, sent, ids))
         if message.get("tool_calls"):
@@ -169,7 +170,8 @@ def converse(model: ChatModel, shape: Shape, ask: Ask) -> list[Exchange]:
 
 
 def _awkward(ids: list[int], model: ChatModel) -> list[int]:
-    """The same text in other tokens: a word is sampled letter by letter, as models do now and then."""
+    """The same text in other tokens: a word is sampled letter by letter, as models do now and then. (Of two thousand replies
+    that the embedded engine sampled, encoding gave other ids for one in seven.)"""
     word = model.encode(" as")
     if len(word) != 1 or word[0] not in ids:
         return ids

@@ -53,6 +53,7 @@ _REFUSED = {
     "text": _PROMPT,
     "input_ids": _PROMPT,
     "input_embeds": _PROMPT,
+    "prompt_segments": _PROMPT,
     "session_params": "a session is named by the path, or by `x-session-id`",
     "sampling_params": "write its fields at the top level of a chat request",
     "chat_template": "the template is the tokenizer's own; `chat_template_kwargs` are its variables",
