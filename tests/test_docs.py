@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from middleware_hub.sessions import gateway
 from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
@@ -101,7 +102,7 @@ def routes() -> set[str]:
     hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))
     assert hub, "the middleware's routes are not written as before: read them in another way"
     fleet = Fleet(pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False)
-    return own | hub | {route.path for route in fleet.routes()}
+    return own | hub | {route.path for route in fleet.routes()} | gateway.CHATS | {gateway.COMPLETIONS}
 
 
 def anchors(page: Path) -> set[str]:

@@ -6,6 +6,7 @@
 
 Positions (`weight_versions`, `turns`) are offsets into `response_ids`, half-open. Branches come in the order of their commits.
 Of turns that several branches share, the first branch has the mask (`once`), or all have it (`every`).
+What workers said of turns is given by turn, but for arrays with a row for each token, which are joined (see `per_token`).
 
 What is exported may be long: it is made into JSON piece by piece, so that an event loop can do other things in between.
 """
@@ -21,6 +22,7 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
+from middleware_hub.sessions.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.spans import TokenSpan, flatten_chain, links
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
@@ -46,6 +48,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         turns: `(generation id, start, end)` of the sampled turns.
         messages: JSON of each.
         extra: what workers said of turns, by name: `(generation id, raw value)`.
+        per_token: of this, what could be joined: a row for each token but the last, prompt and response.
     """
 
     branch: str
@@ -61,6 +64,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     reward_info: dict[str, Any]
     reasons: tuple[str, ...]
     extra: Mapping[str, list[tuple[str, Raw]]]
+    per_token: Mapping[str, PerTokenArray]
 
     @property
     def exact(self) -> bool:
@@ -133,12 +137,15 @@ def _trajectory(
     begin = len(flat.token_ids) - flat.response_length
     mask = flat.loss_mask[begin:].copy()
     turns, at = [], {id(turn.span): turn for turn in chain.turns}
+    told: dict[str, list[TurnRows]] = {name: [] for name in ROW_FIELDS}
     for span, count in chain.spans:
         turn = at.get(id(span))
         if turn is None:
             continue
         low = span.offset - begin
         turns.append((turn.id, low, low + count))
+        for name in told.keys() & turn.extra.keys():
+            told[name].append(TurnRows(turn.id, span.offset + len(span), span.offset + count, turn.extra[name]))
         if trained is not None:
             done = trained.get(id(span), 0)
             mask[low : low + min(done, count)] = 0
@@ -154,6 +161,12 @@ def _trajectory(
         reasons += [reason for reason in turn.reasons if reason not in reasons]
         for name, value in turn.extra.items():
             extra.setdefault(name, []).append((turn.id, value))
+    per_token = {}
+    for name, rows in told.items():
+        array = joined(rows, len(flat.token_ids))
+        if array is not None:
+            per_token[name] = array
+            del extra[name]
     return BranchTrajectory(
         branch=checkpoint.id,
         parent_branch=parent,
@@ -168,6 +181,7 @@ def _trajectory(
         reward_info=rewards,
         reasons=tuple(reasons),
         extra=extra,
+        per_token=per_token,
     )
 
 
@@ -186,7 +200,16 @@ def as_json(found: Iterable[BranchTrajectory], head: Mapping[str, Any]) -> Itera
 
 
 def _one(trajectory: BranchTrajectory) -> Iterator[bytes]:
-    yield msgspec.json.encode(described(trajectory))[:-1]
+    fields = described(trajectory)
+    for name in trajectory.per_token:
+        del fields["extra_fields"][name]
+    # `extra_fields` is the last of these and never empty: both objects stay open for what is long.
+    yield msgspec.json.encode(fields)[:-2]
+    for name, joint in trajectory.per_token.items():
+        yield b',"%b":%b,"base64":"' % (name.encode(), msgspec.json.encode(joint.described())[:-1])
+        yield from joint.as_base64()
+        yield b'"}'
+    yield b"}"
     for name in ARRAYS:
         array = getattr(trajectory, name)
         yield b',"%b":' % name.encode()
@@ -216,6 +239,7 @@ def described(trajectory: BranchTrajectory) -> dict[str, Any]:
                 name: [{"generation_id": i, "value": value} for i, value in values]
                 for name, values in trajectory.extra.items()
             },
+            **{name: array.described() for name, array in trajectory.per_token.items()},
         },
     }
 

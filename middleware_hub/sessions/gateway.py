@@ -13,6 +13,7 @@
     POST        /v1/chat/completions                        without a session in the path: `X-Session-Id` may name one
     POST        /v1/messages
     POST        /v1/messages/count_tokens
+    POST        /v1/completions                             texts, without a chat template
 
 A client's library is told the `base_url` and adds the rest. Some add `/v1` to what has it already, some do not where it is
 missing: both are understood.
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from middleware_hub.completions.completions import Completions
 from middleware_hub.hub import Hub
 from middleware_hub.sessions import message_key, parsers
 from middleware_hub.sessions.chat import Dialect
@@ -53,6 +55,9 @@ OPENAI, ANTHROPIC = OpenAI(), Anthropic()
 TURNS: Mapping[str, Dialect] = {"chat/completions": OPENAI, "messages": ANTHROPIC}
 """Where a turn is taken, below a session's `/v1` or at the root's, and in which dialect."""
 COUNT = "messages/count_tokens"
+CHATS = frozenset(f"/v1/{place}" for place in (*TURNS, COUNT))
+COMPLETIONS = "/v1/completions"
+"""What is served at the root."""
 UNSERVED = frozenset({"unsupported_content", "unsupported_tool_choice"})
 """Codes of what cannot be said in tokens here, and may well be in a worker's own chat: without a session it is passed on."""
 
@@ -71,6 +76,7 @@ class SessionsMiddleware:
         self._sweeper: asyncio.Task[None] | None = None
         self._controls = Controls(self.store, config, key, self._metrics, max_body_bytes=self._max_body_bytes)
         self._chats = self._talking(context, config)
+        self._completions = Completions(app, Hub.of(context).tokenizer, max_body_bytes=self._max_body_bytes)
 
     def _talking(self, context: MiddlewareContext, config: SessionsConfig) -> Chats | None:
         """What answers turns; None without a chat template."""
@@ -107,15 +113,13 @@ class SessionsMiddleware:
             if path == PREFIX or path.startswith(PREFIX + "/"):
                 await self._serve(scope, receive, send)
                 return
-            place = path.removeprefix("/v1/")
-            if (
-                self._chats is not None
-                and scope["method"] == "POST"
-                and place != path
-                and (place in TURNS or place == COUNT)
-            ):
-                await self._serve_open(self._chats, place, scope, receive, send)
-                return
+            if scope["method"] == "POST":
+                if path in CHATS and self._chats is not None:
+                    await self._serve_open(self._chats, path.removeprefix("/v1/"), scope, receive, send)
+                    return
+                if path == COMPLETIONS:
+                    await self._completions(scope, receive, send)
+                    return
         elif scope["type"] == "lifespan":
             receive = self._closing(receive)
         await self.app(scope, receive, send)

@@ -120,6 +120,27 @@ _MESSAGES: Json = {
     "stop_sequences": ["END"],
 }
 
+_COMPLETION: Json = {"model": "default", "prompt": "Hello", "max_tokens": 3}
+COMPLETIONS: list[Json] = [
+    {**_COMPLETION, "logprobs": 1},
+    {**_COMPLETION, "stream": True, "stream_options": {"include_usage": True}, "logprobs": 0, "stop": ["\n", "END"]},
+    {**_COMPLETION, "prompt": ["one", "two"], "n": 2, "best_of": 2, "echo": True, "suffix": "", "user": "me"},
+    {**_COMPLETION, "prompt": [5, 6, 7], "stream": True, "echo": True, "n": 2, "stop": "END", "rid": "r1"},
+    {
+        **{
+            **_COMPLETION,
+            "prompt": [[5, 6], [7]],
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "seed": 7,
+            "logit_bias": {"5": 1.5},
+        },
+        **{"frequency_penalty": 0.1, "presence_penalty": 0.1, "repetition_penalty": 1.1, "top_k": 5, "min_p": 0.01},
+        **{"min_tokens": 1, "stop_token_ids": [7], "ignore_eos": True, "skip_special_tokens": False, "regex": None},
+        **{"json_schema": None, "ebnf": None, "lora_path": None, "return_trajectory": True},
+    },
+]
+
 BODIES: dict[str, list[Any]] = {
     "/generate": GENERATE,
     "/retrieve_from_text": [
@@ -155,7 +176,7 @@ BODIES: dict[str, list[Any]] = {
     ],
     "/update_weights_from_ipc": [{**_WEIGHTS, "zmq_handles": {"a": "ipc://x"}}],
     "/v1/chat/completions": [_CHAT, {**_CHAT, "stream": True}],
-    "/v1/completions": [{"model": "default", "prompt": "Hello", "max_tokens": 3, "logprobs": 1}],
+    "/v1/completions": COMPLETIONS,
     "/v1/embeddings": [{"model": "default", "input": ["a", "b"]}],
     "/sessions": [
         {"session_id": "t", "metadata": {"a": 1}, "ttl_s": 60.0, "response_budget": 50},
