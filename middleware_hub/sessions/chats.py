@@ -36,6 +36,7 @@ class Chats:
         self, dialect: Dialect, session: Session, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """One turn, whose body has been read. Raises RouterError only as long as nothing was sent."""
+        session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
         key = RequestKey(
             header(scope, b"idempotency-key"), body, type(dialect).__name__, header(scope, b"x-parent-generation")
@@ -158,8 +159,10 @@ class _Reply:
     def _headers(self, *, recorded: bool) -> HeaderList:
         generations = self._exchange.generations
         first = generations[0]
+        # In a reply in one piece, choices are numbered without those that failed.
+        told = [one for one in generations if one.answer is not None or not recorded] or generations
         headers: HeaderList = [
-            (b"x-generation-id", ", ".join(generation.id for generation in generations).encode("latin-1")),
+            (b"x-generation-id", ", ".join(generation.id for generation in told).encode("latin-1")),
             (b"x-radix-reused-tokens", b"%d" % first.reused_tokens),
             (b"x-radix-prompt-tokens", b"%d" % first.prompt_tokens),
             (b"x-radix-recorded", (_recorded(generations) if recorded else "pending").encode("latin-1", "replace")),

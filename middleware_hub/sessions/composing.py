@@ -102,7 +102,7 @@ class Composer:
         self._written = WrittenIds()
         self._dice = random.Random(0)
         vocabulary = tokenizer.vocabulary
-        self._codec = Codec(tokenizer.encode_start, tokenizer.encode_tail, vocabulary.spell, vocabulary.special_ids)
+        self._codec = codec_of(tokenizer)
         literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
 
@@ -163,7 +163,8 @@ class Composer:
         if not kept:
             return await self._anew(turn, request, (why, reason))
         last = turns[kept - 1]
-        place = seam(last, tail, self._codec.encode_tail, self._codec.special_ids)
+        # Nothing stands behind a turn that is gone on with, not even the token that ended it.
+        place = seam(last, tail, self._codec.encode_tail, self._codec.special_ids) if tail else cut(last)
         made = await self._behind(last, place, turn, request)
         reasons = (why, "spliced", *((reason,) if reason else ()), *made.reasons)
         # A template that cannot write a tail by itself has not rewritten anything: the branch goes on.
@@ -298,6 +299,18 @@ class Composer:
         parts = [Part(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
         parts.reverse()
         return parts
+
+
+def codec_of(tokenizer: Tokenizer) -> Codec:
+    """What a splice needs of a tokenizer."""
+    spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
+    return Codec(
+        tokenizer.encode_start,
+        tokenizer.encode_tail,
+        spell,
+        tokenizer.vocabulary.special_ids,
+        plain_starts=tokenizer.encode_start(spell(start)) == start,
+    )
 
 
 _KEYED = {"role", "content", "name", "tool_call_id"}

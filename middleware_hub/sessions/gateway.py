@@ -95,7 +95,7 @@ class SessionsMiddleware:
             self.app,
             hub.judge,
             composer,
-            Thoughts(template, hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=thinks),
+            Thoughts(hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=thinks),
             self.store,
             self._metrics,
             context.tracer,

@@ -55,10 +55,12 @@ class KnownBody(msgspec.Struct, eq=False):
             return len(self.ends)
         if not body.startswith(self.text[: self.ends[0]]):
             return 0
-        low, high = 0, len(self.ends) - 1  # the first `low` are common, the first `high + 1` are not
+        # The first `low` are common, the first `high + 1` are not; what is known to be common is not compared again.
+        low, high = 1, len(self.ends) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            if body.startswith(self.text[: self.ends[middle - 1]]):
+            begin = self.ends[low - 1]
+            if body.startswith(self.text[begin : self.ends[middle - 1]], begin):
                 low = middle
             else:
                 high = middle - 1

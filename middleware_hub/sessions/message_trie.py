@@ -27,6 +27,9 @@ from middleware_hub.sessions.chat import Message
 from middleware_hub.sessions.message_key import KeyedMessage, KeyFunction, MessageKey, canonical, same_adapter
 from middleware_hub.spans import TokenSpan
 
+MOST_SETTINGS = 8
+"""So many are looked through for turns of the same messages, the last ones. An option that holds the time makes one a turn."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -393,9 +396,9 @@ class MessageTrie:
     def _elsewhere(self, setting: bytes, messages: Sequence[Message], depth: int) -> Checkpoint | None:
         """The deepest sample of these messages under another setting, below `depth`."""
         found: tuple[MessageNode, Message] | None = None
-        for other, root in self._roots.items():
-            if other == setting or not same_adapter(other, setting):
-                continue
+        others = [one for one in self._roots if one != setting and same_adapter(one, setting)]
+        for other in others[-MOST_SETTINGS:]:
+            root = self._roots[other]
             node = root
             for message in messages:
                 key = message.key if isinstance(message, KeyedMessage) else self.key(message)
@@ -495,7 +498,9 @@ class MessageTrie:
                 if checkpoint.apart:
                     assert checkpoint.parent is not None
                     keys = [passed.key for passed in checkpoint.parent.node.path()]
-                    assert keys == [passed.key for passed in node.path()[: len(keys)]]
+                    # One that goes on with the last message takes that one's place.
+                    common = len(keys) - (len(keys) == node.depth)
+                    assert keys[:common] == [passed.key for passed in node.path()[:common]]
                 elif checkpoint.parent is not None:
                     continued[checkpoint.parent.id] = continued.get(checkpoint.parent.id, 0) + 1
                     above_it = {id(passed) for passed in node.path()[:-1]}

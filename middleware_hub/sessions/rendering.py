@@ -26,6 +26,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from middleware_hub.sessions.chat import Message, Tool
@@ -191,12 +192,13 @@ class ChatTemplate(Renderer):
         return Transcript(tuple(pieces), text[at:])
 
     def scaffold(self, tools: Sequence[Tool] | None, options: Options) -> str:
-        """The generation prompt: what the template writes for the model to go on from (`<|im_start|>assistant\n<think>\n`).
+        """The generation prompt: what the template writes for the model to go on from (`<|im_start|>assistant\\n<think>\\n`).
 
         Raises:
             BadRequestError: the template refuses even a user's greeting.
         """
-        return self._asked(SHORT, tools, options)[1]
+        found = self.scaffolds(tools, options)
+        return found[0] if found else self._asked(SHORT, tools, options)[1]
 
     def scaffolds(self, tools: Sequence[Tool] | None, options: Options) -> tuple[str, ...]:
         """All generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
@@ -299,8 +301,7 @@ class ChatTemplate(Renderer):
         self, calls: Sequence[Message], own: _Own | None, tools: Sequence[Tool] | None, options: Options
     ) -> frozenset[str]:
         """What may stand between the messages before a turn and the sentinel in it, as far as short conversations tell."""
-        names = tuple(call["function"]["name"] for call in calls)
-        key = (names, own and own.place, _key(options), bool(tools))
+        key = (self._called(calls), own and own.place, _key(options), bool(tools))
         found = self._openings.get(key)
         if found is None:
             turn = self._marked(calls, own.place if own else "content", self._sentinel)
@@ -330,12 +331,25 @@ class ChatTemplate(Renderer):
         options: Options,
     ) -> _Own:
         """What a turn with such calls writes of its own in a short conversation. Remembered."""
-        names = (*(call["function"]["name"] for call in calls), _key(options), bool(tools))
-        own = self._owns.get(names)
+        key = (self._called(calls), _key(options), bool(tools))
+        own = self._owns.get(key)
         if own is None:
             own = self._find_own(SHORT, calls, shown, options)
-            _remember(self._owns, names, own)
+            _remember(self._owns, key, own)
         return own
+
+    def _called(self, calls: Sequence[Message]) -> tuple[object, ...]:
+        """What a turn writes around the arguments of its calls hangs on: their names, and in some templates their ids."""
+        return tuple((call["function"]["name"], call.get("id") if self._writes_ids else None) for call in calls)
+
+    @cached_property
+    def _writes_ids(self) -> bool:
+        """Whether a call's own id is written into it: Mistral's templates do it. Those that refuse the trial may do so, too."""
+        texts = []
+        for name in ("call00000", "call00001"):
+            plain = self._plain({**ONE, "tool_calls": [{**CALL, "id": name}]})
+            texts.append(self._attempt([*SHORT, plain]))
+        return texts[0] is None or texts[0] != texts[1]
 
     def _find_own(
         self, before: Sequence[Message], calls: Sequence[Message], tools: Sequence[Tool] | None, options: Options

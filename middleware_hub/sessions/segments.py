@@ -31,6 +31,8 @@ class Codec(NamedTuple):
     encode_tail: Callable[[str], Sequence[int]]
     spell: Callable[[Sequence[int]], str]
     special_ids: frozenset[int]
+    plain_starts: bool
+    """Whether what a start spells is encoded as that start. A dummy space, or a doubled BOS, would be gained a second time."""
 
 
 class Splice(NamedTuple):
@@ -85,7 +87,7 @@ def _same(before: Checkpoint | None, recorded: _Context, text: str, codec: Codec
     """Whether a text is what was sent. Spelling is cheaper than encoding, and for most tokenizers it is enough."""
     ids = unpack_ids(recorded.ids)
     if before is None:
-        return codec.spell(ids) == text or list(codec.encode_start(text)) == ids
+        return (codec.plain_starts and codec.spell(ids) == text) or list(codec.encode_start(text)) == ids
     place = seam(before, text, codec.encode_tail, codec.special_ids)
     if place.take != recorded.take:
         return False

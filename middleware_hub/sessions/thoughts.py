@@ -22,8 +22,6 @@ from middleware_hub.sessions.composing import ComposedPrompt
 from middleware_hub.sessions.message_trie import PreparedTurn
 from middleware_hub.sessions.parsers.base import ReasoningParser
 from middleware_hub.sessions.parsers.reply import ReplyParser
-from middleware_hub.sessions.renderer import RenderingError
-from middleware_hub.sessions.rendering import ChatTemplate
 from middleware_hub.spans import ID_BYTES, unpack_ids
 from middleware_hub.vocabulary import Vocabulary
 
@@ -44,15 +42,11 @@ class Thoughts:
     """Makes parsers for replies.
 
     Args:
-        template: says what it writes for the model to go on from.
         vocabulary: spells prompts.
         call_parser, reasoning_parser: their names.
     """
 
-    def __init__(
-        self, template: ChatTemplate, vocabulary: Vocabulary, *, call_parser: str, reasoning_parser: str
-    ) -> None:
-        self._template = template
+    def __init__(self, vocabulary: Vocabulary, *, call_parser: str, reasoning_parser: str) -> None:
         self._vocabulary = vocabulary
         self._call_parser = call_parser
         self._reasoning_parser = reasoning_parser
@@ -91,20 +85,18 @@ class Thoughts:
     def _beginning(self, request: ChatRequest, turn: PreparedTurn, prompt: ComposedPrompt) -> _Beginning:
         assert self._reader is not None
         if not request.continue_final:
-            try:
-                return _Beginning(self._reader.is_open(self._template.scaffold(request.tools, request.template)), "")
-            except RenderingError:
-                return _Beginning(False, "")
+            # Of this very prompt: behind a tool's answer a template may write another end than behind a greeting.
+            return _Beginning(self._reader.is_open(self._end_of(prompt, _MARKERS)), "")
         content = request.messages[-1].get("content")
         said = content if isinstance(content, str) else ""
         thought = thought_before(request, turn, prompt)
         spelled = self._end_of(prompt, _TOKENS_A_CHARACTER * (len(said) + len(thought)) + _MARKERS)
         front = spelled.removesuffix(said)
+        if self._reader.last_opening(said) >= 0:
+            return _Beginning(self._reader.is_open(front), said)  # it opens its thought by itself
         # What the tokens say counts: the same thought is open in one prompt, and closed by the template in another.
-        at = front.rfind(thought) if thought else -1
-        if at >= 0:
-            return _Beginning(True, spelled[at:])
-        return _Beginning(self._reader.is_open(front), said)
+        at = self._reader.last_opening(front)
+        return _Beginning(True, spelled[at:]) if at >= 0 else _Beginning(False, said)
 
     def _end_of(self, prompt: ComposedPrompt, tokens: int) -> str:
         return self._vocabulary.lossy(unpack_ids(prompt.ids.packed[-tokens * ID_BYTES :]))
@@ -136,6 +128,11 @@ class Resumed:
     def is_open(cls, prompt: str) -> bool:
         """Nobody asks it, either."""
         return False
+
+    @classmethod
+    def last_opening(cls, text: str) -> int:
+        """Nor this."""
+        return -1
 
     def feed(self, text: str) -> list[Text | Reasoning]:
         """See `ReasoningParser`."""

@@ -66,6 +66,11 @@ class ReasoningParser(Protocol):
         """Whether a rendered prompt ends within a thought."""
         ...
 
+    @classmethod
+    def last_opening(cls, text: str) -> int:
+        """Where the last thought in a text begins, behind its tag; -1 if there is none. It may have ended since."""
+        ...
+
     def feed(self, text: str) -> list[Text | Reasoning]:
         """What is certain by now, in order."""
         ...

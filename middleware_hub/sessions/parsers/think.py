@@ -38,6 +38,11 @@ class Think:
         """See `ReasoningParser`."""
         return prompt.rstrip(WHITE).endswith(cls.begin.tags)
 
+    @classmethod
+    def last_opening(cls, text: str) -> int:
+        """See `ReasoningParser`."""
+        return max(at + len(tag) if (at := text.rfind(tag)) >= 0 else -1 for tag in cls.begin.tags)
+
     def feed(self, text: str) -> list[Text | Reasoning]:
         """See `ReasoningParser`."""
         self._reader.feed(text)
