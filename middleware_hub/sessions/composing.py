@@ -33,8 +33,8 @@ from middleware_hub.sessions.chat import ChatRequest, Message
 from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
 from middleware_hub.sessions.renderer import RenderingError
 from middleware_hub.sessions.rendering import ChatTemplate
-from middleware_hub.sessions.seam import Seam, cut, seam
-from middleware_hub.sessions.segments import Codec, splice
+from middleware_hub.sessions.seam import Codec, Seam, cut, seam
+from middleware_hub.sessions.segments import sampled_messages, splice
 from middleware_hub.sessions.verifier import Part, differences
 from middleware_hub.sessions.written_ids import Ids, WrittenIds
 from middleware_hub.spans import ID_BYTES, SpanFlag, TokenSpan, links, pack_ids, unpack_ids
@@ -102,7 +102,7 @@ class Composer:
         self._written = WrittenIds()
         self._dice = random.Random(0)
         vocabulary = tokenizer.vocabulary
-        self._codec = codec_of(tokenizer)
+        self._codec = codec_of(tokenizer, template.stop_literals({}))
         literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
 
@@ -146,7 +146,7 @@ class Composer:
             span = self._shared(turn, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags), request)
             take = len(span)
             if self._verify_rate and self._dice.random() < self._verify_rate:
-                await _apart(request, partial(self._verify, span, take, request))
+                await _apart(request, partial(self._verify, span, take, request, checkpoint, place))
         return self._composed(checkpoint, span, take, _reasons(span))
 
     async def _spliced(
@@ -157,37 +157,41 @@ class Composer:
         Args:
             why: the chain is not appended to, in one word.
         """
-        turns = list(checkpoint.lineage())
-        turns.reverse()
-        kept, tail, reason = await _apart(request, partial(self._resident, turns, request))
+        messages = sampled_messages(list(checkpoint.lineage())[::-1])
+        kept, tail, reason = await _apart(request, partial(self._resident, messages, request))
         if not kept:
             return await self._anew(turn, request, (why, reason))
-        last = turns[kept - 1]
+        last = messages[kept - 1][-1]
         # Nothing stands behind a turn that is gone on with, not even the token that ended it.
-        place = seam(last, tail, self._codec.encode_tail, self._codec.special_ids) if tail else cut(last)
+        place = seam(last, tail, self._codec) if tail else cut(last, self._codec)
         made = await self._behind(last, place, turn, request)
         reasons = (why, "spliced", *((reason,) if reason else ()), *made.reasons)
         # A template that cannot write a tail by itself has not rewritten anything: the branch goes on.
         apart = why != "template_error" or last is not checkpoint
         return msgspec.structs.replace(made, reasons=reasons, apart=apart, spliced=kept)
 
-    def _resident(self, turns: Sequence[Checkpoint], request: ChatRequest) -> tuple[int, str, str]:
-        """How many of these turns stand in a new rendering where they stood, what stands behind them, and why no more do."""
+    def _resident(self, messages: Sequence[Sequence[Checkpoint]], request: ChatRequest) -> tuple[int, str, str]:
+        """How many of these messages, each with its turns, stand in a new rendering where they stood, what stands behind
+        them, and why no more do."""
         reason = ""
-        while turns:
-            marked = [one.node.depth - 1 for one in turns]
+        while messages:
+            marked = [turns[-1].node.depth - 1 for turns in messages]
             try:
                 pieces, tail = self._template.transcript(
                     request.messages, marked, request.tools, request.template, continue_final=request.continue_final
                 )
+            except BadRequestError as error:  # with other words in the place of these turns
+                logger.info("earlier turns are not spliced: %s", error)
+                return 0, "", "template_error"
             except RenderingError as error:
                 logger.info("earlier turns are not spliced: %s", error)
-                turns, reason = turns[: error.turns], error.reason
+                messages, reason = messages[: error.turns], error.reason
                 continue
+            turns = [turn for one in messages for turn in one]
             found = splice(pieces, turns, self._template.every_scaffold, self._codec)
             if not found.reason:
-                return len(turns), tail, reason
-            turns, reason = turns[: found.turns], found.reason
+                return len(messages), tail, reason
+            messages, reason = messages[: found.messages], found.reason
         return 0, "", reason
 
     def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
@@ -253,7 +257,7 @@ class Composer:
     def _seam(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> Seam:
         messages, covered = request.messages, turn.covered
         if request.continue_final and covered == len(messages):
-            return cut(checkpoint)
+            return cut(checkpoint, self._codec)
         tail = self._template.tail(
             messages[covered - 1],
             messages[covered:],
@@ -262,7 +266,7 @@ class Composer:
             earlier=messages[: covered - 1],
             continue_final=request.continue_final,
         )
-        return seam(checkpoint, tail, self._tokenizer.encode_tail, self._tokenizer.vocabulary.special_ids)
+        return seam(checkpoint, tail, self._codec)
 
     def _whole(self, request: ChatRequest) -> str:
         return self._template.whole(
@@ -275,24 +279,40 @@ class Composer:
         """Whether a rendering of the whole begins with what the chain spells."""
         spell = self._tokenizer.vocabulary.spell
         parts = [spell(unpack_ids(part.ids)[:count]) for part, count in links(checkpoint.span, checkpoint.span.visible)]
-        whole = self._whole(request)
+        try:
+            whole = self._whole(request)
+        except RenderingError:  # what is to be gone on with is not there
+            return False
         spelled = "".join(reversed(parts))
         return whole.startswith(spelled) or self._tokenizer.spell_prompt(
             self._tokenizer.encode_start(whole)
         ).startswith(spelled)
 
-    def _verify(self, span: TokenSpan, take: int, request: ChatRequest) -> None:
+    def _verify(self, span: TokenSpan, take: int, request: ChatRequest, checkpoint: Checkpoint, place: Seam) -> None:
         """Mark a context if the ids are not what a rendering of the whole would be, but for sampled text."""
         try:
             expected = self._whole(request)
         except (BadRequestError, RenderingError) as error:
             logger.warning("a turn could not be verified: %s", error)
             return
-        found = [one for one in differences(expected, self._parts(span, take), self._special) if one.hard]
-        if found:
+        found = differences(
+            expected,
+            self._parts(span, take),
+            self._special,
+            header=self._template.header(request.tools, request.template),
+        )
+        found = [one for one in found if one.hard]
+        # A template that drops thoughts may drop special tokens with them: all around the turns may be what it was.
+        if found and not self._stands(checkpoint, place, request):
             told = "; ".join(map(str, found[:3]))
             logger.warning("a turn is not what the chat template makes of its messages: %s", told)
             span.flags |= SpanFlag.UNLIKE
+
+    def _stands(self, checkpoint: Checkpoint, place: Seam, request: ChatRequest) -> bool:
+        """Whether every sampled turn could be spliced into a rendering of the whole, and the same text stands behind."""
+        messages = sampled_messages(list(checkpoint.lineage())[::-1])
+        kept, tail, _ = self._resident(messages, request)
+        return kept == len(messages) and bool(tail) and seam(checkpoint, tail, self._codec) == place
 
     def _parts(self, span: TokenSpan, take: int) -> Sequence[Part]:
         spell = self._tokenizer.vocabulary.spell
@@ -301,14 +321,17 @@ class Composer:
         return parts
 
 
-def codec_of(tokenizer: Tokenizer) -> Codec:
-    """What a splice needs of a tokenizer."""
+def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
+    """What seams and splices need of a tokenizer, and of what a template ends turns with."""
     spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
+    literals = {*stop_literals, tokenizer.special_tokens_map.get("eos_token")}
+    stops = [i for i in tokenizer.vocabulary.special_ids if tokenizer.vocabulary.literal(i) in literals]
     return Codec(
         tokenizer.encode_start,
         tokenizer.encode_tail,
         spell,
         tokenizer.vocabulary.special_ids,
+        frozenset(stops),
         plain_starts=tokenizer.encode_start(spell(start)) == start,
     )
 

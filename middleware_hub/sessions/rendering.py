@@ -215,10 +215,20 @@ class ChatTemplate(Renderer):
             _remember(self._scaffolds, key, found)
         return found
 
+    def header(self, tools: Sequence[Tool] | None, options: Options) -> str:
+        """What every assistant's turn begins with, as far as short conversations tell (`<|im_start|>assistant\\n`)."""
+        known = [*self.scaffolds(tools, options), *self._openings_of((), None, tools, options)]
+        first, *others = [one for one in known if one] or [""]
+        for other in others:
+            first = first[: _alike(first, other)]
+        return first
+
     @property
     def every_scaffold(self) -> Sequence[str]:
         """All generation prompts that were asked for, with any options: the last ones first."""
-        return list(dict.fromkeys(one for found in reversed(self._scaffolds.values()) for one in found))
+        # A copy, for this may run in a thread while the event loop adds to it.
+        known = list(self._scaffolds.values())
+        return list(dict.fromkeys(one for found in reversed(known) for one in found))
 
     def closing(self, options: Options, *, calls: bool = False) -> str:
         """What closes an assistant's turn, one that ends with its text or with calls; empty where the next role does it."""

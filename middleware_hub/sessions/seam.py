@@ -30,14 +30,26 @@ class Seam(NamedTuple):
     """The token that the model stopped with is not kept."""
 
 
-def seam(checkpoint: Checkpoint, tail: str, encode: Callable[[str], Sequence[int]], special: frozenset[int]) -> Seam:
+class Codec(NamedTuple):
+    """What encodes and spells: a start, a continuation, special tokens spelled too."""
+
+    encode_start: Callable[[str], Sequence[int]]
+    encode_tail: Callable[[str], Sequence[int]]
+    spell: Callable[[Sequence[int]], str]
+    special_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    """Special tokens that a model ends its turns with; others may vanish from a text, too, and end nothing."""
+    plain_starts: bool
+    """Whether what a start spells is encoded as that start. A dummy space, or a doubled BOS, would be gained a second time."""
+
+
+def seam(checkpoint: Checkpoint, tail: str, codec: Codec) -> Seam:
     """How `tail` goes on behind a sampled turn.
 
     Args:
         checkpoint: the turn.
         tail: what the template writes behind it, not empty.
-        encode: encodes a continuation; asked for no more than the beginning of `tail`.
-        special: the ids of special tokens.
+        codec: of the model; it encodes no more than the beginning of `tail`.
     """
     span, hidden = checkpoint.span, checkpoint.tail
     taken, position = spell_tail(hidden, tail, 0)
@@ -45,18 +57,31 @@ def seam(checkpoint: Checkpoint, tail: str, encode: Callable[[str], Sequence[int
         return Seam(span.visible, checkpoint.shown + tail, recut=True, left_out=True)
     take = span.visible + taken
     left_out = take < len(span)
-    if taken and not position and hidden[-1].special and take == len(span):
+    if taken and not position and hidden[-1].special and take == len(span) and _ended(checkpoint, codec):
         stopped = unpack_ids(span.ids[-ID_BYTES:])[0]
-        opens = encode(tail[:_OPENING])
-        if opens and opens[0] in special and opens[0] != stopped:
+        opens = codec.encode_tail(tail[:_OPENING])
+        if opens and opens[0] in codec.special_ids and opens[0] != stopped:
             return Seam(take - 1, tail, left_out=True)
     return Seam(take, tail[position:], left_out=left_out)
 
 
-def cut(checkpoint: Checkpoint) -> Seam:
-    """Where a turn that was cut off is gone on with, by itself: behind what the client saw of it."""
+def cut(checkpoint: Checkpoint, codec: Codec) -> Seam:
+    """Where a turn that was cut off is gone on with, by itself: behind what the client saw of it.
+
+    Special tokens that it did not see are there as well, unless the last of them is what the model stopped with.
+    """
     span, hidden = checkpoint.span, checkpoint.tail
-    return Seam(span.visible, checkpoint.shown, bool(checkpoint.shown), len(hidden) > 0)
+    kept = 0
+    if not checkpoint.shown and all(token.special for token in hidden):
+        kept = len(hidden) - _ended(checkpoint, codec) if hidden else 0
+    return Seam(span.visible + kept, checkpoint.shown, bool(checkpoint.shown), kept < len(hidden))
+
+
+def _ended(checkpoint: Checkpoint, codec: Codec) -> bool:
+    """Whether its last token is one that it stopped with. At a limit that happens by chance."""
+    if checkpoint.finish in ("stop", "tool_calls"):
+        return True
+    return unpack_ids(checkpoint.span.ids[-ID_BYTES:])[0] in codec.stop_ids
 
 
 _OPENING = 64

@@ -16,37 +16,32 @@ piece differs (an edited message, other tools), the first one that does ends the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from middleware_hub.sessions.message_trie import Checkpoint
-from middleware_hub.sessions.seam import seam
+from middleware_hub.sessions.seam import Codec, seam
 from middleware_hub.spans import ID_BYTES, SpanFlag, links, unpack_ids
 
 
-class Codec(NamedTuple):
-    """What encodes and spells: a start, a continuation, special tokens spelled too; and the ids of special tokens."""
-
-    encode_start: Callable[[str], Sequence[int]]
-    encode_tail: Callable[[str], Sequence[int]]
-    spell: Callable[[Sequence[int]], str]
-    special_ids: frozenset[int]
-    plain_starts: bool
-    """Whether what a start spells is encoded as that start. A dummy space, or a doubled BOS, would be gained a second time."""
-
-
 class Splice(NamedTuple):
-    """How many turns keep their ids, first ones first, and why no more do; empty if all of them do."""
+    """How many messages keep their ids, first ones first, and why no more do; empty if all of them do."""
 
-    turns: int
+    messages: int
     reason: str = ""
 
 
+def sampled_messages(turns: Sequence[Checkpoint]) -> list[Sequence[Checkpoint]]:
+    """The messages that a lineage was sampled for, each with its turns: one, or several that went on with it in place."""
+    return [list(found) for _, found in groupby(turns, key=lambda turn: turn.node.depth)]
+
+
 def splice(pieces: Sequence[str], turns: Sequence[Checkpoint], scaffolds: Sequence[str], codec: Codec) -> Splice:
-    """Compare what is rendered between sampled turns with what was sent there.
+    """Compare what is rendered between sampled messages with what was sent there.
 
     Args:
-        pieces: what is rendered in front of each turn, from the end of the one before, without what opens the turn.
+        pieces: what is rendered in front of each message, from the end of the one before, without what opens it.
         turns: a lineage, first one first.
         scaffolds: generation prompts, any of which may have been what a model was asked with.
         codec: of the model.
@@ -55,14 +50,15 @@ def splice(pieces: Sequence[str], turns: Sequence[Checkpoint], scaffolds: Sequen
         Why not all: `divergence`: another text; `unfaithful`: what was sampled is not surely what the client was shown.
     """
     before: Checkpoint | None = None
-    for number, (piece, turn) in enumerate(zip(pieces, turns, strict=True)):
-        if turn.span.flags & SpanFlag.MISMATCH:
+    messages = sampled_messages(turns)
+    for number, (piece, message) in enumerate(zip(pieces, messages, strict=True)):
+        if any(turn.span.flags & SpanFlag.MISMATCH for turn in message):
             return Splice(number, "unfaithful")
-        recorded = _between(before, turn)
+        recorded = _between(before, message[0])
         if recorded is None or not any(_same(before, recorded, piece + one, codec) for one in scaffolds):
             return Splice(number, "divergence")
-        before = turn
-    return Splice(len(turns))
+        before = message[-1]
+    return Splice(len(messages))
 
 
 class _Context(NamedTuple):
@@ -88,7 +84,7 @@ def _same(before: Checkpoint | None, recorded: _Context, text: str, codec: Codec
     ids = unpack_ids(recorded.ids)
     if before is None:
         return (codec.plain_starts and codec.spell(ids) == text) or list(codec.encode_start(text)) == ids
-    place = seam(before, text, codec.encode_tail, codec.special_ids)
+    place = seam(before, text, codec)
     if place.take != recorded.take:
         return False
     return codec.spell(ids) == place.text or list(codec.encode_tail(place.text)) == ids

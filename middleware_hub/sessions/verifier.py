@@ -8,7 +8,8 @@ its special tokens:
 
 The special tokens must be the same ones in the same order, and so must be all text of the context: what differs there was
 lost, doubled or folded (**hard**). A segment that the model wrote in, or whose scaffold it only closed, may differ: templates
-drop earlier thinking, trim, and write calls in a form of their own (soft). An assistant's turn that was not sampled is context.
+drop earlier thinking, trim, and write calls in a form of their own (soft). So may one that begins as an assistant's turn does:
+such a turn that nobody sampled here (a warm start) is rewritten by templates as any other is.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _Segment(NamedTuple):
 
 
 def differences(
-    expected: str, chain: Sequence[Part], special: re.Pattern[str], *, skip_head: bool = False
+    expected: str, chain: Sequence[Part], special: re.Pattern[str], *, header: str = "", skip_head: bool = False
 ) -> list[Difference]:
     """Compare a chain with the text that it should be, in one pass over both.
 
@@ -70,6 +71,7 @@ def differences(
         expected: the rendering of the whole conversation.
         chain: what the chain spells. A special token never lies across two parts.
         special: matches one special token.
+        header: what an assistant's turn begins with; empty if that is not known.
         skip_head: do not compare the text in front of the first sampled token: it may hold the date of another day. Its
             special tokens are compared all the same.
 
@@ -77,6 +79,7 @@ def differences(
         All differences in text up to the first one in special tokens, which comes last.
     """
     found: list[Difference] = []
+    assistants = _Header(header, special)
     theirs, ours = _cut(expected, special), _segments(chain, special)
     for index, ((wanted, wanted_token), segment) in enumerate(zip(theirs, ours, strict=False)):
         if wanted_token != segment.special:
@@ -85,9 +88,28 @@ def differences(
             )
             break
         if wanted != segment.text and not (skip_head and segment.head):
-            kind: Literal["assistant", "context"] = "assistant" if segment.assistants else "context"
+            soft = segment.assistants or (assistants.opens(wanted) and assistants.opens(segment.text))
+            kind: Literal["assistant", "context"] = "assistant" if soft else "context"
             found.append(Difference(kind, index, *_excerpts(wanted, segment.text)))
+        assistants.passed(wanted, wanted_token)
     return found
+
+
+class _Header:
+    """Tells whether a segment begins an assistant's turn: its text, and the special tokens in front of it."""
+
+    def __init__(self, header: str, special: re.Pattern[str]) -> None:
+        *_, last = [0, *(match.end() for match in special.finditer(header))]
+        self._front, self._text = header[:last], header[last:]
+        self._before = ""
+
+    def opens(self, text: str) -> bool:
+        """Whether this is the text of such a segment, behind what has passed."""
+        return bool(self._front) and self._before.endswith(self._front) and text.startswith(self._text)
+
+    def passed(self, text: str, token: str | None) -> None:
+        """A segment and its special token lie behind."""
+        self._before = (self._before + text + (token or ""))[-len(self._front) :] if self._front else ""
 
 
 def _cut(text: str, special: re.Pattern[str]) -> Iterator[tuple[str, str | None]]:
