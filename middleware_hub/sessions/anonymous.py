@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 from middleware_hub.sessions.composing import ComposedPrompt
 from middleware_hub.sessions.message_key import KeyFunction
-from middleware_hub.sessions.message_trie import Checkpoint
+from middleware_hub.sessions.message_nodes import Checkpoint
 from middleware_hub.sessions.session import Session
 
 MOST_BODIES = 32

@@ -30,7 +30,7 @@ from typing import TypeVar
 import msgspec
 
 from middleware_hub.sessions.chat import ChatRequest, Message
-from middleware_hub.sessions.message_trie import Checkpoint, PreparedTurn
+from middleware_hub.sessions.message_nodes import Checkpoint, PreparedTurn
 from middleware_hub.sessions.renderer import RenderingError
 from middleware_hub.sessions.rendering import ChatTemplate
 from middleware_hub.sessions.seam import Codec, Seam, cut, seam

@@ -21,7 +21,8 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
+from middleware_hub.sessions.message_nodes import Checkpoint
+from middleware_hub.sessions.message_trie import MessageTrie
 from middleware_hub.sessions.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.spans import TokenSpan, flatten_chain, links
 

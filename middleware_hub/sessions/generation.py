@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Message, Scope
 from middleware_hub.recording import Asked, Judge, Verdict
 from middleware_hub.sessions.chat import Answer, ChatRequest, Finish
 from middleware_hub.sessions.composing import ComposedPrompt, spoken
-from middleware_hub.sessions.message_trie import BranchHandle, Checkpoint, MessageTrie, PreparedTurn, TrieClosedError
+from middleware_hub.sessions.message_nodes import BranchHandle, Checkpoint, PreparedTurn
+from middleware_hub.sessions.message_trie import MessageTrie, TrieClosedError
 from middleware_hub.sessions.parsers.reply import ReplyParser
 from middleware_hub.sessions.refusals import SessionOverError, refusal
 from middleware_hub.sessions.thoughts import thought_before

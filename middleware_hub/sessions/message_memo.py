@@ -22,7 +22,7 @@ from msgspec import Raw
 
 from middleware_hub.sessions.chat import Message, Recalled
 from middleware_hub.sessions.message_key import KeyedMessage, KeyFunction
-from middleware_hub.sessions.message_trie import Conversation, Landmark
+from middleware_hub.sessions.message_nodes import Conversation, Landmark
 
 MOST_BODIES = 8
 """Of a session: an agent and its sub-agents take turns in it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from middleware_hub.prefix_match import spell_tail
-from middleware_hub.sessions.message_trie import Checkpoint
+from middleware_hub.sessions.message_nodes import Checkpoint
 from middleware_hub.spans import ID_BYTES, unpack_ids
 
 

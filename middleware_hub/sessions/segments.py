@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from middleware_hub.sessions.message_trie import Checkpoint
+from middleware_hub.sessions.message_nodes import Checkpoint
 from middleware_hub.sessions.seam import Codec, seam
 from middleware_hub.spans import ID_BYTES, SpanFlag, links, unpack_ids
 

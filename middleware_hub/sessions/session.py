@@ -22,7 +22,8 @@ from middleware_hub.sessions.composing import ComposedPrompt
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.message_key import KeyFunction
 from middleware_hub.sessions.message_memo import MOST_BODIES, MemoRoom, MessageMemo
-from middleware_hub.sessions.message_trie import Checkpoint, MessageTrie
+from middleware_hub.sessions.message_nodes import Checkpoint
+from middleware_hub.sessions.message_trie import MessageTrie
 from middleware_hub.sessions.refusals import SessionOverError, UnknownSessionError
 
 MAX_KEPT = 256

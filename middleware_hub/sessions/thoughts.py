@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 from middleware_hub.sessions import parsers
 from middleware_hub.sessions.chat import ChatRequest, Reasoning, Text
 from middleware_hub.sessions.composing import ComposedPrompt
-from middleware_hub.sessions.message_trie import PreparedTurn
+from middleware_hub.sessions.message_nodes import PreparedTurn
 from middleware_hub.sessions.parsers.base import ReasoningParser
 from middleware_hub.sessions.parsers.reply import ReplyParser
 from middleware_hub.spans import ID_BYTES, unpack_ids

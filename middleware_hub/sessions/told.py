@@ -25,7 +25,7 @@ from middleware_hub.sessions.chat import (
     ToolCall,
 )
 from middleware_hub.sessions.message_key import call_id
-from middleware_hub.sessions.message_trie import MessageNode
+from middleware_hub.sessions.message_nodes import MessageNode
 from middleware_hub.sessions.parsers.base import Sampled
 from middleware_hub.sessions.parsers.plain import Plain
 from middleware_hub.sessions.parsers.reply import ReplyParser

@@ -16,7 +16,7 @@ from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation
 from middleware_hub.sessions.message_key import setting_of
-from middleware_hub.sessions.message_trie import BranchHandle, Checkpoint, PreparedTurn
+from middleware_hub.sessions.message_nodes import BranchHandle, Checkpoint, PreparedTurn
 from middleware_hub.sessions.refusals import context_length_error
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from middleware_hub.sessions.message_trie import Checkpoint
+from middleware_hub.sessions.message_nodes import Checkpoint
 from middleware_hub.spans import ID_BYTES, TokenSpan, chain_ids, unpack_ids
 
 ROOM = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from middleware_hub.sessions.anonymous import AnonymousSession
 from middleware_hub.sessions.composing import ComposedPrompt
 from middleware_hub.sessions.message_key import canonical
-from middleware_hub.sessions.message_trie import BranchHandle, Checkpoint
+from middleware_hub.sessions.message_nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.written_ids import Ids
 from middleware_hub.spans import TokenSpan, chain_ids, pack_ids
 

@@ -16,7 +16,8 @@ from middleware_hub.sessions.dialects.openai import OpenAI
 from middleware_hub.sessions.export import topology
 from middleware_hub.sessions.message_key import canonical, setting_of
 from middleware_hub.sessions.message_memo import MOST_BODIES, MemoRoom, MessageMemo
-from middleware_hub.sessions.message_trie import MessageTrie, PreparedTurn
+from middleware_hub.sessions.message_nodes import PreparedTurn
+from middleware_hub.sessions.message_trie import MessageTrie
 from middleware_hub.spans import TokenSpan, pack_ids
 from router.errors import BadRequestError
 

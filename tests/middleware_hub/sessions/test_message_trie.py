@@ -13,13 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from middleware_hub.sessions.chat import Message
 from middleware_hub.sessions.message_key import strict
-from middleware_hub.sessions.message_trie import (
-    BranchHandle,
-    Checkpoint,
-    MessageTrie,
-    PreparedTurn,
-    TrieClosedError,
-)
+from middleware_hub.sessions.message_nodes import BranchHandle, Checkpoint, PreparedTurn
+from middleware_hub.sessions.message_trie import MessageTrie, TrieClosedError
 from middleware_hub.spans import TokenSpan, chain_ids, pack_ids, unpack_ids
 
 SETTING = b"tools"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from middleware_hub.radix_node import HiddenToken
 from middleware_hub.sessions.composing import codec_of
-from middleware_hub.sessions.message_trie import Checkpoint, MessageNode
+from middleware_hub.sessions.message_nodes import Checkpoint, MessageNode
 from middleware_hub.sessions.segments import Splice, splice
 from middleware_hub.spans import SpanFlag, TokenSpan, chain_ids, pack_ids, unpack_ids
 from middleware_hub.tokenizer import Tokenizer

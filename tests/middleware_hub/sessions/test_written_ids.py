@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.sessions.message_trie import Checkpoint, MessageNode
+from middleware_hub.sessions.message_nodes import Checkpoint, MessageNode
 from middleware_hub.sessions.written_ids import WrittenIds
 from middleware_hub.spans import TokenSpan, chain_ids, pack_ids, unpack_ids
 
