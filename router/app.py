@@ -18,14 +18,18 @@ from router.fleet import Fleet
 from router.generations import Generations
 from router.guard import ApiKeyGuard
 from router.keys import Keys
+from router.kv_watch import KvWatch
 from router.lag import LoopLag
 from router.loops import Instance, LoopGuard
 from router.metrics import RouterMetrics, WorkerCollector
 from router.policies import create_policy
+from router.policies.cache_aware import CacheAware
+from router.policy_metrics import PolicyCollector
 from router.proxy import Proxy
 from router.requests import Requests
 from router.routes import ControlRoutes, Lifecycle
 from router.tracing import Tracer, create_tracer
+from router.upkeep import PolicyUpkeep
 from router.upstream import AiohttpUpstream
 from router.workers.admission import Admission
 from router.workers.allowed import AllowedWorkers
@@ -73,8 +77,9 @@ def create_app(
     requests = Requests()
     tracer = create_tracer(config.trace) if tracer is None else tracer
     workers = config.workers
+    policy = create_policy(workers.policy, workers.cache_aware)
     pool = WorkerPool(
-        create_policy(workers.policy),
+        policy,
         health=workers.health,
         breaker=workers.breaker,
         max_inflight=workers.queue.max_inflight,
@@ -87,6 +92,9 @@ def create_app(
     upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout)
     prober = Prober(upstream, seconds=workers.health.timeout, headers=instance.headers)
     checks = HealthChecks(pool, prober, workers.health, metrics.probed)
+    kv_watch = KvWatch(pool, prober, policy.index if isinstance(policy, CacheAware) else None)
+    if isinstance(policy, CacheAware):
+        registry.register(PolicyCollector(policy, kv_watch.subscriptions))
     admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
     lifecycle = Lifecycle()
     fleet = Fleet(
@@ -101,7 +109,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        async with upstream, LoopLag(metrics):
+        async with upstream, LoopLag(metrics), PolicyUpkeep(policy, workers.cache_aware), kv_watch:
             await admission.admit_all(urls)
             logger.info("%d of %d workers are routed to", len(pool.routable), len(urls))
             if not urls:

@@ -59,7 +59,14 @@ _HOP_BY_HOP = frozenset(
 # The client of the worker frames the body and names the host anew. `expect` was answered by our own server.
 _NOT_TO_WORKER = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-abort-policy"}
 # Our server writes its own date and framing; the body arrives here already decoded.
-_NOT_TO_CLIENT = _HOP_BY_HOP | {b"content-length", b"content-encoding", b"date", b"server", b"x-router-worker"}
+_NOT_TO_CLIENT = _HOP_BY_HOP | {
+    b"content-length",
+    b"content-encoding",
+    b"date",
+    b"server",
+    b"x-router-worker",
+    b"x-router-reason",
+}
 _ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 
 

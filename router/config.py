@@ -154,6 +154,33 @@ class QueueConfig:
 
 
 @dataclass(frozen=True)
+class CacheAwareConfig:
+    """The policy `cache_aware`: the share of a prompt that has to be cached, and what the fleet being out of balance is.
+
+    Requests in flight are out of balance where the most are more than `balance_abs` above the least, and more than
+    `balance_rel` times as many. A tree is cut back to `max_tree_size` characters (or ids) every `eviction_interval` seconds.
+    """
+
+    threshold: float = 0.3
+    balance_abs: int = 64
+    balance_rel: float = 1.5
+    eviction_interval: float = 60.0
+    max_tree_size: int = 1 << 26
+    snapshot: Path | None = None
+    kv_events: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise BadRequestError(f"--cache-threshold must be 0 to 1, not {self.threshold}")
+        if self.balance_abs < 0:
+            raise BadRequestError(f"--balance-abs-threshold must not be negative, got {self.balance_abs}")
+        if not 1 <= self.balance_rel < math.inf:
+            raise BadRequestError(f"--balance-rel-threshold must be at least 1, not {self.balance_rel}")
+        _positive("--eviction-interval-secs", self.eviction_interval)
+        _at_least_one("--max-tree-size", self.max_tree_size)
+
+
+@dataclass(frozen=True)
 class WorkersConfig:
     """The workers, how one is chosen, and what is held against one. Times in seconds, None for ever."""
 
@@ -168,9 +195,16 @@ class WorkersConfig:
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
+    cache_aware: CacheAwareConfig = field(default_factory=CacheAwareConfig)
 
     def __post_init__(self) -> None:
         _ = self.networks
+        for flag, given in (
+            ("--kv-events", self.cache_aware.kv_events),
+            ("--policy-snapshot", self.cache_aware.snapshot is not None),
+        ):
+            if given and not self.routes_by_prompt:
+                raise BadRequestError(f"{flag} is of --policy cache_aware, not {self.policy}")
         _positive("--connect-timeout-secs", self.connect_timeout)
         for flag, value in (
             ("--request-timeout-secs", self.request_timeout),
@@ -178,6 +212,11 @@ class WorkersConfig:
         ):
             if value is not None:
                 _positive(flag, value)
+
+    @property
+    def routes_by_prompt(self) -> bool:
+        """Whether the policy looks at prompts."""
+        return self.policy == "cache_aware"
 
     @property
     def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:

@@ -15,6 +15,7 @@ from router.config import (
     SESSIONS_MIDDLEWARE,
     AbortConfig,
     BreakerConfig,
+    CacheAwareConfig,
     HealthConfig,
     History,
     LogFormat,
@@ -81,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     for title, add in (
         ("server", _server_flags),
         ("workers", _workers_flags),
+        ("the policy cache_aware", _cache_aware_flags),
         ("the health of workers", _health_flags),
         ("full workers, and the queue", _retry_flags),
         ("aborted generations", _abort_flags),
@@ -199,6 +201,55 @@ def _workers_flags(group: argparse._ArgumentGroup) -> None:
         type=float,
         metavar="S",
         help="what may pass between two pieces of a reply (no limit)",
+    )
+
+
+def _cache_aware_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--cache-threshold",
+        type=float,
+        default=CacheAwareConfig.threshold,
+        metavar="SHARE",
+        help="of a prompt: more than that has to be cached for its worker to be taken (%(default)g)",
+    )
+    group.add_argument(
+        "--balance-abs-threshold",
+        type=int,
+        default=CacheAwareConfig.balance_abs,
+        metavar="N",
+        help="requests in flight that the busiest worker may have more than the idlest, whatever is cached (%(default)s)",
+    )
+    group.add_argument(
+        "--balance-rel-threshold",
+        type=float,
+        default=CacheAwareConfig.balance_rel,
+        metavar="X",
+        help="and how many times as many; the least loaded is taken where both are exceeded (%(default)g)",
+    )
+    group.add_argument(
+        "--eviction-interval-secs",
+        type=float,
+        default=CacheAwareConfig.eviction_interval,
+        metavar="S",
+        help="between two looks whether too much is remembered (%(default)g)",
+    )
+    group.add_argument(
+        "--max-tree-size",
+        type=int,
+        default=CacheAwareConfig.max_tree_size,
+        metavar="N",
+        help="characters, and as many ids, that are remembered of prompts (%(default)s)",
+    )
+    group.add_argument(
+        "--kv-events",
+        action="store_true",
+        help="follow what the workers say that they have cached, those that were started with --kv-events-config",
+    )
+    group.add_argument(
+        "--policy-snapshot",
+        type=Path,
+        metavar="FILE",
+        help="where what is remembered is kept over a restart: read at the start, written at the end",
     )
 
 
@@ -564,6 +615,15 @@ def _workers_config(args: argparse.Namespace) -> WorkersConfig:
         urls=tuple(normalize_url(url) for url in args.worker_urls),
         allow=tuple(args.worker_allow),
         policy=args.policy,
+        cache_aware=CacheAwareConfig(
+            threshold=args.cache_threshold,
+            balance_abs=args.balance_abs_threshold,
+            balance_rel=args.balance_rel_threshold,
+            eviction_interval=args.eviction_interval_secs,
+            max_tree_size=args.max_tree_size,
+            snapshot=args.policy_snapshot,
+            kv_events=args.kv_events,
+        ),
         connect_timeout=args.connect_timeout_secs,
         request_timeout=args.request_timeout_secs,
         stream_idle_timeout=args.stream_idle_timeout_secs,

@@ -110,7 +110,8 @@ class RouterMetrics:
         decisions = Counter(
             "tito_router_decisions",
             "Workers chosen, by why: by the policy among several, as the only one, as the trial of an open breaker, or "
-            "(last_resort) though it has not answered yet.",
+            "(last_resort) though it has not answered yet; consistent_hashing says target, key, spilled or no_key instead of "
+            "policy, cache_aware continued, cached, spilled, imbalance, least_loaded or no_prompt.",
             ("policy", "reason"),
             registry=registry,
         )

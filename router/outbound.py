@@ -10,6 +10,7 @@ from router.callers import TENANT
 from router.flights import FLIGHT, Flight
 from router.policies.base import RouteQuery
 from router.requests import REQUEST, RequestRecord
+from router.sglang.route_prompt import prompt_of
 from router.workers.queue import Key
 
 
@@ -46,16 +47,25 @@ class OutboundRequest(msgspec.Struct):
 
     @classmethod
     def of(
-        cls, scope: Scope, body: bytes | None, *, streams_body: bool, forward_authorization: bool
+        cls,
+        scope: Scope,
+        body: bytes | None,
+        *,
+        streams_body: bool,
+        forward_authorization: bool,
+        reads_prompt: bool = False,
     ) -> OutboundRequest:
-        """Raises BadRequestError for a target that is no path."""
+        """Raises BadRequestError for a target that is no path. `reads_prompt`: the policy wants what no middleware has told."""
         method, state = scope["method"], scope.get("state") or {}
         hint = state.get(ROUTE_HINT)
         routing_key = header(scope, b"x-smg-routing-key") or header(scope, b"x-session-id")
-        query = RouteQuery(routing_key=routing_key)
+        target = header(scope, b"x-smg-target-worker")
         if hint is not None:
             routing_key = hint.routing_key or routing_key
-            query = RouteQuery(text=hint.text, token_ids=hint.token_ids, routing_key=routing_key)
+            query = RouteQuery(hint.text, hint.token_ids, routing_key, target)
+        else:
+            text, ids = prompt_of(body) if reads_prompt and body else (None, None)
+            query = RouteQuery(text, ids, routing_key, target)
         headers = request_headers(scope, forward_authorization=forward_authorization)
         if streams_body:
             # A body passed through keeps its framing, so that a worker sees one that was cut short.

@@ -109,7 +109,11 @@ class Proxy:
             body = await read_body(scope, receive, self._max_body_bytes)
             streams_body = False
         request = OutboundRequest.of(
-            scope, body, streams_body=streams_body, forward_authorization=self._forward_authorization
+            scope,
+            body,
+            streams_body=streams_body,
+            forward_authorization=self._forward_authorization,
+            reads_prompt=self._config.routes_by_prompt,
         )
         attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable)
         async with ClientConnection(receive, reads_body=streams_body) as client:
@@ -122,7 +126,7 @@ class Proxy:
                 if attempts.reason is not None:
                     self._metrics.retries.labels(attempts.reason).inc()
                 with lease, self._tracer.span("upstream", worker=lease.worker.url) as span:
-                    wait = await self._attempt(request, attempts, lease.worker, send, client, span)
+                    wait = await self._attempt(request, attempts, lease, send, client, span)
                 if wait is None:
                     return
                 if wait:
@@ -143,12 +147,13 @@ class Proxy:
         self,
         request: OutboundRequest,
         attempts: Attempts,
-        worker: Worker,
+        lease: Lease,
         send: Send,
         client: ClientConnection,
         span: Span,
     ) -> float | None:
         """Ask one worker. None when the client has its reply, else the seconds to wait before the next attempt."""
+        worker = lease.worker
         if request.flight is not None:
             request.flight.worker = worker
             if worker.id in attempts.asked and request.flight.renew is not None:
@@ -182,7 +187,7 @@ class Proxy:
                     return 0.0
             elif status < 500:
                 attempts.answered(worker)
-            await self._relay(request, worker, response, first, send, client)
+            await self._relay(request, lease, response, first, send, client)
         return None
 
     async def _ask(
@@ -256,15 +261,16 @@ class Proxy:
     async def _relay(
         self,
         request: OutboundRequest,
-        worker: Worker,
+        lease: Lease,
         response: UpstreamResponse,
         first: bytes,
         send: Send,
         client: ClientConnection,
     ) -> None:
         """The reply to the client, as it comes."""
-        headers = reply_headers(response.headers)
+        worker, headers = lease.worker, reply_headers(response.headers)
         headers.append((b"x-router-worker", worker.url.encode("ascii")))
+        headers.append((b"x-router-reason", lease.reason.encode("latin-1", "replace")))
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         chunk, seconds = first, self._config.stream_idle_timeout
         while chunk:

@@ -24,6 +24,8 @@ from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
 from router.flags import parser
 from router.metrics import RouterMetrics, WorkerCollector
+from router.policies.cache_aware import CacheAware
+from router.policy_metrics import PolicyCollector
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 
@@ -57,6 +59,7 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     registry = _Registry()
     RouterMetrics(registry)
     registry.register(WorkerCollector(lambda: ()))
+    registry.register(PolicyCollector(CacheAware(), None))
     ProcessCollector(registry=registry)
     measure: Any = None  # an empty tree has nothing to measure
     RadixMetrics(registry, RadixTree(measure))

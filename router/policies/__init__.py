@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from router.config import CacheAwareConfig
 from router.errors import BadRequestError
 from router.policies.base import Policy
+from router.policies.cache_aware import CacheAware
+from router.policies.consistent_hashing import ConsistentHashing
 from router.policies.least_inflight import LeastInflight
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
@@ -16,11 +19,18 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "round_robin": RoundRobin,
     "random": RandomChoice,
     "power_of_two": PowerOfTwo,
+    "consistent_hashing": ConsistentHashing,
+    "cache_aware": CacheAware,
 }
 
 
-def create_policy(name: str) -> Policy:
-    """A new policy of this name. BadRequestError lists the names that there are."""
+def create_policy(name: str, cache_aware: CacheAwareConfig | None = None) -> Policy:
+    """A new policy of this name. BadRequestError lists the names that there are.
+
+    `cache_aware`: the parameters of the one that has some.
+    """
+    if name == "cache_aware":
+        return CacheAware(cache_aware)
     try:
         return POLICIES[name]()
     except KeyError:

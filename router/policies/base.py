@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,10 +16,30 @@ class RouteQuery(msgspec.Struct, frozen=True):
     text: str | None = None
     token_ids: Sequence[int] | None = None
     routing_key: str | None = None
+    target_worker: str | None = None
+    """The URL or the id of the worker that the client would like."""
+
+
+class Decision(NamedTuple):
+    """A worker, and why this one: a word for the metric `tito_router_decisions` and the header `x-router-reason`."""
+
+    worker: Worker
+    reason: str
 
 
 class Policy(Protocol):
     """Chooses. It neither counts requests nor waits: the pool calls it and counts in one step."""
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        """One of `workers`, which are all routable and never none. On a retry, those tried already are missing."""
+    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker | Decision:
+        """One of `workers`, which are all routable and never none. On a retry, those tried already are missing.
+
+        A policy that always has the same reason returns the worker alone.
+        """
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A policy that keeps something of each worker, and is told when one is gone."""
+
+    def forget(self, worker: Worker) -> None:
+        """It has left the pool. If it comes back, it is another one."""

@@ -16,12 +16,11 @@ class LeastInflight:
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
         """The least loaded, beginning behind the one chosen last."""
-        count = len(workers)
-        start = self._next % count
-        best = start
-        for offset in range(1, count):
-            index = (start + offset) % count
-            if workers[index].inflight < workers[best].inflight:
-                best = index
+        loads = [worker.inflight for worker in workers]
+        least, start = min(loads), self._next % len(loads)
+        try:
+            best = loads.index(least, start)
+        except ValueError:
+            best = loads.index(least)
         self._next = best + 1
         return workers[best]

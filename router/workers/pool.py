@@ -14,7 +14,7 @@ from types import TracebackType
 
 from router.config import BreakerConfig, HealthConfig
 from router.errors import NotFoundError, NoWorkerError
-from router.policies.base import Policy, RouteQuery
+from router.policies.base import Decision, Policy, Remembers, RouteQuery
 from router.workers.breaker import Breaker, BreakerState
 from router.workers.worker import ROUTABLE, Worker, WorkerState, normalize_url
 
@@ -188,8 +188,9 @@ class WorkerPool:
     def lease(self, query: RouteQuery, exclude: AbstractSet[str] = frozenset(), *, limited: bool = True) -> Lease:
         """Choose a worker whose id is not in `exclude` and count the request there.
 
-        `reason` of the lease is `policy` (it chose among several), `only_one`, `trial` (of a worker whose breaker was open), or
-        `last_resort`: where no worker is known to be well, those are tried that have not answered yet, or were not there.
+        `reason` of the lease is what the policy says, or `policy` if it says nothing; `only_one` where it had no choice;
+        `trial` of a worker whose breaker was open; or `last_resort`: where no worker is known to be well, those are tried that
+        have not answered yet, or were not there.
 
         Args:
             limited: whether the limits on what is in flight hold for it.
@@ -207,12 +208,12 @@ class WorkerPool:
             workers = tuple(worker for worker in workers if worker.inflight < self._max_per_worker)
             if not workers:
                 raise FullError
-        worker = self._policy.select(workers, query)
+        worker, told = _decision(self._policy.select(workers, query))
         trial = worker.breaker.begin()
         if trial:
             reason = "trial"
-        elif reason == "policy" and len(workers) == 1:
-            reason = "only_one"
+        elif reason == "policy":
+            reason = told if len(workers) > 1 else "only_one"
         worker.inflight += 1
         self._inflight += 1
         return Lease(self, worker, reason, trial=trial)
@@ -267,6 +268,8 @@ class WorkerPool:
         if worker.state is WorkerState.DRAINING and worker.inflight == 0:
             worker.move_to(WorkerState.GONE)
             del self._workers[worker.id]
+            if isinstance(self._policy, Remembers):
+                self._policy.forget(worker)
 
     def _breaker_moved(self, worker: Worker, state: BreakerState) -> None:
         level = logging.WARNING if state is BreakerState.OPEN else logging.INFO
@@ -285,6 +288,10 @@ class WorkerPool:
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self._workers.values())!r}>"
+
+
+def _decision(chosen: Worker | Decision) -> Decision:
+    return chosen if isinstance(chosen, Decision) else Decision(chosen, "policy")
 
 
 def _nothing(*_: object) -> None:

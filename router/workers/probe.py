@@ -70,6 +70,11 @@ class Prober:
         # What it says of itself comes from its scheduler, which may be busy for long; a ping does not.
         return await self.probe(url) if found.complaint is not None else found
 
+    async def server_info(self, url: str) -> bytes | None:
+        """What it tells of itself; None if it does not."""
+        found = await self._ask(url, _SERVER_INFO)
+        return found if isinstance(found, bytes) else None
+
     async def probe(self, url: str, *, wants_version: bool = False) -> Finding:
         """How it is. A worker that refuses the question (401, say) is there; one that answers with a 5xx is not well."""
         found = await self._ask(url, _MODEL_INFO if wants_version else _PING)

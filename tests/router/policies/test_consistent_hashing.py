@@ -1,0 +1,113 @@
+"""The ring: who gets a key, and what changes when workers do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from router.policies.base import RouteQuery
+from router.policies.consistent_hashing import BOUND, PLACES, ConsistentHashing
+from router.workers.worker import Worker
+
+KEYS = [f"session {number}" for number in range(2000)]
+
+
+def fleet(*inflight: int) -> tuple[Worker, ...]:
+    made = []
+    for number, count in enumerate(inflight):
+        made.append(Worker(f"http://w{number}:1"))
+        made[-1].inflight = count
+    return tuple(made)
+
+
+def owners(policy: ConsistentHashing, workers: tuple[Worker, ...]) -> dict[str, str]:
+    return {key: policy.select(workers, RouteQuery(routing_key=key)).worker.url for key in KEYS}
+
+
+def test_a_key_stays_on_its_worker_also_after_a_restart() -> None:
+    workers = fleet(0, 0, 0, 0)
+    policy = ConsistentHashing()
+    assert owners(policy, workers) == owners(policy, workers) == owners(ConsistentHashing(), workers[::-1])
+
+
+def test_keys_are_spread() -> None:
+    counts = Counter(owners(ConsistentHashing(), fleet(0, 0, 0, 0)).values())
+    assert all(350 < count < 650 for count in counts.values()), counts
+
+
+def test_a_worker_that_comes_takes_keys_only_for_itself() -> None:
+    workers = fleet(0, 0, 0, 0, 0)
+    policy = ConsistentHashing()
+    before, after = owners(policy, workers[:4]), owners(policy, workers)
+    moved = [key for key in KEYS if before[key] != after[key]]
+    assert {after[key] for key in moved} == {workers[4].url}
+    assert 250 < len(moved) < 550
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_worker_that_goes_gives_only_its_own_keys(forgotten: bool) -> None:
+    """Gone for good, or only not offered, because its breaker is open or it was tried already."""
+    workers = fleet(0, 0, 0, 0)
+    policy = ConsistentHashing()
+    before = owners(policy, workers)
+    if forgotten:
+        policy.forget(workers[1])
+    after = owners(policy, (workers[0], *workers[2:]))
+    assert {before[key] for key in KEYS if before[key] != after[key]} == {workers[1].url}
+    assert len(policy) == (3 if forgotten else 4)
+
+
+def test_the_client_names_a_worker_by_url_or_id() -> None:
+    workers = fleet(0, 99, 0)
+    policy = ConsistentHashing()
+    for name in (workers[1].url, workers[1].id):
+        assert policy.select(workers, RouteQuery(routing_key="k", target_worker=name)) == (workers[1], "target")
+
+
+def test_a_worker_that_is_not_there_is_no_target() -> None:
+    workers = fleet(0, 0, 0)
+    query = RouteQuery(routing_key="k", target_worker="http://elsewhere:1")
+    assert ConsistentHashing().select(workers, query) == ConsistentHashing().select(
+        workers, RouteQuery(routing_key="k")
+    )
+
+
+def test_without_a_key_the_least_loaded() -> None:
+    workers = fleet(2, 1, 3)
+    assert ConsistentHashing().select(workers, RouteQuery()) == (workers[1], "no_key")
+
+
+def test_a_key_spills_to_the_same_neighbour_and_comes_back() -> None:
+    workers = fleet(10, 10, 10, 10)
+    policy, query = ConsistentHashing(), RouteQuery(routing_key="k")
+    own, reason = policy.select(workers, query)
+    assert reason == "key"
+    own.inflight = 14  # of 45 with this one, 1.25 x the mean is 14.06
+    assert policy.select(workers, query) == (own, "key")
+    own.inflight = 15
+    spilled = policy.select(workers, query)
+    assert spilled.worker is not own
+    assert spilled.reason == "spilled"
+    assert policy.select(workers, query) == spilled
+    own.inflight = 10
+    assert policy.select(workers, query) == (own, "key")
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.text(max_size=5))
+def test_it_is_the_ring_with_bounded_loads(inflight: list[int], key: str) -> None:
+    """Against the definition, computed anew."""
+    workers = fleet(*inflight)
+    places = sorted(
+        (xxh3_64_intdigest(f"{worker.url}#{number}".encode()), worker.url, worker)
+        for worker in workers
+        for number in range(PLACES)
+    )
+    at = xxh3_64_intdigest(key.encode())
+    behind = [worker for place, _, worker in places if place > at]
+    most = BOUND * (sum(inflight) + 1) / len(workers)
+    expected = next(worker for worker in (*behind, *(one for _, _, one in places)) if worker.inflight < most)
+    assert ConsistentHashing().select(workers, RouteQuery(routing_key=key)).worker is expected

@@ -1,0 +1,168 @@
+"""What holds for every policy, whatever its rule."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.config import CacheAwareConfig
+from router.policies import POLICIES, create_policy
+from router.policies.base import Decision, Policy, Remembers, RouteQuery
+from router.policies.cache_aware import CacheAware
+from router.policies.consistent_hashing import ConsistentHashing
+from router.workers.pool import Lease, WorkerPool
+from router.workers.worker import Worker
+
+EVERY = pytest.mark.parametrize("name", POLICIES)
+REASONS = {
+    "consistent_hashing": {"target", "key", "spilled", "no_key"},
+    "cache_aware": {"continued", "cached", "spilled", "imbalance", "least_loaded", "no_prompt"},
+}
+
+
+def fleet(count: int) -> tuple[Worker, ...]:
+    return tuple(Worker(f"http://w{number}:1") for number in range(count))
+
+
+def decide(policy: Policy, workers: Sequence[Worker], query: RouteQuery) -> Decision:
+    chosen = policy.select(workers, query)
+    return chosen if isinstance(chosen, Decision) else Decision(chosen, "policy")
+
+
+def queries(generator: random.Random, count: int) -> list[RouteQuery]:
+    """Everything that may be known of a request, and nothing; prompts that begin alike."""
+    system = "You are helpful. " * 20
+    found = []
+    for _ in range(count):
+        text = system + f"question {generator.randrange(20)} " * generator.randrange(1, 30)
+        found.append(
+            RouteQuery(
+                text=generator.choice((None, "", text, "\ud800 alone")),
+                token_ids=generator.choice((None, (), [ord(one) for one in text[:500]])),
+                routing_key=generator.choice((None, "", f"key {generator.randrange(30)}", "\udcff")),
+                target_worker=generator.choice((None, None, "http://w3:1", "http://nobody:1", "")),
+            )
+        )
+    return found
+
+
+@EVERY
+@pytest.mark.parametrize("count", [1, 2, 3, 512])
+def test_only_workers_that_were_offered(name: str, count: int) -> None:
+    """With one worker and with 512, whatever is known of the request; lists and tuples, in any order."""
+    generator, policy, workers = random.Random(count), create_policy(name), fleet(count)
+    for query in queries(generator, 300):
+        offered: Any = generator.sample(workers, generator.randrange(1, count + 1))
+        offered = generator.choice((list, tuple))(offered)
+        chosen, reason = decide(policy, offered, query)
+        assert chosen in offered
+        assert reason in REASONS.get(name, {"policy"})
+        chosen.inflight += generator.randrange(2)
+
+
+@EVERY
+def test_nobody_starves(name: str) -> None:
+    """Different conversations reach every worker, each with its fair part of what is in flight."""
+    policy, workers, served = create_policy(name), fleet(8), Counter[str]()
+    for number in range(800):
+        key = f"conversation {number}"
+        text = "One system prompt for all. " * 40 + key
+        chosen, _ = decide(policy, workers, RouteQuery(text, None, key))
+        chosen.inflight += 1
+        served[chosen.url] += 1
+    assert all(served[worker.url] >= 60 for worker in workers), served
+
+
+@EVERY
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_workers_come_and_go(name: str, seed: int) -> None:
+    """In a pool, with requests in flight: what is leased is routable, and who is gone leaves nothing behind."""
+    generator, policy = random.Random(seed), create_policy(name)
+    pool, held = WorkerPool(policy), list[Lease]()
+    urls = [f"http://w{number}:1" for number in range(6)]
+    for query in queries(generator, 60):
+        step = generator.randrange(5)
+        if step == 0:
+            pool.probed(pool.add(generator.choice(urls)), None)
+        elif step == 1 and pool.list():
+            pool.remove(generator.choice(pool.list()).url)
+        elif step == 2 and held:
+            held.pop(generator.randrange(len(held))).release()
+        elif pool.routable:
+            tried = {generator.choice(pool.list()).id} if len(pool.routable) > 1 and step == 3 else set[str]()
+            lease = pool.lease(query, tried)
+            assert lease.worker in pool.routable
+            assert lease.worker.id not in tried
+            held.append(lease)
+        assert remembered(policy) <= {worker.url for worker in pool.list()}
+
+
+@EVERY
+def test_the_same_once_more(name: str) -> None:
+    """Two that were asked the same have the same answers and reasons (`random` ones given the same dice)."""
+    if name in ("random", "power_of_two"):
+        make = type(create_policy(name))
+        one, other = make(random.Random(1)), make(random.Random(1))  # type: ignore[call-arg]
+    else:
+        one, other = create_policy(name), create_policy(name)
+    workers = fleet(5)
+    for query in queries(random.Random(7), 200):
+        assert decide(one, workers, query) == decide(other, workers, query)
+
+
+@EVERY
+def test_nothing_grows_with_the_requests(name: str) -> None:
+    """The same prompts again and again, and other ones beyond the limit, leave no more behind."""
+    policy = (
+        create_policy(name, CacheAwareConfig(max_tree_size=20_000)) if name == "cache_aware" else create_policy(name)
+    )
+    workers = fleet(1)
+    asked = queries(random.Random(3), 200)
+    for query in asked:
+        decide(policy, workers, query)
+    before = weight(policy)
+    for query in asked * 3:
+        decide(policy, workers, query)
+    assert weight(policy) == before
+    if isinstance(policy, CacheAware):
+        assert len(policy._texts._ends) <= len(asked)
+        for number in range(500):
+            decide(policy, workers, RouteQuery(f"{number} " * 100))
+        steps = 1
+        while policy.trim(1_000):
+            steps += 1
+        assert steps > 100, "it is not done at once"
+        assert 19_000 < policy.texts.size <= 20_000
+
+
+@EVERY
+def test_what_a_policy_keeps_it_forgets(name: str) -> None:
+    policy, workers = create_policy(name), fleet(4)
+    for query in queries(random.Random(5), 100):
+        decide(policy, workers, query)
+    if isinstance(policy, Remembers):
+        for worker in workers:
+            policy.forget(worker)
+            policy.forget(worker)  # again is no error
+    assert remembered(policy) == set()
+
+
+def remembered(policy: Policy) -> set[str]:
+    if isinstance(policy, CacheAware):
+        policy.texts.check()
+        policy.ids.check()
+        return {*policy.texts.tenant_sizes(), *policy.ids.tenant_sizes(), *policy._recent._sums}
+    return set(policy._known) if isinstance(policy, ConsistentHashing) else set()
+
+
+def weight(policy: Policy) -> tuple[int, ...]:
+    if isinstance(policy, CacheAware):
+        return policy.texts.size, policy.ids.size, len(policy._recent)
+    return (len(policy._places),) if isinstance(policy, ConsistentHashing) else ()
