@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -55,16 +56,16 @@ class KnownBody(msgspec.Struct, eq=False):
             return len(self.ends)
         if not body.startswith(self.text[: self.ends[0]]):
             return 0
-        # The first `low` are common, the first `high + 1` are not; what is known to be common is not compared again.
-        low, high = 1, len(self.ends) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            begin = self.ends[low - 1]
-            if body.startswith(self.text[begin : self.ends[middle - 1]], begin):
+        # So many characters are common, and fewer than `high`. Halved by characters, not by messages: what is compared gets
+        # shorter each time, however long a single message is.
+        low, high = self.ends[0], len(self.text)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if body.startswith(self.text[low:middle], low):
                 low = middle
             else:
-                high = middle - 1
-        return low
+                high = middle
+        return bisect_right(self.ends, low)
 
 
 class _Recalled(Recalled, frozen=True):

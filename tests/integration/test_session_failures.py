@@ -10,7 +10,7 @@ import pytest
 from router.embedded.faults import Fault
 from router.embedded.wire import StreamStyle
 from tests.support.agents import AgentSession, ids_of, user
-from tests.support.stack import Stack, stack
+from tests.support.stack import Stack, events, stack
 
 
 @pytest.fixture(scope="module", params=["incremental", "cumulative"])
@@ -48,6 +48,36 @@ def test_one_sample_that_fails_ends_none_of_the_others(whole: Stack, fault: Faul
     found = [ids_of(one) for one in agent.finalize()]
     assert len(found) == 2
     assert all(chain in truth for chain in found)
+
+
+def test_of_several_samples_the_header_names_those_that_came(whole: Stack) -> None:
+    """In the order of the choices: who rewards a branch finds it by its place."""
+    agent, worker = AgentSession.make(whole), whole.workers[0]
+    for says in ("one", "two", "three"):
+        worker.script(text=says, fault="http_503" if says == "two" else None)
+    answer = agent.must(user("a"), n=3).answer
+    choices = {one["index"]: one["message"]["content"] for one in answer.json()["choices"]}
+    assert sorted(choices) == [0, 1]
+    named = answer.headers["x-generation-id"].split(", ")
+    sampled = {record.rid: record.text for record in worker.log}
+    assert [sampled[name] for name in named] == [choices[0], choices[1]]
+    assert {one["branch"] for one in agent.finalize()} == set(named)
+
+
+def test_the_choices_of_a_stream_have_the_places_that_its_header_gives_them(whole: Stack) -> None:
+    """The header is sent before any of them can fail: one that did is named, and leaves its place empty."""
+    agent, worker = AgentSession.make(whole), whole.workers[0]
+    for says in ("one", "two", "three"):
+        worker.script(text=says, fault="http_503" if says == "two" else None)
+    answer = agent.must(user("a"), n=3, stream=True).answer
+    named = answer.headers["x-generation-id"].split(", ")
+    found = dict.fromkeys(range(3), "")
+    for event in events(answer):
+        for choice in event["choices"]:
+            found[choice["index"]] += choice["delta"].get("content") or ""
+    sampled = {record.rid: record.text for record in worker.log}
+    assert [found[index] for index in range(3)] == [sampled.get(name, "") for name in named]
+    assert sorted(found.values()) == ["", "one", "three"]
 
 
 def test_a_stream_that_a_worker_refuses_keeps_its_status() -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import templates
-from tests.support.agents import TOOLS, AgentSession, deltas, ids_of, user
+from tests.support.agents import TOOLS, AgentSession, deltas, ids_of, system, tool, user
+from tests.support.chat_models import chat_model
+from tests.support.shapes import ChatModel
 from tests.support.stack import Stack, stack
+
+HUGGINGFACE = {"tokenizer_backend": "huggingface"}
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_5_think"])
@@ -184,3 +189,56 @@ class TestAnthropics:
         assert [block.get("thinking") or block.get("text") for block in more.json()["content"]] == [" look.", "Here."]
         (only,) = agent.finalize()
         assert parts(only["messages"][1]) == ("First I look.", "Here.")
+
+
+class TestBehindATool:
+    """There a template may write another end of the prompt than behind a greeting: what counts is the prompt that was sent."""
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_no_thought_is_begun_there(self, stream: bool) -> None:
+        model = ChatModel("deepseekv3")
+        with stack("qwen", styles=("incremental",), folder=chat_model("deepseekv3"), radix=HUGGINGFACE) as made:
+            agent = AgentSession.make(made, tools=TOOLS)
+            call = model.calls("look", "where", "here")
+            asked = agent.must(user("a"), says=f"Hm.\n</think>\n\n{call}").message
+            assert parts(asked) == ("Hm.", "")
+            behind = [user("a"), asked, tool(asked["tool_calls"][0], "42")]
+            for says, content, calls in (("It is 42.", "It is 42.", 0), (call, "", 1)):
+                answer = agent.must(*behind, says=says, stream=stream).answer
+                reply = deltas(answer) if stream else answer.json()["choices"][0]["message"]
+                assert parts(reply) == ("", content)
+                assert len(reply.get("tool_calls") or ()) == calls
+
+    def test_a_thought_is_begun_there_and_nowhere_else(self) -> None:
+        template = {"chat_template": str(templates.folder() / "gemma4_v5.jinja")}
+        with stack(
+            "qwen", styles=("incremental",), folder=chat_model("gemma4"), radix=HUGGINGFACE, sessions=template
+        ) as made:
+            thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+            agent = AgentSession.make(made, tools=TOOLS, options=thinks)
+            asked = agent.must(user("a"), says='<|tool_call>call:look{where:<|"|>x<|"|>}<tool_call|>').message
+            assert parts(asked) == ("", "")
+            (call,) = asked["tool_calls"]
+            reply = agent.must(user("a"), asked, tool(call, "42"), says="It says 42.<channel|>It is 42.").message
+            assert parts(reply) == ("It says 42.", "It is 42.")
+
+
+def test_a_template_that_refuses_a_conversation_without_a_system_prompt(tmp_path: Path) -> None:
+    """Nobody is asked what it writes behind a greeting alone: a conversation that it takes is served."""
+    template = tmp_path / "strict.jinja"
+    template.write_text(
+        "{%- if messages[0].role != 'system' %}{{ raise_exception('a system prompt must come first') }}{% endif %}"
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+    )
+    sessions = {"chat_template": str(template), "reasoning_parser": "think"}
+    with stack("qwen", styles=("incremental",), sessions=sessions) as made:
+        agent = AgentSession.make(made)
+        opening = [system("s"), user("a")]
+        first = agent.must(*opening, says="Hm.\n</think>\n\nHi")
+        assert parts(first.message) == ("Hm.", "Hi")
+        last = agent.must(*opening, first.message, user("b"), says="So.\n</think>\n\nYes")
+        assert parts(last.message) == ("So.", "Yes")
+        assert last.sent[: len(first.chain)] == first.chain
+        (only,) = agent.finalize()
+        assert (only["exact"], ids_of(only)) == (True, last.chain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,17 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from starlette.types import Message as AsgiMessage
 
 from middleware_hub.sessions.chat import ChatRequest, Dialect
 from middleware_hub.sessions.dialects.anthropic import Anthropic
 from middleware_hub.sessions.dialects.openai import OpenAI
 from middleware_hub.sessions.export import topology
 from middleware_hub.sessions.message_key import canonical, setting_of
-from middleware_hub.sessions.message_memo import MOST_BODIES, MemoRoom, MessageMemo
-from middleware_hub.sessions.message_nodes import PreparedTurn
+from middleware_hub.sessions.message_memo import MOST_BODIES, KnownBody, MemoRoom, MessageMemo
+from middleware_hub.sessions.message_nodes import Landmark, PreparedTurn
 from middleware_hub.sessions.message_trie import MessageTrie
 from middleware_hub.spans import TokenSpan, pack_ids
 from router.errors import BadRequestError
+from tests.middleware_hub.sessions.in_process import PATH, Room
 
 Json = dict[str, Any]
 
@@ -171,3 +174,74 @@ def test_resent_requests_and_sub_agents_share_few_bodies() -> None:
     assert len(memo) == MOST_BODIES
     assert memo.recall(agents[-1].encode()) is not None
     assert memo.recall(_conversation(9)) is None
+
+
+# What it costs, and for how long it is kept ------------------------------------------------------------------------------
+
+
+class Counting(bytes):
+    """Counts what is copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.copied += len(found) if isinstance(found, bytes) else 1
+        return found
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=30), st.integers(0, 30), st.data())
+def test_a_body_is_compared_in_linear_time(sizes: list[int], long: int, data: st.DataObject) -> None:
+    """Wherever two bodies part, and however long a single message is: no character is copied twice."""
+    sizes[min(long, len(sizes) - 1)] *= 100
+    messages = [b"%d" % (number % 10) * size for number, size in enumerate(sizes)]
+    text = Counting(b'{"messages":[' + b",".join(messages))
+    ends = [len(b'{"messages":[' + b",".join(messages[:count])) for count in range(1, len(messages) + 1)]
+    known = KnownBody(text, 13, ends, list(range(1, len(ends) + 1)), [], Landmark())
+    parts_at = data.draw(st.sampled_from([0, len(text), *ends, *(end - 1 for end in ends)]))
+    body = bytes(text)[:parts_at] + b"x" + bytes(text)[parts_at + 1 :]
+    assert known.common(body) == sum(end <= parts_at for end in ends)
+    assert text.copied <= len(text)
+
+
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/sessions/s"), ("POST", "/sessions/s/finalize")])
+def test_a_body_that_arrives_after_the_end_of_its_session_is_not_kept(method: str, path: str) -> None:
+    """The session was there when the request began; nobody would clear what is kept for it now."""
+
+    async def work() -> None:
+        room = Room()
+        await room.open()
+        body = json.dumps({"messages": [{"role": "user", "content": "x" * 1000}]}).encode()
+        sent: list[AsgiMessage] = []
+
+        async def receive() -> AsgiMessage:
+            status, _ = await room.call(method, path)
+            assert status == 200
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: AsgiMessage) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b"", "state": {}}
+        await room.app(scope, receive, send)
+        assert sent[0]["status"] == 409
+        chats = room.app._chats
+        assert chats is not None
+        assert (len(chats._room), chats._room.size) == (0, 0)
+
+    asyncio.run(work())
+
+
+def test_what_is_known_goes_with_its_session() -> None:
+    async def work() -> None:
+        room = Room()
+        await room.open()
+        status, _ = await room.ask({"messages": [{"role": "user", "content": "a"}]}).answer()
+        assert status == 200
+        chats = room.app._chats
+        assert chats is not None
+        assert len(chats._room) == 1
+        await room.call("DELETE", "/sessions/s")
+        assert (len(chats._room), chats._room.size) == (0, 0)
+
+    asyncio.run(work())

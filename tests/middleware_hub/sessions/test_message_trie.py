@@ -235,6 +235,27 @@ class TestPending:
         assert following.checkpoint is made
         assert turn.node.handles == 0
 
+    @pytest.mark.parametrize("apart", [False, True])
+    @pytest.mark.parametrize("more", [" is 4", ""])
+    def test_a_sampled_turn_is_gone_on_with_in_place(self, apart: bool, more: str) -> None:
+        """Its prompt may have been rendered anew: then it is a branch of its own, beside the one that it goes on from."""
+        talk = Talk()
+        talk.say(user("q"), reply="a")
+        asked = [user("q"), assistant("a"), user("r")]
+        cut = talk.say(*asked, reply="The answer", finish="length")
+        turn, handle = talk.open(*asked, assistant("The answer"))
+        assert turn.checkpoint is cut
+        handle.goes_on_from(cut, apart=apart)
+        span = TokenSpan(cut.span, len(cut.span), 0, pack_ids([7]), 0, versions="1")
+        made = talk.trie.commit_in_place(handle, assistant("The answer" + more), span, finish="stop")
+        talk.trie.check()
+        assert (made.parent, made.apart, made.node.depth) == (cut, apart, cut.node.depth)
+        assert talk.trie.checkpoints(terminal=True) == ([cut, made] if apart else [made])
+        following = talk.say(*asked, assistant("The answer" + more), user("sure?"))
+        assert following.parent is made
+        talk.trie.clear()
+        talk.trie.check()
+
 
 class TestSize:
     """Deep, and wide."""

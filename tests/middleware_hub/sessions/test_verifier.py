@@ -19,8 +19,9 @@ def chain(*parts: tuple[str, bool]) -> list[Part]:
     return [Part(*part) for part in parts]
 
 
-def kinds(expected: str, parts: Sequence[Part], *, skip_head: bool = False) -> list[str]:
-    return [difference.kind for difference in differences(expected, parts, SPECIAL, skip_head=skip_head)]
+def kinds(expected: str, parts: Sequence[Part], *, header: str = "", skip_head: bool = False) -> list[str]:
+    found = differences(expected, parts, SPECIAL, header=header, skip_head=skip_head)
+    return [difference.kind for difference in found]
 
 
 ONE_TURN = chain((USER, False), ("Hello<|im_end|>", True), ("\n<|im_start|>user\nGo<|im_end|>\n", False))
@@ -59,9 +60,56 @@ def test_context_that_differs_is_hard(parts: list[Part]) -> None:
 
 
 def test_an_assistants_turn_that_was_not_sampled_is_context() -> None:
-    """A warm start is shown to the model as the template writes it."""
+    """A warm start is shown to the model as the template writes it: as long as nobody knows what such a turn begins with."""
     parts = chain((USER + "Hullo<|im_end|>\n<|im_start|>user\nGo", False), ("x", True))
     assert kinds(USER + "Hello<|im_end|>\n<|im_start|>user\nGox", parts) == ["context"]
+
+
+HEADER = "<|im_start|>assistant\n"
+
+
+def warm(thought: str, user: str = "Go") -> str:
+    """A turn with a call that nobody sampled, and what stands behind it."""
+    return f"{USER}{thought}Look.<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n{HEADER}"
+
+
+class TestWarmStarts:
+    def test_a_thought_that_is_dropped_from_a_turn_with_the_header_is_soft(self) -> None:
+        parts = chain((warm("<think>\nHm.\n</think>\n\n"), False), ("Yes<|im_end|>", True))
+        assert kinds(warm("") + "Yes<|im_end|>", parts, header=HEADER) == ["assistant"]
+
+    def test_what_others_said_is_hard_all_the_same(self) -> None:
+        parts = chain((warm("<think>\nHm.\n</think>\n\n", user="Stop"), False), ("Yes<|im_end|>", True))
+        assert kinds(warm("") + "Yes<|im_end|>", parts, header=HEADER) == ["assistant", "context"]
+
+    def test_it_is_soft_up_to_its_end_and_no_further(self) -> None:
+        """What stands behind the token that ends the turn is the template's."""
+        parts = chain((warm("").replace("Look.<|im_end|>\n", "Look.<|im_end|>\n\n"), False), ("Yes", True))
+        assert kinds(warm("") + "Yes", parts, header=HEADER) == ["context"]
+
+    @pytest.mark.parametrize("role", ["user", "assistants", "assistan"])
+    @pytest.mark.parametrize("other", ["expected", "found"])
+    def test_both_sides_must_begin_as_such_a_turn_does(self, role: str, other: str) -> None:
+        sides = {"expected": warm("") + "Yes", "found": warm("") + "Yes"}
+        sides[other] = sides[other].replace(HEADER + "Look", f"<|im_start|>{role}\nLook")
+        assert kinds(sides["expected"], chain((sides["found"], False)), header=HEADER) == ["context"]
+
+    def test_a_header_with_a_special_token_behind_the_role(self) -> None:
+        """In the manner of Llama: the text of the turn has nothing of the role."""
+        front = "<|im_start|>user<|im_end|>\n\n"
+        header = front.replace("user", "assistant")
+        told, found = (f"{front}Hi<|im_end|>{header}{text}<|im_end|>{header}" for text in ("Look.", "Hm. Look."))
+        assert kinds(told, chain((found, False)), header=header) == ["assistant"]
+        assert kinds(told, chain((found.replace("Hi", "Ho"), False)), header=header) == ["context", "assistant"]
+
+    @pytest.mark.parametrize("header", ["Assistant:", "<|", ""])
+    def test_a_header_without_a_special_token_tells_nothing(self, header: str) -> None:
+        parts = chain((warm(header + "Hm."), False), ("Yes", True))
+        assert kinds(warm(header) + "Yes", parts, header=header) == ["context"]
+
+    def test_its_special_tokens_must_be_the_same_ones(self) -> None:
+        parts = chain((warm("<|im_end|>"), False), ("Yes", True))
+        assert kinds(warm("") + "Yes", parts, header=HEADER)[-1] == "special"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +170,7 @@ TOKENS = re.compile(r"[\[\]]")
 PIECES = st.lists(st.tuples(st.text(alphabet="ab[]", max_size=4), st.booleans()), max_size=6)
 
 
-def naive(expected: str, parts: list[tuple[str, bool]]) -> bool:
+def naive(expected: str, parts: list[tuple[str, bool]], header: str = "") -> bool:
     """Whether the difference is hard, character by character."""
     found = "".join(text for text, _ in parts)
     sampled = [flag for text, flag in parts for _ in text]
@@ -136,13 +184,31 @@ def naive(expected: str, parts: list[tuple[str, bool]]) -> bool:
         if character in "[]":
             ours.append(("", False))
     theirs = re.split(r"[\[\]]", expected)
-    return any(text != wanted and not soft for (text, soft), wanted in zip(ours, theirs, strict=True))
+    begins = [0, *(at + 1 for at, character in enumerate(expected) if character in "[]")]
+    shown = re.split(r"(?<=[\[\]])", header)[-1]
+    for (text, soft), wanted, begin in zip(ours, theirs, begins, strict=True):
+        front = expected[:begin] + shown
+        known = header != shown and front.endswith(header) and text.startswith(shown) and wanted.startswith(shown)
+        if text != wanted and not soft and not known:
+            return True
+    return False
 
 
-@given(PIECES, st.text(alphabet="ab[]", max_size=12))
-def test_a_difference_is_hard_when_the_rule_says_so(parts: list[tuple[str, bool]], expected: str) -> None:
-    found = differences(expected, chain(*parts), TOKENS)
-    assert any(difference.hard for difference in found) == naive(expected, parts)
+@given(PIECES, st.text(alphabet="ab[]", max_size=12), st.text(alphabet="ab[]", max_size=3))
+def test_a_difference_is_hard_when_the_rule_says_so(parts: list[tuple[str, bool]], expected: str, header: str) -> None:
+    found = differences(expected, chain(*parts), TOKENS, header=header)
+    assert any(difference.hard for difference in found) == naive(expected, parts, header)
+
+
+@given(PIECES, st.text(alphabet="ab", max_size=4), st.sampled_from(["[", "[a", "]", "[a]", "[]b"]), st.data())
+def test_a_turn_with_the_header_may_say_anything(
+    parts: list[tuple[str, bool]], says: str, header: str, data: st.DataObject
+) -> None:
+    """Of two chains that differ in one turn's text alone, and nothing of that is sampled."""
+    at = data.draw(st.integers(0, len(parts)))
+    turns = [[*parts[:at], (header + text + "]", False), *parts[at:]] for text in (says, "")]
+    told = "".join(text for text, _ in turns[1])
+    assert not any(one.hard for one in differences(told, chain(*turns[0]), TOKENS, header=header))
 
 
 @given(PIECES, st.data())

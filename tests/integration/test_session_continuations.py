@@ -1,0 +1,202 @@
+"""Turns that were cut and are gone on with, in published templates: what is asked behind, what is spliced, what is exact."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.agents import TOOLS, AgentSession, ids_of, tool, user
+from tests.support.chat_models import chat_model
+from tests.support.shapes import ChatModel
+from tests.support.stack import Stack, stack
+
+Opens = Callable[..., AgentSession]
+SAME = {"chat_template_kwargs": {"x": 1}}
+"""Options that change nothing that is rendered, and yet begin a branch of their own."""
+
+
+@pytest.fixture(scope="module")
+def opens() -> Iterator[Opens]:
+    """Opens sessions: one stack for each model and way with histories."""
+    with contextlib.ExitStack() as entered:
+        made: dict[tuple[str, str], Stack] = {}
+
+        def open_one(name: str, history: str = "keep", **given: Any) -> AgentSession:
+            if (name, history) not in made:
+                radix = {"tokenizer_backend": "huggingface"}
+                sessions = {"history": history}
+                found = stack("qwen", styles=("cumulative",), folder=chat_model(name), radix=radix, sessions=sessions)
+                made[name, history] = entered.enter_context(found)
+            return AgentSession.make(made[name, history], **given)
+
+        yield open_one
+        assert all(one.idle() for one in made.values())
+
+
+def said(message: dict[str, Any]) -> dict[str, Any]:
+    """A reply whose thought the client dropped."""
+    return {"role": "assistant", "content": message["content"] or ""}
+
+
+def reasons(answer: Any) -> set[str]:
+    return set(filter(None, answer.headers.get("x-radix-reasons", "").split(", ")))
+
+
+def trained(agent: AgentSession) -> int:
+    found = agent.finalize()
+    assert all(one["exact"] for one in found), [one["reasons"] for one in found]
+    return sum(sum(one["response_mask"]) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "history", "options"),
+    [("qwen3", "template", {}), ("qwen2_5", "keep", SAME), ("llama3_1", "template", {})],
+    ids=["rewritten", "other options", "append-only"],
+)
+def test_a_turn_that_was_gone_on_with_in_place_is_spliced(
+    opens: Opens, name: str, history: str, options: dict[str, Any]
+) -> None:
+    """It was sampled in two turns, and is one message: it keeps all of its ids, and so does every turn behind it."""
+    agent = opens(name, history)
+    thought = "<think>\nHm.\n</think>\n\n" if name == "qwen3" else ""
+    cut = agent.must(user("a"), says=thought + "Hello", finish="length")
+    more = agent.must(user("a"), said(cut.message), says=" there", continue_final_message=True)
+    assert more.sent == cut.chain
+    whole = {"role": "assistant", "content": cut.message["content"] + more.message["content"]}
+    messages, turns = [user("a"), whole, user("b")], [cut, more]
+    agent.options = options
+    for number in range(3):
+        turns.append(agent.must(*messages, says=f"{thought}Reply {number}"))
+        assert turns[-1].sent[: len(turns[-2].chain)] == turns[-2].chain
+        assert "sentinel_collision" not in reasons(turns[-1].answer)
+        messages += [said(turns[-1].message), user("c")]
+    assert trained(agent) == sum(len(turn.sampled) for turn in turns)
+
+
+def test_a_message_that_the_template_drops_is_gone_on_with(opens: Opens) -> None:
+    """Gemma's template writes nothing of a thought that has only begun: there is no rendering to be compared with."""
+    agent = opens("gemma4", "template")
+    agent.stack.workers[0].script(ids=ChatModel("gemma4").encode("<|channel>"), finish="length")
+    cut = agent.must(user("a"))
+    more = agent.must(user("a"), cut.message, says="thought\nI see.<channel|>Yes", continue_final_message=True)
+    assert more.sent == cut.chain
+    assert trained(agent) == len(cut.sampled) + len(more.sampled)
+
+
+@pytest.mark.parametrize("thought", ["think", "n", ">", "</", "Hm"])
+def test_a_short_thought_is_not_found_in_the_tag_that_closes_it(opens: Opens, thought: str) -> None:
+    agent = opens("qwen3")
+    cut = agent.must(user("a"), says=f"<think>\n{thought}\n</think>\n\nIt is", finish="length")
+    more = agent.must(user("a"), cut.message, says=" 42.", continue_final_message=True)
+    assert more.sent == cut.chain
+    assert (more.message["content"], more.message.get("reasoning_content")) == (" 42.", None)
+    (only,) = agent.finalize()
+    assert (only["messages"][-1]["reasoning_content"], only["messages"][-1]["content"]) == (thought, "It is 42.")
+
+
+def test_nothing_but_a_short_thought_was_said(opens: Opens) -> None:
+    agent = opens("qwen3")
+    cut = agent.must(user("a"), says="<think>\n>\n</think>\n\n", finish="length")
+    more = agent.must(user("a"), cut.message, says="Yes.", continue_final_message=True)
+    assert (more.message["content"], more.message.get("reasoning_content")) == ("Yes.", None)
+
+
+@pytest.mark.parametrize(
+    ("history", "options"), [("keep", {}), ("template", {}), ("keep", SAME)], ids=["kept", "rewritten", "other options"]
+)
+def test_a_reply_that_ended_by_itself_is_gone_on_with_in_front_of_its_end(
+    opens: Opens, history: str, options: dict[str, Any]
+) -> None:
+    """Whether its chain is appended to or spliced: the model is never asked behind `<|im_end|>`."""
+    agent = opens("qwen3", history)
+    done = agent.must(user("a"), says="<think>\nHm.\n</think>\n\nIt is")
+    agent.options = options
+    more = agent.must(user("a"), said(done.message), says=" 42.", continue_final_message=True)
+    assert more.sent == done.chain[:-1]
+    assert "left_out" in reasons(more.answer)
+
+
+class TestCutBehindASpecialToken:
+    """It vanishes from the text. What tells whether it ended the turn is which one it is, and why the model stopped."""
+
+    MODEL = "llama3_1"
+
+    def cut(self, agent: AgentSession, token: str) -> Any:
+        model = ChatModel(self.MODEL)
+        ids = [*model.encode("Hello"), *model.encode(token)]
+        assert model.spell(ids[-1:]) == token
+        agent.stack.workers[0].script(ids=ids, finish="length")
+        found = agent.must(user("a"))
+        assert (found.sampled, found.message["content"]) == (ids, "Hello")
+        return found
+
+    def test_the_turn_goes_on_behind_it(self, opens: Opens) -> None:
+        agent = opens(self.MODEL)
+        cut = self.cut(agent, "<|python_tag|>")
+        more = agent.must(user("a"), said(cut.message), says="print(1)", continue_final_message=True)
+        assert more.sent == cut.chain
+        assert trained(agent) == len(cut.sampled) + len(more.sampled)
+
+    def test_the_next_turn_stands_behind_it(self, opens: Opens) -> None:
+        agent = opens(self.MODEL)
+        cut = self.cut(agent, "<|python_tag|>")
+        behind = agent.must(user("a"), said(cut.message), user("b"), says="x")
+        assert behind.sent[: len(cut.chain)] == cut.chain
+        assert (
+            ChatModel(self.MODEL).spell(behind.sent[len(cut.chain) :]).startswith("<|eot_id|><|start_header_id|>user")
+        )
+        assert trained(agent) == len(cut.sampled) + len(behind.sampled)
+
+    def test_the_one_that_ends_turns_is_left_out_at_a_limit_too(self, opens: Opens) -> None:
+        agent = opens(self.MODEL)
+        cut = self.cut(agent, "<|eot_id|>")
+        more = agent.must(user("a"), said(cut.message), says=" there", continue_final_message=True)
+        assert more.sent == cut.chain[:-1]
+
+
+class TestExact:
+    """What assistants wrote may differ from what a template makes of it: the ids are what the engine saw."""
+
+    def test_a_thought_in_a_channel_that_the_template_drops(self, opens: Opens) -> None:
+        agent, model = opens("gptoss"), ChatModel("gptoss")
+        (stop,) = model.encode("<|return|>")
+        hidden = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+        messages: list[dict[str, Any]] = [user("a")]
+        for text in (f"{hidden}<|channel|>final<|message|>Hello", "<|channel|>final<|message|>Yes"):
+            agent.stack.workers[0].script(ids=[*model.encode(text), stop], finish=None)
+            turn = agent.must(*messages, stop_token_ids=[stop])
+            messages += [turn.message, user("b")]
+        (only,) = agent.finalize()
+        assert (only["exact"], only["num_turns"], ids_of(only)) == (True, 2, turn.chain)
+
+    def test_a_thought_between_special_tokens_that_the_template_drops(self, opens: Opens) -> None:
+        agent = opens("gemma4")
+        first = agent.must(user("a"), says="<|channel>thought\nHm.<channel|>Hello")
+        last = agent.must(user("a"), first.message, user("b"), says="Yes")
+        (only,) = agent.finalize()
+        assert (only["exact"], only["num_turns"], ids_of(only)) == (True, 2, last.chain)
+
+    def test_a_thought_of_a_turn_that_was_never_sampled(self, opens: Opens) -> None:
+        """A warm start in a loop of tools: the template writes that turn's thought at first, and drops it later."""
+        agent = opens("qwen3", tools=TOOLS)
+        function = {"name": "look", "arguments": "{}"}
+        call = {"id": "c1", "type": "function", "function": function}
+        warm = {"role": "assistant", "content": "", "reasoning_content": "I look.", "tool_calls": [call]}
+        base = [user("a"), warm, tool(call, "nothing")]
+        first = agent.must(*base, says="<think>\nOh.\n</think>\n\nNothing.")
+        last = agent.must(*base, said(first.message), user("b"), says="<think>\nOh.\n</think>\n\nYes.")
+        (only,) = agent.finalize()
+        assert (only["exact"], only["num_turns"], ids_of(only)) == (True, 2, last.chain)
+
+    def test_the_visible_part_of_the_only_token(self, opens: Opens) -> None:
+        """A stop string cut it in the middle: its beginning is encoded anew, and the turn goes on behind that."""
+        agent = opens("qwen3")
+        cut = agent.must(user("a"), says=" answer", stop=["wer"])
+        assert (cut.message["content"], len(cut.sampled)) == (" ans", 1)
+        more = agent.must(user("a"), said(cut.message), says="x", continue_final_message=True)
+        assert more.sent[: len(cut.sent)] == cut.sent
+        last = agent.finalize()[-1]
+        assert (last["exact"], last["reasons"], ids_of(last)) == (True, ["cut_in_token"], more.chain)
