@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+from middleware_hub.radix_tree import RadixTree
 from middleware_hub.recording import Judge
 from middleware_hub.tokenizer import Tokenizer
 from middleware_hub.versions import VersionClock
@@ -19,6 +20,8 @@ class Hub:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.clock = VersionClock()
+        self.tree: RadixTree | None = None
+        """The texts that are remembered, if there is a middleware that does so."""
 
     @classmethod
     def of(cls, context: MiddlewareContext) -> Hub:

@@ -62,6 +62,7 @@ class RadixTreeMiddleware:
             unretrieved_versions=config.unretrieved_versions,
             clock=hub.clock,
         )
+        hub.tree = self.tree
         self.recorder = Recorder(self.tree, hub.judge, context.tracer)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs

@@ -22,7 +22,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful"})
 """Why earlier turns did not keep their ids, or not all of them."""
+
+Starts = Callable[[str], Awaitable[tuple[Sequence[int], int]]]
+"""Encodes a whole prompt, and says how many of its tokens were remembered."""
 
 T = TypeVar("T")
 MANY_MESSAGES = 64
@@ -106,23 +109,26 @@ class Composer:
         literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
 
-    async def compose(self, turn: PreparedTurn, request: ChatRequest) -> ComposedPrompt:
-        """The prompt of a turn. Raises BadRequestError where the template refuses the conversation."""
+    async def compose(self, turn: PreparedTurn, request: ChatRequest, starts: Starts | None = None) -> ComposedPrompt:
+        """The prompt of a turn. Raises BadRequestError where the template refuses the conversation.
+
+        `starts` encodes what is encoded as a whole; without it nothing of that is remembered.
+        """
         with suppress(BadRequestError):
             self._template.scaffolds(
                 request.tools, request.template
             )  # so that they are known when this turn is history
         if turn.elsewhere is not None:
-            found = await self._spliced(turn.elsewhere, turn, request, "setting")
+            found = await self._spliced(turn.elsewhere, turn, request, "setting", starts)
             if found.checkpoint is not None and (turn.checkpoint is None or found.checkpoint.node.depth > turn.covered):
                 return found
             if turn.checkpoint is None:
                 return found
         checkpoint = turn.checkpoint
         if checkpoint is None:
-            return await self._anew(turn, request, ())
+            return await self._anew(turn, request, (), starts)
         if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
-            return await self._spliced(checkpoint, turn, request, "rewritten")
+            return await self._spliced(checkpoint, turn, request, "rewritten", starts)
         known = self._known(turn, checkpoint, request)
         if known is not None:
             return known
@@ -130,9 +136,9 @@ class Composer:
             place = self._seam(turn, checkpoint, request)
         except RenderingError as error:
             logger.warning("the tail of a turn could not be rendered: %s", error)
-            return await self._spliced(checkpoint, turn, request, "template_error")
+            return await self._spliced(checkpoint, turn, request, "template_error", starts)
         if place.take == 0 and checkpoint.span.parent is None:
-            return await self._anew(turn, request, ("template_error",))
+            return await self._anew(turn, request, ("template_error",), starts)
         return await self._behind(checkpoint, place, turn, request)
 
     async def _behind(
@@ -150,7 +156,7 @@ class Composer:
         return self._composed(checkpoint, span, take, _reasons(span))
 
     async def _spliced(
-        self, checkpoint: Checkpoint, turn: PreparedTurn, request: ChatRequest, why: str
+        self, checkpoint: Checkpoint, turn: PreparedTurn, request: ChatRequest, why: str, starts: Starts | None
     ) -> ComposedPrompt:
         """All is rendered anew, with the ids of as many turns of a checkpoint's lineage as stand where they stood.
 
@@ -160,7 +166,7 @@ class Composer:
         messages = sampled_messages(list(checkpoint.lineage())[::-1])
         kept, tail, reason = await _apart(request, partial(self._resident, messages, request))
         if not kept:
-            return await self._anew(turn, request, (why, reason))
+            return await self._anew(turn, request, (why, reason), starts)
         last = messages[kept - 1][-1]
         # Nothing stands behind a turn that is gone on with, not even the token that ended it.
         place = seam(last, tail, self._codec) if tail else cut(last, self._codec)
@@ -206,8 +212,10 @@ class Composer:
         """A turn was sampled behind a prompt: the next one will go on from there."""
         self._written.keep(checkpoint, prompt.ids)
 
-    async def _anew(self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...]) -> ComposedPrompt:
-        if _shareable(request, 0):
+    async def _anew(
+        self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...], starts: Starts | None
+    ) -> ComposedPrompt:
+        if starts is None and _shareable(request, 0):
             for span in turn.node.contexts or ():
                 if span.parent is None:
                     return self._composed(None, span, len(span), reasons)
@@ -215,13 +223,13 @@ class Composer:
             text = await _apart(request, partial(self._whole, request))
         except RenderingError as error:
             raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
-        ids = await self._tokenizer.encode(text, start=True)
+        ids, known = (await self._tokenizer.encode(text, start=True), 0) if starts is None else await starts(text)
         if not ids:
             raise BadRequestError(
                 "the chat template makes nothing of these messages: there is nothing to send to a worker"
             )
         span = self._shared(turn, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE), request)
-        return self._composed(None, span, len(span), reasons)
+        return msgspec.structs.replace(self._composed(None, span, len(span), reasons), reused=known)
 
     def _composed(
         self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, reasons: tuple[str, ...]

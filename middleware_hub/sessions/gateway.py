@@ -93,7 +93,7 @@ class SessionsMiddleware:
         logger.info("sessions: tool calls are read as %s, reasoning as %s", calls, thinks)
         turns = Turns(
             self.app,
-            hub.judge,
+            hub,
             composer,
             Thoughts(hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=thinks),
             self.store,

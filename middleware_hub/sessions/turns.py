@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Scope
 
 from middleware_hub import prompting
-from middleware_hub.recording import Judge
+from middleware_hub.hub import Hub
 from middleware_hub.sessions.chat import ChatRequest
-from middleware_hub.sessions.composing import FALLBACKS, ComposedPrompt, Composer
+from middleware_hub.sessions.composing import FALLBACKS, ComposedPrompt, Composer, Starts
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation
@@ -22,6 +23,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
 from middleware_hub.sessions.thoughts import Thoughts
+from router.asgi import header
 from router.sglang import GenerateRequest
 from router.sglang.attempt import new_rid
 from router.tracing import Tracer
@@ -35,7 +37,7 @@ class Turns:
 
     Args:
         app: the layers inside.
-        judge: of replies.
+        hub: what is shared with the layers inside.
         composer: makes prompts.
         thoughts: makes parsers of replies.
         store: of sessions.
@@ -49,7 +51,7 @@ class Turns:
     def __init__(
         self,
         app: ASGIApp,
-        judge: Judge,
+        hub: Hub,
         composer: Composer,
         thoughts: Thoughts,
         store: SessionStore,
@@ -62,7 +64,8 @@ class Turns:
         force_logprobs: bool,
     ) -> None:
         self._app = app
-        self._judge = judge
+        self._hub = hub
+        self._judge = hub.judge
         self._composer = composer
         self._thoughts = thoughts
         self._store = store
@@ -119,7 +122,7 @@ class Turns:
         begun = time.perf_counter()
         try:
             with self._tracer.span("tokenize") as span:
-                prompt = await self._composer.compose(turn, request)
+                prompt = await self._composer.compose(turn, request, self._starts(session, request, scope))
                 span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
             session.require(Act.GENERATE)
             for handle in handles:
@@ -155,6 +158,24 @@ class Turns:
         self._count(turn, prompt, request, exchange.notes)
         self._metrics.seconds.labels("tokenize").observe(time.perf_counter() - begun)
         return generations
+
+    def _starts(self, session: Session, request: ChatRequest, scope: Scope) -> Starts | None:
+        """Without a session, a conversation that is not known by its messages may be known by its text."""
+        tree = self._hub.tree
+        if session.lasting or tree is None:
+            return None
+        adapter = request.extra.get("lora_path")
+        lora = "" if adapter is None else msgspec.json.decode(adapter)
+        if not isinstance(lora, str):
+            return None
+        namespace = session.tenant, lora, header(scope, b"x-radix-namespace") or ""
+
+        async def start(text: str) -> tuple[Sequence[int], int]:
+            prompt = await prompting.from_text(tree, self._hub.tokenizer, namespace, text, None, self._tracer)
+            tree.unpin(prompt.match)
+            return prompt.ids, prompt.reused
+
+        return start
 
     def _sampling(
         self, session: Session, request: ChatRequest, turn: PreparedTurn, prompt: ComposedPrompt

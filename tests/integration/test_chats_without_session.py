@@ -192,3 +192,25 @@ def test_shapes(name: str, shape: str) -> None:
         assert shape in UNEDITED
         assert found.ids == found.earlier
         assert found.prefixes == found.requests
+
+
+class TestTexts:
+    def test_a_conversation_that_began_as_text_keeps_its_ids(self, served: Stack) -> None:
+        """What is rendered begins with what `/generate` has recorded: the text tree knows it, though no chat does."""
+        model, (worker,) = ChatModel("qwen3"), served.workers
+        opening = [system("s7"), user("Hello")]
+        text = model.template.whole(opening, None, {})
+        worker.script(ids=[*model.encode("One"), *model.encode(" "), *model.encode("two")], finish="length")
+        said = served.generate({"text": text, "sampling_params": {"max_new_tokens": 3}})
+        chain = [*said.record.input_ids, *said.record.output_ids]
+        turn = ask(served, *opening, {"role": "assistant", "content": "One two"}, user("b"), says="x")
+        sent = list(turn.record.input_ids)
+        assert sent[: len(chain)] == chain
+        assert turn.answer.headers["x-radix-reused-tokens"] == str(len(chain))
+
+    def test_namespaces_hold_for_texts_as_well(self, served: Stack) -> None:
+        opening = [system("s8"), user("Hello")]
+        text = ChatModel("qwen3").template.whole(opening, None, {})
+        served.generate({"text": text, "sampling_params": {"max_new_tokens": 3}})
+        turn = ask(served, *opening, says="x", headers={"x-radix-namespace": "other"})
+        assert turn.answer.headers["x-radix-reused-tokens"] == "0"
