@@ -55,12 +55,13 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(PY) -m mypy || status=1; \
 	exit $$status
 
-bench: $(INSTALLED) ## measure, 10 minutes; results go to benchmarks/results and into docs/performance.md
+bench: $(INSTALLED) ## measure, half an hour; results go to benchmarks/results, docs/performance.md and docs/routing.md
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
 	@$(PY) -m benchmarks.load --out benchmarks/results/load.json --page docs/performance.md
 	@$(PY) -m benchmarks.sessions --out benchmarks/results/sessions.json --page docs/performance.md
+	@$(PY) -m benchmarks.routing_load --out benchmarks/results/routing.json --page docs/routing.md
 
 soak: $(BENCH) ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
 	@$(PY) -m benchmarks.soak --page docs/performance.md $(ARGS)

@@ -1,0 +1,147 @@
+"""Conversations as a load: those of the simulation in `benchmarks.routing_skew`, sent over HTTP and waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from benchmarks.routing_fleet import WIDTH
+from benchmarks.routing_skew import SHARED, SYSTEM_TOKENS
+from tests.support.vocabularies import load, vocabulary
+
+VOCABULARY: Final = "qwen"
+
+
+class Meta(msgspec.Struct):
+    """What a worker tells of a reply."""
+
+    worker: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Reply(msgspec.Struct):
+    text: str
+    meta_info: Meta
+
+
+class Words:
+    """Words of one token and four characters each, and texts of them."""
+
+    def __init__(self) -> None:
+        vocab: dict[str, int] = load(VOCABULARY).get_vocab()
+        found = sorted(token for token in vocab if re.fullmatch("Ġ[a-z]{3}", token))
+        words = [" " + token[1:] for token in found]
+        said = {
+            "words": words,
+            "ids": [vocab[token] for token in found],
+            "tokenizer": str(vocabulary(VOCABULARY)),
+        }
+        self.said = msgspec.json.encode(said)
+        self._random = random.Random(0)
+        self._text = "".join(self._random.choices(words, k=500_000))
+
+    def cut(self, tokens: int) -> str:
+        """So many tokens that nobody has seen together."""
+        start = self._random.randrange(len(self._text) // WIDTH - tokens) * WIDTH
+        return self._text[start : start + tokens * WIDTH]
+
+
+class Load:
+    """Conversations that ask, wait, think and ask again, until enough was asked."""
+
+    def __init__(self, url: str, words: Words, inflight: int, requests: int, seed: int, *, keyed: bool) -> None:
+        self._url = f"{url}/generate"
+        self._words = words
+        self._inflight = inflight
+        self._keyed = keyed
+        self._left = requests
+        self._over = asyncio.Event()
+        self._random = random.Random(seed)
+        self._system = words.cut(SYSTEM_TOKENS)
+        self._decode = msgspec.json.Decoder(Reply).decode
+        self.served: Counter[int] = Counter()  # tokens, by worker
+        self.later = self.kept = self.prompt = self.cached = 0
+        self.failures: Counter[str] = Counter()
+        self.latencies: list[float] = []
+
+    async def run(self, generation: float, cpu: Callable[[], float]) -> tuple[float, float]:
+        """Until the last request is asked: seconds, and those of the router's CPU. They begin within three generations."""
+        timeout = aiohttp.ClientTimeout(total=120)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        begun, before = time.perf_counter(), cpu()
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            talks = [
+                group.create_task(self._talk(session, number, self._random.uniform(0, 3 * generation)))
+                for number in range(3 * self._inflight)  # one generates while two think
+            ]
+            await self._over.wait()
+            took, used = time.perf_counter() - begun, cpu() - before
+            for talk in talks:
+                talk.cancel()
+        return took, used
+
+    def _length(self, median: float) -> int:
+        return max(1, round(self._random.lognormvariate(0, 1) * median))
+
+    async def _talk(self, session: aiohttp.ClientSession, number: int, wait: float) -> None:
+        await asyncio.sleep(wait)
+        name = 0
+        while True:
+            text = self._system if self._random.random() < SHARED else self._words.cut(self._length(200))
+            at: int | None = None
+            name += 1
+            for _ in range(min(40, self._length(5))):
+                text += self._words.cut(self._length(150))
+                self._left -= 1
+                if self._left < 0:
+                    self._over.set()
+                    return
+                begun = time.perf_counter()
+                reply = await self._ask(session, f"{number}-{name}", text)
+                took = time.perf_counter() - begun
+                if reply is None:
+                    await asyncio.sleep(took)
+                    break
+                self.latencies.append(took)
+                self._count(reply.meta_info, at)
+                at = reply.meta_info.worker
+                text += reply.text
+                await asyncio.sleep(took * self._random.uniform(1, 3))
+
+    async def _ask(self, session: aiohttp.ClientSession, key: str, text: str) -> Reply | None:
+        sampling = {"max_new_tokens": self._length(300), "ignore_eos": True}
+        body = msgspec.json.encode({"text": text, "sampling_params": sampling})
+        headers = {"content-type": "application/json"}
+        if self._keyed:
+            headers["x-smg-routing-key"] = key
+        try:
+            async with session.post(self._url, data=body, headers=headers) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self.failures[type(error).__name__] += 1
+            return None
+        if response.status != 200:
+            self.failures[str(response.status)] += 1
+            return None
+        return self._decode(content)
+
+    def _count(self, meta: Meta, at: int | None) -> None:
+        self.served[meta.worker] += meta.prompt_tokens + meta.completion_tokens
+        self.prompt += meta.prompt_tokens
+        self.cached += meta.cached_tokens
+        if at is not None:
+            self.later += 1
+            self.kept += at == meta.worker
