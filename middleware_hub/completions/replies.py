@@ -25,7 +25,7 @@ import msgspec
 
 from middleware_hub.completions.requests import CompletionRequest
 from middleware_hub.sessions.chat import Answer, ReplyHead, TokenLogprob
-from middleware_hub.sessions.dialects.openai_replies import UNLIKELY
+from middleware_hub.sessions.dialects.openai_replies import UNLIKELY, ending
 
 DONE = b"data: [DONE]\n\n"
 
@@ -84,7 +84,7 @@ class Choices:
     def whole(self, answers: Sequence[Answer]) -> bytes:
         """The body of a reply in one piece."""
         choices = [
-            self._choice(index, answer.content, answer.logprobs, **_ending(answer))
+            self._choice(index, answer.content, answer.logprobs, **ending(answer))
             for index, answer in enumerate(answers)
         ]
         return _encode({**self._head, "choices": choices, "usage": self._usage(answers)})
@@ -93,8 +93,8 @@ class Choices:
         self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None = None, answer: Answer | None = None
     ) -> bytes:
         """What a stream's next event says: more text, the logprobs of tokens not told yet, and with `answer` how it ended."""
-        ending = {"finish_reason": None} if answer is None else _ending(answer)
-        return self._opening + _encode(self._choice(index, text, logprobs, **ending)) + b"]}\n\n"
+        end = {"finish_reason": None} if answer is None else ending(answer)
+        return self._opening + _encode(self._choice(index, text, logprobs, **end)) + b"]}\n\n"
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         """The end of a stream: the numbers of tokens, if they were asked for, and `[DONE]`."""
@@ -119,18 +119,6 @@ class Choices:
             "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in firsts)},
             "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)},
         }
-
-
-def _ending(answer: Answer) -> dict[str, Any]:
-    return {
-        "finish_reason": answer.finish,
-        "matched_stop": answer.matched,
-        "meta_info": {
-            "generation_id": answer.generation_id,
-            "weight_version": answer.weight_version,
-            **answer.extra,
-        },
-    }
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float | None]:

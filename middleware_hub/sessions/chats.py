@@ -175,6 +175,8 @@ class _Reply:
             headers.append((b"x-radix-reasons", ", ".join(self._exchange.notes).encode("latin-1")))
         if first.worker:
             headers.append((b"x-router-worker", first.worker.encode("latin-1")))
+        if first.routed:
+            headers.append((b"x-router-reason", first.routed.encode("latin-1")))
         return headers
 
 

@@ -25,7 +25,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -85,6 +85,22 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
         return len(self.ids.packed) // ID_BYTES
 
 
+class _Resident(NamedTuple):
+    """The turns of a lineage that stand in a new rendering where they stood: what a worker has in its cache.
+
+    Attributes:
+        messages: how many messages these are.
+        last: the last of these turns.
+        tail: what is rendered behind it.
+        reason: why these are not all; empty if they are.
+    """
+
+    messages: int
+    last: Checkpoint | None
+    tail: str
+    reason: str
+
+
 class Composer:
     """Makes prompts.
 
@@ -115,20 +131,17 @@ class Composer:
         `starts` encodes what is encoded as a whole; without it nothing of that is remembered.
         """
         with suppress(BadRequestError):
-            self._template.scaffolds(
-                request.tools, request.template
-            )  # so that they are known when this turn is history
-        if turn.elsewhere is not None:
-            found = await self._spliced(turn.elsewhere, turn, request, "setting", starts)
-            if found.checkpoint is not None and (turn.checkpoint is None or found.checkpoint.node.depth > turn.covered):
-                return found
-            if turn.checkpoint is None:
-                return found
+            # So that they are known when this turn is history.
+            self._template.scaffolds(request.tools, request.template)
         checkpoint = turn.checkpoint
+        if turn.elsewhere is not None:
+            found = await self._resident(turn.elsewhere, request)
+            if checkpoint is None or (found.last is not None and found.last.node.depth > turn.covered):
+                return await self._spliced(found, turn, request, "setting", starts)
         if checkpoint is None:
             return await self._anew(turn, request, (), starts)
         if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
-            return await self._spliced(checkpoint, turn, request, "rewritten", starts)
+            return await self._spliced(await self._resident(checkpoint, request), turn, request, "rewritten", starts)
         known = self._known(turn, checkpoint, request)
         if known is not None:
             return known
@@ -136,7 +149,9 @@ class Composer:
             place = self._seam(turn, checkpoint, request)
         except RenderingError as error:
             logger.warning("the tail of a turn could not be rendered: %s", error)
-            return await self._spliced(checkpoint, turn, request, "template_error", starts)
+            return await self._spliced(
+                await self._resident(checkpoint, request), turn, request, "template_error", starts
+            )
         if place.take == 0 and checkpoint.span.parent is None:
             return await self._anew(turn, request, ("template_error",), starts)
         return await self._behind(checkpoint, place, turn, request)
@@ -156,29 +171,30 @@ class Composer:
         return self._composed(checkpoint, span, take, _reasons(span))
 
     async def _spliced(
-        self, checkpoint: Checkpoint, turn: PreparedTurn, request: ChatRequest, why: str, starts: Starts | None
+        self, found: _Resident, turn: PreparedTurn, request: ChatRequest, why: str, starts: Starts | None
     ) -> ComposedPrompt:
-        """All is rendered anew, with the ids of as many turns of a checkpoint's lineage as stand where they stood.
+        """All is rendered anew, with the ids of the turns that are resident.
 
         Args:
             why: the chain is not appended to, in one word.
         """
-        messages = sampled_messages(list(checkpoint.lineage())[::-1])
-        kept, tail, reason = await _apart(request, partial(self._resident, messages, request))
-        if not kept:
-            return await self._anew(turn, request, (why, reason), starts)
-        last = messages[kept - 1][-1]
+        last, tail = found.last, found.tail
+        if last is None:
+            return await self._anew(turn, request, (why, found.reason), starts)
         # Nothing stands behind a turn that is gone on with, not even the token that ended it.
         place = seam(last, tail, self._codec) if tail else cut(last, self._codec)
         made = await self._behind(last, place, turn, request)
-        reasons = (why, "spliced", *((reason,) if reason else ()), *made.reasons)
+        reasons = (why, "spliced", *((found.reason,) if found.reason else ()), *made.reasons)
         # A template that cannot write a tail by itself has not rewritten anything: the branch goes on.
-        apart = why != "template_error" or last is not checkpoint
-        return msgspec.structs.replace(made, reasons=reasons, apart=apart, spliced=kept)
+        apart = why != "template_error" or bool(found.reason)
+        return msgspec.structs.replace(made, reasons=reasons, apart=apart, spliced=found.messages)
 
-    def _resident(self, messages: Sequence[Sequence[Checkpoint]], request: ChatRequest) -> tuple[int, str, str]:
-        """How many of these messages, each with its turns, stand in a new rendering where they stood, what stands behind
-        them, and why no more do."""
+    async def _resident(self, checkpoint: Checkpoint, request: ChatRequest) -> _Resident:
+        return await _apart(request, partial(self._find_resident, checkpoint, request))
+
+    def _find_resident(self, checkpoint: Checkpoint, request: ChatRequest) -> _Resident:
+        """Those of a lineage that stand where they stood, when all is rendered anew."""
+        messages = sampled_messages(list(checkpoint.lineage())[::-1])
         reason = ""
         while messages:
             marked = [turns[-1].node.depth - 1 for turns in messages]
@@ -188,7 +204,7 @@ class Composer:
                 )
             except BadRequestError as error:  # with other words in the place of these turns
                 logger.info("earlier turns are not spliced: %s", error)
-                return 0, "", "template_error"
+                return _Resident(0, None, "", "template_error")
             except RenderingError as error:
                 logger.info("earlier turns are not spliced: %s", error)
                 messages, reason = messages[: error.turns], error.reason
@@ -196,9 +212,9 @@ class Composer:
             turns = [turn for one in messages for turn in one]
             found = splice(pieces, turns, self._template.every_scaffold, self._codec)
             if not found.reason:
-                return len(messages), tail, reason
+                return _Resident(len(messages), messages[-1][-1], tail, reason)
             messages, reason = messages[: found.messages], found.reason
-        return 0, "", reason
+        return _Resident(0, None, "", reason)
 
     def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""
@@ -318,9 +334,8 @@ class Composer:
 
     def _stands(self, checkpoint: Checkpoint, place: Seam, request: ChatRequest) -> bool:
         """Whether every sampled turn could be spliced into a rendering of the whole, and the same text stands behind."""
-        messages = sampled_messages(list(checkpoint.lineage())[::-1])
-        kept, tail, _ = self._resident(messages, request)
-        return kept == len(messages) and bool(tail) and seam(checkpoint, tail, self._codec) == place
+        found = self._find_resident(checkpoint, request)
+        return found.last is checkpoint and bool(found.tail) and seam(checkpoint, found.tail, self._codec) == place
 
     def _parts(self, span: TokenSpan, take: int) -> Sequence[Part]:
         spell = self._tokenizer.vocabulary.spell

@@ -110,6 +110,8 @@ class Generation:
         self.error: RouterError | None = None
         self.verdict: Verdict | None = None
         self.worker = ""
+        self.routed = ""
+        """Why that worker was chosen."""
         self.seconds = 0.0
         """What it took, from the request to the last byte."""
         self.commit_seconds: float | None = None
@@ -200,7 +202,7 @@ class Generation:
     async def _whole(self) -> None:
         asked = self._asked()
         start, body = await collected(self._app, with_body(self._inner, self._body), replay(self._body, never))
-        self.worker = _worker_of(start)
+        self._began(start)
         if start["status"] != 200:
             raise refusal(start["status"], body)
         self.begun = True
@@ -224,7 +226,9 @@ class Generation:
         self._finish(asked, reply, stream.streamed.last_fields, stream.streamed.last_meta)
 
     def _began(self, start: Message) -> None:
-        self.worker = _worker_of(start)
+        headers = dict(start["headers"])
+        self.worker = headers.get(b"x-router-worker", b"").decode("latin-1")
+        self.routed = headers.get(b"x-router-reason", b"").decode("latin-1")
 
     def _event(self, streamed: StreamedReply) -> None:
         self.begun = True
@@ -301,8 +305,3 @@ class Generation:
             extra=extra if self._lasting else {},
         )
         self._on_commit(self._prompt, checkpoint)
-
-
-def _worker_of(start: Message) -> str:
-    url: bytes = dict(start["headers"]).get(b"x-router-worker", b"")
-    return url.decode("latin-1")

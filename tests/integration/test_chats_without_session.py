@@ -57,6 +57,7 @@ class TestOpenAI:
         assert list(second.record.input_ids)[: len(first.chain)] == first.chain
         assert second.answer.headers["x-radix-reused-tokens"] == str(len(first.chain))
         assert second.answer.headers["x-radix-recorded"] == "exact"
+        assert second.answer.headers["x-router-reason"] == "only_one"
         assert "x-session-id" not in second.answer.headers
 
     def test_it_can_be_retrieved_by_its_text(self, served: Stack) -> None:

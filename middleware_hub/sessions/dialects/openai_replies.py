@@ -87,7 +87,7 @@ class OpenAIStream:
     def finish(self, index: int, answer: Answer) -> bytes:
         """The finish reason, and the logprobs of tokens behind the last piece: a hidden tail has no text of its own."""
         behind = None if answer.logprobs is None else answer.logprobs[self._shown[index] :]
-        return self._chunk(index, {}, behind or None, **_ending(answer))
+        return self._chunk(index, {}, behind or None, **ending(answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         """The numbers of tokens, if they were asked for, and `[DONE]`."""
@@ -134,10 +134,11 @@ def _choice(index: int, answer: Answer) -> dict[str, Any]:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["tool_calls"] = [_call(call) for call in answer.tool_calls]
-    return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **_ending(answer)}
+    return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **ending(answer)}
 
 
-def _ending(answer: Answer) -> dict[str, Any]:
+def ending(answer: Answer) -> dict[str, Any]:
+    """How a choice ends, and what the dialect has no place for."""
     # `abort` is SGLang's word. OpenAI has none, and any of its own would make half a reply look like a whole one.
     return {
         "finish_reason": answer.finish,
