@@ -71,7 +71,7 @@ class IdsIndex:
             if found is None:
                 continue
             for generation in (found, *reversed(found.node.generations())):
-                if parent is not None and parent not in generation.request_ids:
+                if parent is not None and not generation.span.named(parent):
                     continue
                 for known, take in zip(
                     generation.fingerprints, (len(generation.span), generation.span.visible), strict=False

@@ -46,7 +46,9 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         continues: the complete generation that is continued, if any.
         known: a remembered context that holds exactly the encoding of the rest; nothing needs encoding then.
         ambiguous: another chain matched further by whole sampled tokens (`ambiguous_parent`).
-        unknown_parent: the request named a parent that is not on the path of its text.
+        unknown_parent: the request named a parent whose tokens are not in the prompt.
+        edited: of the parent that the request named, the prompt keeps a part only: the text leaves the reply in its middle.
+        mismatched: the text holds a reply whose ids do not spell it (`engine_mismatch`), encoded as the client saw it.
         foreign: the chain was recorded under another text than this one (the ids of both are the same).
     """
 
@@ -58,12 +60,21 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     ambiguous: bool = False
     unknown_parent: bool = False
     foreign: bool = False
+    edited: bool = False
+    mismatched: bool = False
 
     @property
     def tail_left_out(self) -> bool:
         """Whether sampled tokens at the end of the continued reply were left out (`tail_left_out`)."""
         span = self.cut.span
         return self.continues is not None and span is self.continues.span and self.cut.take < len(span)
+
+    @property
+    def lost(self) -> int:
+        """Flags of what is known to be missing from the prompt."""
+        return (SpanFlag.PARENT_LOST if self.unknown_parent else 0) | (
+            SpanFlag.AFTER_MISMATCH if self.mismatched else 0
+        )
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -73,6 +84,8 @@ class PrefixMatch(msgspec.Struct, frozen=True):
             ("tail_left_out", self.tail_left_out and not self.cut.recut),
             ("ambiguous_parent", self.ambiguous),
             ("unknown_parent", self.unknown_parent),
+            ("edited_turn", self.edited),
+            ("engine_mismatch", self.mismatched),
         )
         return tuple(name for name, holds in found if holds)
 
@@ -143,7 +156,7 @@ def resolve_partial(
         span, take, end = child.parent, child.take, child.start
         if span is None or span is stop:
             return None
-        if span.sampled and take and end <= limit:
+        if span.sampled and take and end <= limit and not span.flags & SpanFlag.MISMATCH:
             # The recorded chain goes on behind this reply as our text does: what it kept of the reply, we keep.
             return Cut(span, take, end)
         if child.flags & SpanFlag.FOREIGN:
@@ -155,7 +168,9 @@ def resolve_partial(
 
 def _cut_inside(span: TokenSpan, take: int, limit: int, measure: Measure, boundaries: bool) -> Cut | None:
     """How many of the first `take` tokens of one span may be reused by a text that agrees up to character `limit`."""
-    if span.start >= limit or (not span.sampled and (not boundaries or span.flags & SpanFlag.GIVEN)):
+    if span.start >= limit or span.flags & SpanFlag.MISMATCH:
+        return None
+    if not span.sampled and (not boundaries or span.flags & SpanFlag.GIVEN):
         return None
     ends = measure.ends(span)
     count = int(np.searchsorted(ends[:take], limit - span.start, side="right"))

@@ -44,7 +44,6 @@ class Generation(msgspec.Struct, gc=False, eq=False):
         node: where its text ends in the tree.
         continues: the complete reply that its prompt went on from.
         tail: the hidden tail, for the texts that may spell it.
-        request_ids: the client's `rid`, SGLang's `meta_info.id`.
         serial: the order of recording.
         tick: when it, or what was below it, was hit last.
         stamp: the weight version then.
@@ -56,7 +55,6 @@ class Generation(msgspec.Struct, gc=False, eq=False):
     node: RadixNode
     continues: Generation | None
     tail: tuple[HiddenToken, ...]
-    request_ids: tuple[str, ...]
     serial: int
     stamp: Stamp
     tick: int
@@ -66,6 +64,11 @@ class Generation(msgspec.Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"<Generation {self.request_ids[0] if self.request_ids else self.serial}: {self.span!r}>"
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The client's `rid`, SGLang's `meta_info.id`."""
+        return self.span.request_ids
 
     @property
     def leaf(self) -> bool:

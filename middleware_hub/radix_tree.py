@@ -25,6 +25,7 @@ from middleware_hub.leaves import Leaves
 from middleware_hub.prefix_match import FRESH, Cut, PrefixMatch, resolve_complete, resolve_partial, sampled_base
 from middleware_hub.radix_node import Generation, RadixNode, common_length
 from middleware_hub.records import Context, Departure, Recall, SampledReply, TreeStats
+from middleware_hub.reply_names import ReplyNames
 from middleware_hub.spans import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.tree_walk import (
     Walk,
@@ -73,6 +74,7 @@ class RadixTree:
         self._ticks = 0
         self._leaves = Leaves()
         self._by_ids = IdsIndex()
+        self._names = ReplyNames()
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
@@ -90,7 +92,7 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        return self._match(namespace, text, walk_down(root, text), parent)
+        return _checked_parent(self._match(namespace, text, walk_down(root, text), parent), parent)
 
     def match_ids(
         self, namespace: Namespace, text: str, ids: bytes, width: Callable[[int], int], *, parent: str | None = None
@@ -108,14 +110,16 @@ class RadixTree:
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
         path = walk_down(root, text)
-        found = PrefixMatch(namespace, text, unknown_parent=parent is not None)
+        found = PrefixMatch(namespace, text)
         longest = self._by_ids.longest(namespace, ids, parent)
+        if longest is None and parent is not None:
+            longest = self._by_ids.longest(namespace, ids, None)
         if longest is not None:
             found = self._continued(namespace, text, path, *longest, width)
         further = None if found.foreign else self._partial(path, found.continues, found.cut)
         if further is not None and further.span is not None and begins_with(ids, further.span, further.take):
-            return replace(found, cut=further)
-        return found
+            found = replace(found, cut=further)
+        return _checked_parent(found, parent)
 
     def _continued(
         self,
@@ -149,7 +153,7 @@ class RadixTree:
         path = walk_down(root, text)
         if path.stops and path.stops[-1][1] == len(text):
             for generation in reversed(path.stops[-1][0].generations()):
-                if request_id is None or request_id in generation.request_ids:
+                if request_id is None or generation.span.named(request_id):
                     return self.recall_generation(generation)
         found = self._match(namespace, text, path, request_id)
         if found.unknown_parent:
@@ -159,10 +163,23 @@ class RadixTree:
             cut = self._recorded_context(path.at, found, any_chain=request_id is None) or cut
         return self._recalled(cut, found.continues, exact=cut.start == len(text))
 
+    def reply(self, namespace: Namespace, request_id: str) -> Generation | None:
+        """The reply with this name; of several the newest."""
+        return self._names.newest(namespace, request_id)
+
     def recall_generation(self, generation: Generation) -> Recall:
-        """What `recall` says of the text of a reply that was recorded just now."""
+        """What `recall` says of the text of this reply."""
         span = generation.span
         return self._recalled(Cut(span, len(span), span.text_end), generation, exact=True)
+
+    def text_of(self, generation: Generation) -> str:
+        """The whole text of a reply: its prompt, and what was sampled."""
+        edges: list[str] = []
+        node: RadixNode | None = generation.node
+        while node is not None:
+            edges.append(node.edge)
+            node = node.parent
+        return "".join(reversed(edges))
 
     def departure(self, namespace: Namespace, text: str, *, context: int = 10) -> Departure:
         """Where the text leaves the tree, and what is recorded on both sides of that place."""
@@ -196,7 +213,8 @@ class RadixTree:
                 further = self._partial(path, continues, cut)
         cut = further or cut if known is None else Cut(known, len(known), len(text))
         ambiguous = continues is not None and self._matches_further(path, continues, cut.start)
-        return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown)
+        mismatched = path.passes_mismatch(continues)
+        return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown, mismatched=mismatched)
 
     def _partial(self, path: Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
         """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way: the furthest, then newest.
@@ -280,6 +298,11 @@ class RadixTree:
             self.stats.misses += 1
         else:
             self.stats.hits += 1
+        if match.lost and match.known is not None:
+            # The remembered context belongs to requests that lost nothing: this one gets its own.
+            known = match.known
+            match = replace(match, cut=Cut(known.parent, known.take, known.start))
+            context = Context(known.ids, known.flags, known.ends)
         node, position = self._resume(match)
         path: list[RadixNode] = []
         before, take = match.cut.span, match.cut.take
@@ -298,9 +321,11 @@ class RadixTree:
             len(reply.text),
             logprobs=reply.logprobs,
             versions=reply.versions,
-            flags=reply.flags | SpanFlag.FOREIGN if match.foreign and context is None else reply.flags,
+            flags=reply.flags if context is not None else reply.flags | _flags(match),
             visible=-1 if reply.visible is None else reply.visible,
             ends=reply.ends,
+            request_ids=reply.request_ids,
+            finish=reply.finish,
         )
         self._ticks += 1
         generation = Generation(
@@ -308,7 +333,6 @@ class RadixTree:
             node,
             match.continues,
             reply.tail,
-            reply.request_ids,
             self._ticks,
             self.clock.now,
             self._ticks,
@@ -321,6 +345,7 @@ class RadixTree:
             passed.note_pass(generation)
         self.stats.generations += 1
         self._by_ids.add(match.namespace, generation)
+        self._names.add(generation)
         self._leaves.offer(generation)
         return generation
 
@@ -352,8 +377,7 @@ class RadixTree:
 
     def _context_span(self, match: PrefixMatch, context: Context, node: RadixNode) -> TokenSpan:
         cut = match.cut
-        flags = context.flags | (SpanFlag.RECUT if match.cut.recut else SpanFlag.NONE)
-        flags |= SpanFlag.FOREIGN if match.foreign else SpanFlag.NONE
+        flags = context.flags | _flags(match) | (SpanFlag.RECUT if match.cut.recut else SpanFlag.NONE)
         for known in node.known_contexts():
             same_place = known.parent is cut.span and known.take == cut.take and known.start == cut.start
             if same_place and known.ids == context.ids and known.flags == flags:
@@ -422,6 +446,7 @@ class RadixTree:
     def _remove(self, generation: Generation) -> None:
         node, line = generation.node, generation.continues
         self._by_ids.remove(generation)
+        self._names.remove(generation)
         node.remove_end(generation)
         self.stats.generations -= 1
         top = None if line is None else line.node
@@ -492,11 +517,29 @@ class RadixTree:
         self._roots.clear()
         self._leaves = Leaves()
         self._by_ids.clear()
+        self._names.clear()
         self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
 
     def check(self) -> None:
         """Recount everything and compare; AssertionError if an invariant does not hold. Slow, for tests."""
         tree_check.check(self._roots.values(), self.stats)
+
+
+def _checked_parent(match: PrefixMatch, parent: str | None) -> PrefixMatch:
+    """Note whether the tokens of the reply that a request named as its parent are in its prompt, and all of them."""
+    if parent is None:
+        return match
+    cut = match.cut
+    named = next(((span, take) for span, take in links(cut.span, cut.take) if span.named(parent)), None)
+    if named is None:
+        return replace(match, unknown_parent=True)
+    span, take = named
+    return replace(match, unknown_parent=False, edited=take < span.visible)
+
+
+def _flags(match: PrefixMatch) -> int:
+    """What is to be known of the first span behind a match."""
+    return match.lost | (SpanFlag.FOREIGN if match.foreign else SpanFlag.NONE)
 
 
 def _payload(span: TokenSpan) -> int:

@@ -211,9 +211,12 @@ class RadixTreeMiddleware:
         request = RetrievalRequest.parse(await read_body(scope, receive, self._max_body_bytes))
         namespace = self._namespace(scope, request.lora_path or "")
         answers = []
-        for text in [request.text] if isinstance(request.text, str) else request.text:
-            answer = await retrieval.retrieve(self.tree, self.tokenizer, namespace, text, request)
-            self.metrics.retrievals.labels(str(answer["exact"]).lower()).inc()
+        for number, text in enumerate([request.text] if isinstance(request.text, str) else request.text):
+            answer = await retrieval.retrieve(
+                self.tree, self.tokenizer, namespace, text, request, request.expected(number)
+            )
+            for one in answer["trajectories"] if request.cover else [answer]:
+                self.metrics.retrievals.labels(str(one["exact"]).lower()).inc()
             answers.append(msgspec.json.encode(answer))
             await asyncio.sleep(0)
         await send_json(send, 200, answers[0] if isinstance(request.text, str) else b"[%b]" % b",".join(answers))

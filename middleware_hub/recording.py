@@ -105,6 +105,7 @@ class Judge:
             tail=alignment.tail,
             late=asked.steps != self.clock.steps,
             request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
+            finish=reply.finish_type or "abort",  # of a stream that broke off, or whose client left
         )
         if alignment.flags & SpanFlag.MISMATCH:
             wrong = "the ids do not decode to the text: is --tokenizer-path the worker's own?"

@@ -24,6 +24,7 @@ class SampledReply(msgspec.Struct, frozen=True):
     ends: bytes | None = None
     tail: tuple[HiddenToken, ...] = ()
     request_ids: tuple[str, ...] = ()
+    finish: str = ""
     late: bool = False
     """The current weight version has changed since it was asked for."""
 

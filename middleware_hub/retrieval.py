@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from middleware_hub.cover import SharedMask, needed
 from middleware_hub.prefix_match import Cut
 from middleware_hub.radix_node import Generation
 from middleware_hub.radix_tree import Namespace, RadixTree
-from middleware_hub.recording import ENGINE_MISMATCH
 from middleware_hub.records import Recall
-from middleware_hub.spans import flatten, pack_ids
+from middleware_hub.spans import INEXACT, UNKNOWN_REPLY, Trajectory, flatten, names_of, pack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.errors import BadRequestError, NotExactError, NotFoundError
 from router.sglang.json import JSON_ERRORS
@@ -20,7 +22,18 @@ RETOKENIZED = "retokenized"
 
 
 class RetrievalRequest(msgspec.Struct):
-    """The body of `/retrieve_from_text`."""
+    """The body of `/retrieve_from_text`.
+
+    Attributes:
+        text: one, or several.
+        return_logp: whether the answer has logprobs.
+        strict: answer 409 in the place of anything that is not exact.
+        request_id: which of several replies with this text.
+        max_staleness: count sampled tokens that are older than this many weight versions.
+        lora_path: the adapter that the text was sampled with.
+        expect_request_ids: the replies that the caller got; a list of lists where there are several texts.
+        cover: answer with all chains that hold these replies, not with the one of the text alone.
+    """
 
     text: str | list[str]
     return_logp: bool = True
@@ -28,6 +41,8 @@ class RetrievalRequest(msgspec.Struct):
     request_id: str | None = None
     max_staleness: int | None = None
     lora_path: str | None = None
+    expect_request_ids: list[str | list[str]] | None = None
+    cover: bool = False
 
     @classmethod
     def parse(cls, body: bytes) -> RetrievalRequest:
@@ -42,13 +57,43 @@ class RetrievalRequest(msgspec.Struct):
             raise BadRequestError("`text` is empty, or has an empty text in it")
         if request.max_staleness is not None and request.max_staleness < 0:
             raise BadRequestError(f"`max_staleness` must not be negative, got {request.max_staleness}")
+        request.check_expected()
         return request
+
+    def check_expected(self) -> None:
+        """Raises BadRequestError if `expect_request_ids` or `cover` does not fit the texts."""
+        expected = self.expect_request_ids
+        if self.cover and (expected is None or not isinstance(self.text, str)):
+            raise BadRequestError("`cover` needs one `text`, and `expect_request_ids`: the replies of its rollout")
+        if expected is None:
+            return
+        several = isinstance(self.text, list)
+        if any(isinstance(one, list) is not several for one in expected) or (
+            several and len(expected) != len(self.text)
+        ):
+            shape = "one list of request ids for each text" if several else "a list of request ids"
+            raise BadRequestError(f"`expect_request_ids` must be {shape}")
+        if not all(name for one in expected for name in ([one] if isinstance(one, str) else one)):
+            raise BadRequestError("`expect_request_ids` has an empty request id in it")
+
+    def expected(self, number: int) -> list[str]:
+        """The replies that the caller lists for a text."""
+        found = self.expect_request_ids
+        if found is None:
+            return []
+        one = found[number] if isinstance(self.text, list) else found
+        return [name for name in one if isinstance(name, str)]
 
 
 async def retrieve(
-    tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, text: str, request: RetrievalRequest
+    tree: RadixTree,
+    tokenizer: Tokenizer,
+    namespace: Namespace,
+    text: str,
+    request: RetrievalRequest,
+    expected: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One answer.
+    """One answer. `expected`: the replies that the caller lists.
 
     Raises:
         NotFoundError: `request_id` is none of the recorded replies that this text begins with.
@@ -73,25 +118,70 @@ async def retrieve(
     if cut.start < len(text):
         # The chain cannot go away meanwhile: spans are immutable, and `cut` holds them.
         tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
-    return _answer(tree, text, recall, cut, tail, request)
+    flat = flatten(cut.span, cut.take, tail)
+    if not request.cover:
+        return _answer(tree, text, recall, cut, flat, request, _missing(expected, [flat]))
+    return await _cover(tree, namespace, text, recall, flat, request, expected)
+
+
+async def _cover(
+    tree: RadixTree,
+    namespace: Namespace,
+    text: str,
+    recall: Recall,
+    first: Trajectory,
+    request: RetrievalRequest,
+    expected: Sequence[str],
+) -> dict[str, Any]:
+    """The chain of the text, and the fewest others that hold the rest of the replies whole."""
+    others = needed(tree, namespace, first, expected)
+    masks = SharedMask(first, others)
+    # Taken down now: what is evicted between two answers is still in them.
+    chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
+    missing = [name for name in _missing(expected, [first]) if tree.reply(namespace, name) is None]
+    masks.apply(0, first)
+    answers = [_answer(tree, text, recall, recall.cut, first, request, missing)]
+    for number, (other, whole) in enumerate(chains, 1):
+        await asyncio.sleep(0)
+        flat = flatten(other.cut.span, other.cut.take)
+        masks.apply(number, flat)
+        answers.append(_answer(tree, whole, other, other.cut, flat, request, missing))
+    return {"trajectories": answers, "missing": missing}
+
+
+def _missing(expected: Iterable[str], found: Sequence[Trajectory]) -> list[str]:
+    """The listed replies of which none of these sequences has a token."""
+    there = {name for flat in found for turn in flat.turns for name in turn.span.request_ids}
+    return [name for name in expected if there.isdisjoint(names_of(name))]
 
 
 def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, Any]:
     """The answer for the text of a reply that was recorded just now, for `return_trajectory`."""
     recall = tree.recall_generation(generation)
-    return _answer(tree, text, recall, recall.cut, b"", RetrievalRequest(text))
+    return _answer(tree, text, recall, recall.cut, flatten(*recall.cut[:2]), RetrievalRequest(text), [])
 
 
 def _answer(
-    tree: RadixTree, text: str, recall: Recall, cut: Cut, tail: bytes, request: RetrievalRequest
+    tree: RadixTree,
+    text: str,
+    recall: Recall,
+    cut: Cut,
+    flat: Trajectory,
+    request: RetrievalRequest,
+    missing: Sequence[str],
 ) -> dict[str, Any]:
-    flat = flatten(cut.span, cut.take, tail)
+    """What is known of a text, in the fields of http-api.md.
+
+    Raises NotExactError where `strict` forbids the answer.
+    """
     reasons = list(flat.reasons)
     if cut.recut and "cut_in_token" not in reasons:
         reasons.append("cut_in_token")
     if cut.start < len(text):
         reasons.append(RETOKENIZED)
-    exact = recall.exact and ENGINE_MISMATCH not in reasons
+    if missing:
+        reasons.append(UNKNOWN_REPLY)
+    exact = recall.exact and INEXACT.isdisjoint(reasons)
     answer: dict[str, Any] = {
         "tokens": flat.token_ids.tolist(),
         "response": text,
@@ -106,6 +196,7 @@ def _answer(
         "weight_versions": [{"version": v, "start": begin, "end": end} for v, begin, end in flat.weight_versions],
         "variants": len(recall.request_ids),
         "request_ids": list(recall.request_ids),
+        "turns": [turn.described() for turn in flat.turns],
     }
     if request.max_staleness is not None:
         stale = [
@@ -120,8 +211,9 @@ def _answer(
                 stale_tokens=answer["stale_tokens"],
             )
     if request.strict and not exact:
+        lost = f"; of the replies that you list these are not in it: {', '.join(missing[:10])}" if missing else ""
         raise NotExactError(
-            f"the recorded reply is not exact: {', '.join(reasons)}", exact_chars=cut.start, reasons=reasons
+            f"the recorded reply is not exact: {', '.join(reasons)}{lost}", exact_chars=cut.start, reasons=reasons
         )
     return answer
 

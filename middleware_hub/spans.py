@@ -21,7 +21,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -29,6 +29,9 @@ from numpy.typing import NDArray
 
 ID_BYTES = 4
 """Bytes of one token id in `TokenSpan.ids`."""
+
+_DIALECTS = ("chatcmpl-", "cmpl-", "msg_")
+"""What dialects put in front of a generation's id, in the `id` of their replies."""
 
 Versions = str | tuple[tuple[str, int], ...]
 """The weight version of every token of a span, or `(version, end)` runs with ends counted in tokens of the span."""
@@ -63,6 +66,12 @@ class SpanFlag:
     """`template_mismatch`: this context is not what the chat template makes of the messages."""
     FOREIGN: Final = 512
     """What comes before was recorded under another text than this span's chain has: its character ends mean nothing here."""
+    PARENT_LOST: Final = 2048
+    """`unknown_parent`: the request for these tokens named a reply whose tokens are not in front of them."""
+    AFTER_MISMATCH: Final = 4096
+    """`engine_mismatch`: before these tokens ends a reply whose ids do not spell its text; the text was encoded instead."""
+    LOST: Final = PARENT_LOST | AFTER_MISMATCH
+    """Sampled tokens are known to be missing from what is in front of these."""
 
 
 REASONS: tuple[tuple[int, str], ...] = (
@@ -71,8 +80,14 @@ REASONS: tuple[tuple[int, str], ...] = (
     (SpanFlag.SPLIT, "split_character"),
     (SpanFlag.RECUT, "cut_in_token"),
     (SpanFlag.UNLIKE, "template_mismatch"),
+    (SpanFlag.PARENT_LOST, "unknown_parent"),
+    (SpanFlag.AFTER_MISMATCH, "engine_mismatch"),
 )
 """What a flag is called in answers and counters."""
+
+UNKNOWN_REPLY = "unknown_reply"
+INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY})
+"""Reasons for which a sequence is not `exact`, even where one recorded chain covers all of its text."""
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -106,6 +121,8 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         width: characters of the span's text.
         logprobs: float32 or float64, packed; None for a context, and for a reply that came without.
         versions: weight version(s) of sampled tokens; None for a context (loss mask 0).
+        request_ids: names of a sampled reply: the client's `rid`, SGLang's `meta_info.id`.
+        finish: how a sampled reply ended: `stop`, `length`, or `abort` for all that did not come to its end.
         flags: see `SpanFlag`.
         visible: the first so many tokens have their text in the span's text; behind them is the hidden tail. -1: all.
         ends: int32 character ends relative to `start`, packed, where they cannot be worked out from the ids; else None
@@ -125,6 +142,8 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
     flags: int = SpanFlag.NONE
     visible: int = -1
     ends: bytes | None = None
+    request_ids: tuple[str, ...] = ()
+    finish: str = ""
     offset: int = 0
     users: int = 0
     owner: Any = None
@@ -153,10 +172,20 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         """Whether a worker sampled these tokens (loss mask 1)."""
         return self.versions is not None
 
+    def named(self, request_id: str) -> bool:
+        """Whether this reply is called so: as it was recorded, or as a dialect made its own id of the name."""
+        return bool(self.request_ids) and any(name in self.request_ids for name in names_of(request_id))
+
     @property
     def text_end(self) -> int:
         """The character of the chain's text at which this span's own text ends."""
         return self.start + self.width
+
+
+def names_of(request_id: str) -> tuple[str, ...]:
+    """The names that a reply may be recorded under: as the caller wrote it, and without the prefix of a dialect."""
+    prefix = next((prefix for prefix in _DIALECTS if request_id.startswith(prefix)), None)
+    return (request_id,) if prefix is None else (request_id, request_id.removeprefix(prefix))
 
 
 class Measure(Protocol):
@@ -193,6 +222,41 @@ def chain_ids(span: TokenSpan | None, take: int) -> bytes:
     return b"".join(parts)
 
 
+class Turn(NamedTuple):
+    """A sampled reply in a sequence: its tokens are `start` to `end`, half-open.
+
+    Of a reply that the sequence leaves in its middle these are the tokens up to there.
+    """
+
+    span: TokenSpan
+    start: int
+    end: int
+
+    @property
+    def request_id(self) -> str:
+        """What it is called; empty if neither the client nor the engine gave it a name."""
+        return self.span.request_ids[0] if self.span.request_ids else ""
+
+    @property
+    def version(self) -> str:
+        """The weight version of its last token, as an engine gives one version for a whole reply."""
+        versions = self.span.versions
+        assert versions is not None
+        if isinstance(versions, str):
+            return versions
+        return next(version for version, end in versions if end >= self.end - self.start)
+
+    def described(self, offset: int = 0) -> dict[str, Any]:
+        """As it stands in answers, with positions counted from `offset`."""
+        return {
+            "request_id": self.request_id,
+            "start": self.start - offset,
+            "end": self.end - offset,
+            "version": self.version,
+            "finish": self.span.finish,
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """A chain laid flat: aligned arrays, one entry a token.
@@ -202,6 +266,7 @@ class Trajectory:
         loss_mask: uint8; 1 where the token was sampled.
         logprobs: float64, 0.0 where the token is context; None if any sampled token came without one.
         weight_versions: half-open token ranges `(version, start, end)` over sampled tokens, in order, joined where equal.
+        turns: the sampled replies, in order.
         reasons: why this sequence is not, or not in every way, exact.
     """
 
@@ -209,6 +274,7 @@ class Trajectory:
     loss_mask: NDArray[np.uint8]
     logprobs: NDArray[np.float64] | None
     weight_versions: tuple[tuple[str, int, int], ...]
+    turns: tuple[Turn, ...]
     reasons: tuple[str, ...]
 
     @property
@@ -232,12 +298,14 @@ def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> 
     loss_mask = np.zeros(len(token_ids), dtype=np.uint8)
     logprobs: NDArray[np.float64] | None = np.zeros(len(token_ids), dtype=np.float64)
     runs: list[tuple[str, int, int]] = []
+    turns: list[Turn] = []
     flags = SpanFlag.NONE
     for s, n in chain:
         flags |= s.flags
         if s.versions is None or not n:
             continue
         low, high = s.offset, s.offset + n
+        turns.append(Turn(s, low, high))
         loss_mask[low:high] = 1
         if s.logprobs is None:
             logprobs = None
@@ -249,10 +317,10 @@ def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> 
                 runs[-1] = (version, runs[-1][1], low + end)
             else:
                 runs.append((version, low + begin, low + end))
-    reasons = [name for flag, name in REASONS if flags & flag]
+    reasons = list(dict.fromkeys(name for flag, name in REASONS if flags & flag))
     if logprobs is None:
         reasons.append("no_logprobs")
-    return Trajectory(token_ids, loss_mask, logprobs, tuple(runs), tuple(reasons))
+    return Trajectory(token_ids, loss_mask, logprobs, tuple(runs), tuple(turns), tuple(reasons))
 
 
 def _version_runs(versions: Versions, count: int) -> Iterable[tuple[str, int, int]]:

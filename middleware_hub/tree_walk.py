@@ -63,6 +63,16 @@ class Walk(NamedTuple):
                 below += reversed([*islice(reversed(node.each_child()), visits)])
             walked = top
 
+    def passes_mismatch(self, line: Generation | None) -> bool:
+        """Whether the way passes the end of a reply behind `line` whose ids do not spell its text."""
+        for node, _ in reversed(self.stops):
+            ended = node.generations()
+            if line in ended:
+                return False
+            if any(generation.span.flags & SpanFlag.MISMATCH for generation in ended):
+                return True
+        return False
+
     def ends_on_node(self, text: str) -> bool:
         """Whether the whole text is in the tree and ends where a node does."""
         return self.limit == len(text) and self.inside == len(self.at.edge)
@@ -102,10 +112,15 @@ def first_characters(node: RadixNode, skip: int, count: int) -> str:
 def longest_complete(
     stops: list[tuple[RadixNode, int]], text: str, request_id: str | None
 ) -> tuple[Cut, Generation | None]:
-    """The longest complete reply that this text may continue, the newest of equal texts; or the one that is named."""
+    """The longest complete reply that this text may continue, the newest of equal texts; or the one that is named.
+
+    A reply whose ids do not spell its text is not continued: the text that the client saw is encoded instead.
+    """
     for node, position in reversed(stops):
         for generation in reversed(node.generations()):
-            if request_id is None or request_id in generation.request_ids:
+            if generation.span.flags & SpanFlag.MISMATCH:
+                continue
+            if request_id is None or generation.span.named(request_id):
                 cut = resolve_complete(generation, text, position)
                 if cut is not None:
                     return cut, generation
@@ -116,6 +131,6 @@ def same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
     """A remembered context that ends at `node` and was encoded behind the same sampled tokens."""
     base = sampled_base(cut.span, cut.take, cut.start)
     for span in reversed(node.known_contexts()):
-        if not span.flags & SpanFlag.GIVEN and sampled_base(span, len(span), span.text_end) == base:
+        if not span.flags & (SpanFlag.GIVEN | SpanFlag.LOST) and sampled_base(span, len(span), span.text_end) == base:
             return span
     return None
