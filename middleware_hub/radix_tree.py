@@ -119,6 +119,7 @@ class RadixTree:
         further = None if found.foreign else self._partial(path, found.continues, found.cut)
         if further is not None and further.span is not None and begins_with(ids, further.span, further.take):
             found = replace(found, cut=further)
+        found = replace(found, mismatched=path.passes_mismatch(found.continues))
         return _checked_parent(found, parent)
 
     def _continued(

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from middleware_hub.radix_tree import NO_PARENT
 from middleware_hub.sessions.chat import ChatRequest, Dialect, ReplyHead
 from middleware_hub.sessions.composing import Composer
 from middleware_hub.sessions.exchange import Exchange, RequestKey
@@ -38,9 +39,7 @@ class Chats:
         """One turn, whose body has been read. Raises RouterError only as long as nothing was sent."""
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
-        key = RequestKey(
-            header(scope, b"idempotency-key"), body, type(dialect).__name__, header(scope, b"x-parent-generation")
-        )
+        key = RequestKey(header(scope, b"idempotency-key"), body, type(dialect).__name__, _parent(scope))
         # No await from here to the exchange: of two requests that are the same one, the second finds the first.
         exchange = self._turns.adopt(session, key) if _sent_again(scope) else None
         if exchange is None:
@@ -64,6 +63,12 @@ class Chats:
             return (await self._composer.compose(turn, request)).tokens
         finally:
             session.trie.abandon(handle)
+
+
+def _parent(scope: Scope) -> str | None:
+    """The generation that a client names as the one it goes on from, by either of the two headers."""
+    named = header(scope, b"x-parent-generation") or header(scope, b"x-radix-parent")
+    return None if named == NO_PARENT else named
 
 
 def _sent_again(scope: Scope) -> bool:

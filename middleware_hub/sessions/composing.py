@@ -140,6 +140,11 @@ class Composer:
                 return await self._spliced(found, turn, request, "setting", starts)
         if checkpoint is None:
             return await self._anew(turn, request, (), starts)
+        if checkpoint.span.flags & SpanFlag.MISMATCH:
+            # Nobody knows where its text ends in its ids: what the client saw is encoded instead.
+            return await self._spliced(
+                await self._resident(checkpoint, request), turn, request, "engine_mismatch", starts
+            )
         if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
             return await self._spliced(await self._resident(checkpoint, request), turn, request, "rewritten", starts)
         known = self._known(turn, checkpoint, request)
@@ -180,7 +185,7 @@ class Composer:
         """
         last, tail = found.last, found.tail
         if last is None:
-            return await self._anew(turn, request, (why, found.reason), starts)
+            return await self._anew(turn, request, tuple(filter(None, (why, found.reason))), starts)
         # Nothing stands behind a turn that is gone on with, not even the token that ended it.
         place = seam(last, tail, self._codec) if tail else cut(last, self._codec)
         made = await self._behind(last, place, turn, request)

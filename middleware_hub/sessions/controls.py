@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 from urllib.parse import parse_qs
 from uuid import uuid4
@@ -173,12 +173,13 @@ class Controls:
             every = _is_on(query.get("export_all_checkpoints"))
         shared = _shared(typed(fields, "shared_turns", str, "a string") or query.get("shared_turns"))
         form = _form(typed(fields, "format", str, "a string") or query.get("format"))
+        expected = typed(fields, "expect_request_ids", list[str], "a list of request ids") or []
         first = session.phase is not Phase.FINALIZED
         await session.finalize()
         session.require(Act.EXPORT)  # it may have been deleted meanwhile
         if first:
             self._metrics.sessions.labels("finalized").inc()
-        await self._export(session, receive, send, every=every, shared=shared, form=form)
+        await self._export(session, receive, send, every=every, shared=shared, form=form, expected=expected)
 
     async def _trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         session.require(Act.EXPORT)
@@ -188,12 +189,28 @@ class Controls:
         await self._export(session, receive, send, every=every, shared=shared, form=form)
 
     async def _export(
-        self, session: Session, receive: Receive, send: Send, *, every: bool, shared: SharedTurns, form: str
+        self,
+        session: Session,
+        receive: Receive,
+        send: Send,
+        *,
+        every: bool,
+        shared: SharedTurns,
+        form: str,
+        expected: Sequence[str] = (),
     ) -> None:
         """Raises ClientDisconnectedError if the client leaves before all was sent: then nobody has it."""
         session.touch()
-        found = branches(session.trie, session.reward_info, every_checkpoint=every, shared_turns=shared)
-        head = {"session_id": session.id, "phase": session.phase.value, "metadata": session.metadata}
+        missing = [name for name in expected if session.trie.checkpoint(name) is None]
+        found = branches(
+            session.trie, session.reward_info, every_checkpoint=every, shared_turns=shared, missing=missing
+        )
+        head: dict[str, Any] = {
+            "session_id": session.id,
+            "phase": session.phase.value,
+            "metadata": session.metadata,
+            **({"missing": missing} if expected else {}),
+        }
         samples = session.samples
         # To a server it is all the same whether anybody is there to whom it sends.
         async with ClientConnection(receive, reads_body=False) as client:

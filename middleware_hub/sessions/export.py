@@ -13,7 +13,7 @@ What is exported may be long: it is made into JSON piece by piece, so that an ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -24,14 +24,11 @@ from numpy.typing import NDArray
 from middleware_hub.sessions.message_nodes import Checkpoint
 from middleware_hub.sessions.message_trie import MessageTrie
 from middleware_hub.sessions.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
-from middleware_hub.spans import TokenSpan, flatten_chain, links
+from middleware_hub.spans import INEXACT, UNKNOWN_REPLY, TokenSpan, Turn, flatten_chain, links
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
 """What trajectories have one entry a token of."""
 SharedTurns = Literal["once", "every"]
-
-INEXACT = frozenset({"engine_mismatch", "template_mismatch"})
-"""Reasons for which the ids are not, or not surely, what the engine and the template make of these messages."""
 CHUNK = 8_192
 """Numbers that are made into JSON at once: about half a millisecond."""
 
@@ -46,7 +43,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         response_mask: uint8; 1 where a token was sampled and is this branch's to be trained on.
         response_logprobs: float64; None if a sampled token came without.
         weight_versions: `(version, start, end)` over sampled tokens.
-        turns: `(generation id, start, end)` of the sampled turns.
+        turns: the sampled replies, with offsets into all ids, the prompt's too.
         messages: JSON of each.
         extra: what workers said of turns, by name: `(generation id, raw value)`.
         per_token: of this, what could be joined: a row for each token but the last, prompt and response.
@@ -59,7 +56,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     response_mask: NDArray[np.uint8]
     response_logprobs: NDArray[np.float64] | None
     weight_versions: tuple[tuple[str, int, int], ...]
-    turns: tuple[tuple[str, int, int], ...]
+    turns: tuple[Turn, ...]
     messages: tuple[bytes, ...]
     finish_reason: str
     reward_info: dict[str, Any]
@@ -79,6 +76,7 @@ def branches(
     *,
     every_checkpoint: bool = False,
     shared_turns: SharedTurns = "once",
+    missing: Sequence[str] = (),
 ) -> Iterator[BranchTrajectory]:
     """The trajectories of a session as it is now; what is committed later is not among them.
 
@@ -87,27 +85,40 @@ def branches(
         reward_info: the session's own; what was attached to a turn goes over it.
         every_checkpoint: one for each sample, not only for those at the end of a branch.
         shared_turns: who has the mask of a turn that several trajectories contain.
+        missing: replies that the caller got and that the session does not know. Where a trajectory has an assistant's message
+            that was not sampled here, it may be one of them: such a trajectory is not exact (`unknown_reply`).
     """
     # All chains are taken down now: a session may be deleted while its export is on its way.
     taken = [(one, _chain(one)) for one in trie.checkpoints(terminal=not every_checkpoint)]
-    return _laid_out(taken, reward_info, shared_turns)
+    return _laid_out(taken, reward_info, shared_turns, missing)
 
 
 def _laid_out(
-    taken: list[tuple[Checkpoint, _Chain]], reward_info: dict[str, Any], shared_turns: SharedTurns
+    taken: list[tuple[Checkpoint, _Chain]],
+    reward_info: dict[str, Any],
+    shared_turns: SharedTurns,
+    missing: Sequence[str],
 ) -> Iterator[BranchTrajectory]:
     trained: dict[int, int] = {}
     first_with: dict[str, str] = {}
     for checkpoint, chain in taken:
-        yield _trajectory(checkpoint, chain, reward_info, trained if shared_turns == "once" else None, first_with)
+        made = _trajectory(checkpoint, chain, reward_info, trained if shared_turns == "once" else None, first_with)
+        if missing and chain.unsampled:
+            made = msgspec.structs.replace(made, reasons=(*made.reasons, UNKNOWN_REPLY))
+        yield made
 
 
 class _Chain(msgspec.Struct, frozen=True):
-    """What is needed of a checkpoint when the trie may be gone: its spans, its turns, its messages; first ones first."""
+    """What is needed of a checkpoint when the trie may be gone: its spans, its turns, its messages; first ones first.
+
+    Attributes:
+        unsampled: whether an assistant's message among them was not sampled here.
+    """
 
     spans: list[tuple[TokenSpan, int]]
     turns: list[Checkpoint]
     messages: list[bytes]
+    unsampled: bool
 
 
 def _chain(checkpoint: Checkpoint) -> _Chain:
@@ -117,10 +128,12 @@ def _chain(checkpoint: Checkpoint) -> _Chain:
     turns.reverse()
     sampled = {id(turn.node): turn for turn in turns}
     messages = []
-    for node in checkpoint.node.path():
+    path = checkpoint.node.path()
+    for node in path:
         turn = sampled.get(id(node))
         messages.append(node.message if turn is None or not turn.reasoning else _with_reasoning(node.message, turn))
-    return _Chain(spans, turns, messages)
+    unsampled = any(node.role == "assistant" and id(node) not in sampled for node in path)
+    return _Chain(spans, turns, messages, unsampled)
 
 
 def _with_reasoning(message: bytes, turn: Checkpoint) -> bytes:
@@ -137,14 +150,13 @@ def _trajectory(
     flat = flatten_chain(chain.spans)
     begin = len(flat.token_ids) - flat.response_length
     mask = flat.loss_mask[begin:].copy()
-    turns, at = [], {id(turn.span): turn for turn in chain.turns}
+    at = {id(turn.span): turn for turn in chain.turns}
     told: dict[str, list[TurnRows]] = {name: [] for name in ROW_FIELDS}
     for span, count in chain.spans:
         turn = at.get(id(span))
         if turn is None:
             continue
         low = span.offset - begin
-        turns.append((turn.id, low, low + count))
         for name in told.keys() & turn.extra.keys():
             told[name].append(TurnRows(turn.id, span.offset + len(span), span.offset + count, turn.extra[name]))
         if trained is not None:
@@ -176,7 +188,7 @@ def _trajectory(
         response_mask=mask,
         response_logprobs=None if flat.logprobs is None else flat.logprobs[begin:],
         weight_versions=tuple((version, low - begin, high - begin) for version, low, high in flat.weight_versions),
-        turns=tuple(turns),
+        turns=flat.turns,
         messages=tuple(chain.messages),
         finish_reason=checkpoint.finish,
         reward_info=rewards,
@@ -223,19 +235,24 @@ def _one(trajectory: BranchTrajectory) -> Iterator[bytes]:
 
 def described(trajectory: BranchTrajectory) -> dict[str, Any]:
     """All of a trajectory but its arrays, ready to be printed as JSON."""
+    begin = len(trajectory.prompt_ids)
     return {
         "branch": trajectory.branch,
         "parent_branch": trajectory.parent_branch,
         "messages": [Raw(message) for message in trajectory.messages],
         "weight_versions": [{"version": v, "start": low, "end": high} for v, low, high in trajectory.weight_versions],
         "num_turns": len(trajectory.turns),
+        "turns": [turn.described(begin) for turn in trajectory.turns],
         "finish_reason": trajectory.finish_reason,
         "reward_info": trajectory.reward_info,
         "multi_modal_data": None,
         "exact": trajectory.exact,
         "reasons": trajectory.reasons,
         "extra_fields": {
-            "turns": [{"generation_id": i, "start": low, "end": high} for i, low, high in trajectory.turns],
+            "turns": [
+                {"generation_id": turn.request_id, "start": turn.start - begin, "end": turn.end - begin}
+                for turn in trajectory.turns
+            ],
             **{
                 name: [{"generation_id": i, "value": value} for i, value in values]
                 for name, values in trajectory.extra.items()

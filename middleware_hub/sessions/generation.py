@@ -102,7 +102,11 @@ class Generation:
             routing_key=routing_key,
             logprobs=self._logprobs,
             kept=lasting,
-            parent=prompt.checkpoint.id if prompt.checkpoint is not None else None,
+            parent=turn.named
+            if turn.unknown_parent
+            else prompt.checkpoint.id
+            if prompt.checkpoint is not None
+            else None,
         )
         self._aborting = False
         self.told = Told(handle.generation_id, request, turn.node, parser, judge.tokenizer.vocabulary)
@@ -284,8 +288,10 @@ class Generation:
             0,
             logprobs=sampled.logprobs if self._lasting else None,
             versions=sampled.versions,
-            flags=sampled.flags | SpanFlag.WHOLE,
+            flags=sampled.flags | SpanFlag.WHOLE | self._lost(),
             visible=-1 if sampled.visible is None else sampled.visible,
+            request_ids=sampled.request_ids,
+            finish=sampled.finish,
         )
         message, in_place = spoken(self._request, self._turn, self.told.content)
         self.told.add_calls(message)
@@ -305,3 +311,8 @@ class Generation:
             extra=extra if self._lasting else {},
         )
         self._on_commit(self._prompt, checkpoint)
+
+    def _lost(self) -> int:
+        """Flags of what is known to be missing from the prompt."""
+        lost = SpanFlag.PARENT_LOST if self._turn.unknown_parent else SpanFlag.NONE
+        return lost | (SpanFlag.AFTER_MISMATCH if "engine_mismatch" in self._prompt.reasons else SpanFlag.NONE)

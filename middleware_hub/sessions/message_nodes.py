@@ -185,6 +185,7 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
         covered: so many of its messages are in the checkpoint's chain.
         ambiguous: several samples could have been continued, and the request did not say which.
         unknown_parent: it named one that is not on its path.
+        named: the name.
         elsewhere: a deeper sample of the same messages under other tools or options, if there is one.
     """
 
@@ -193,4 +194,5 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     covered: int
     ambiguous: bool = False
     unknown_parent: bool = False
+    named: str | None = None
     elsewhere: Checkpoint | None = None

@@ -31,7 +31,7 @@ from middleware_hub.sessions.message_nodes import (
     MessageNode,
     PreparedTurn,
 )
-from middleware_hub.spans import TokenSpan
+from middleware_hub.spans import TokenSpan, names_of
 
 MOST_SETTINGS = 8
 """So many are looked through for turns of the same messages, the last ones. An option that holds the time makes one a turn."""
@@ -76,8 +76,8 @@ class MessageTrie:
         return next(reversed(self._checkpoints.values()), None)
 
     def checkpoint(self, generation_id: str) -> Checkpoint | None:
-        """The sample of a generation."""
-        return self._checkpoints.get(generation_id)
+        """The sample of a generation, by its id or by the one that a dialect made of it."""
+        return next((one for name in names_of(generation_id) if (one := self._checkpoints.get(name))), None)
 
     def checkpoints(self, *, terminal: bool = False) -> list[Checkpoint]:
         """All samples in the order of their commits; or those at the end of a branch."""
@@ -131,6 +131,7 @@ class MessageTrie:
             0 if chosen is None else chosen.node.depth,
             ambiguous,
             parent is not None and named is None,
+            parent,
             self._elsewhere(setting, messages, 0 if chosen is None else chosen.node.depth)
             if len(self._roots) > 1
             else None,
@@ -235,7 +236,7 @@ class MessageTrie:
 
     def _on_path(self, node: MessageNode, generation_id: str) -> Checkpoint | None:
         """The sample of a generation, if it is this node's, or of one above."""
-        found = self._checkpoints.get(generation_id)
+        found = self.checkpoint(generation_id)
         if found is None:
             return None
         above: MessageNode | None = node

@@ -40,7 +40,8 @@ class Said:
 
 def say(served: Stack, text: str, *, finish: dict[str, Any] | None = None, **headers: str) -> Said:
     reply = served.generate(
-        {"text": text, "sampling_params": finish or PARAMS}, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        {"text": text, "sampling_params": finish or PARAMS},
+        headers={k.replace("_", "-"): v for k, v in headers.items()},
     )
     return Said(text + reply.body["text"], reply.body["meta_info"]["id"], reply)
 
@@ -110,7 +111,7 @@ class TestLostTurns:
         return first, say(served, first.text + " Go on. ", **{"x_radix_namespace": "restarted", **named})
 
     def test_a_parent_that_is_named_and_unknown_makes_the_sequence_inexact(self, served: Stack) -> None:
-        first, second = self.lost(served, "Parents are named. ", x_radix_parent="FIRST")
+        _, second = self.lost(served, "Parents are named. ", x_radix_parent="FIRST")
         assert second.reply.answer.headers["x-radix-reasons"] == "unknown_parent"
         found = served.retrieve(second.text, namespace="restarted")
         assert (found["exact"], found["reasons"]) == (False, ["unknown_parent"])
@@ -324,5 +325,3 @@ class TestMismatchedReplies:
         third = say(served, second.text + " Go on. ")
         assert third.prompt[: len(first.chain)] == first.chain
         assert not served.retrieve(third.text)["exact"]
-
-
