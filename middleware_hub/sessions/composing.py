@@ -13,6 +13,7 @@ Reasons, counted and kept with the turn (see docs/sessions.md):
     sentinel_collision  a turn is not there exactly once in the rendering
     scaffold            a turn is opened in a way that is not known
     unfaithful          what was sampled is not surely what the client was shown
+    edited_turn         a message is not quite what was sampled: the chain goes as far as it is
     template_mismatch   the verifier found that the ids and a full rendering differ in more than sampled text
 """
 
@@ -30,10 +31,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from middleware_hub.sessions.chat import ChatRequest, Message
+from middleware_hub.sessions.edited_turns import Echo, Kept, echoes, keep, manner, prompt_of, usable
 from middleware_hub.sessions.message_nodes import Checkpoint, PreparedTurn
 from middleware_hub.sessions.renderer import RenderingError
 from middleware_hub.sessions.rendering import ChatTemplate
-from middleware_hub.sessions.seam import Codec, Seam, cut, seam
+from middleware_hub.sessions.seam import OPENING, Codec, Seam, cut, seam
 from middleware_hub.sessions.segments import sampled_messages, splice
 from middleware_hub.sessions.verifier import Part, differences
 from middleware_hub.sessions.written_ids import Ids, WrittenIds
@@ -44,6 +46,7 @@ from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
+EDITED_TURN = "edited_turn"
 FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful"})
 """Why earlier turns did not keep their ids, or not all of them."""
 
@@ -67,6 +70,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
         apart: it is a branch of its own, though it goes on from the checkpoint's chain.
         spliced: so many earlier turns kept their ids in a new rendering.
         left_out: sampled tokens at the end of the checkpoint that are not in the prompt.
+        edited: how the client edited the checkpoint's message (see `edited_turns`); empty if it did not.
     """
 
     checkpoint: Checkpoint | None
@@ -78,6 +82,15 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     left_out: int = 0
     apart: bool = False
     spliced: int = 0
+    edited: str = ""
+
+    @property
+    def parent(self) -> str | None:
+        """The last generation whose tokens are all in it, as far as its client saw them."""
+        checkpoint = self.checkpoint
+        if checkpoint is not None and self.edited and self.apart:
+            checkpoint = checkpoint.parent
+        return None if checkpoint is None else checkpoint.id
 
     @property
     def tokens(self) -> int:
@@ -133,6 +146,15 @@ class Composer:
         with suppress(BadRequestError):
             # So that they are known when this turn is history.
             self._template.scaffolds(request.tools, request.template)
+        if turn.edited:
+            kept = await _apart(request, partial(self._edited, turn, request))
+            if kept is not None:
+                edited, place, all_kept = kept
+                at = msgspec.structs.replace(turn, checkpoint=edited, covered=turn.edited_at)
+                made = await self._behind(edited, place, at, request, verify=all_kept)
+                how = manner(edited, request.messages[turn.edited_at - 1])
+                reasons = (EDITED_TURN, *made.reasons)
+                return msgspec.structs.replace(made, reasons=reasons, apart=not all_kept, edited=how)
         checkpoint = turn.checkpoint
         if turn.elsewhere is not None:
             found = await self._resident(turn.elsewhere, request)
@@ -162,18 +184,53 @@ class Composer:
         return await self._behind(checkpoint, place, turn, request)
 
     async def _behind(
-        self, checkpoint: Checkpoint, place: Seam, turn: PreparedTurn, request: ChatRequest
+        self, checkpoint: Checkpoint, place: Seam, turn: PreparedTurn, request: ChatRequest, *, verify: bool = True
     ) -> ComposedPrompt:
-        """A checkpoint's chain, and a text behind it."""
+        """A checkpoint's chain, and a text behind it. A text that begins in the middle of a turn cannot be verified."""
         span, take = checkpoint.span, place.take
         if place.text:
             ids = await self._tokenizer.encode(place.text, start=False)
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if place.recut else SpanFlag.NONE)
             span = self._shared(turn, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags), request)
             take = len(span)
-            if self._verify_rate and self._dice.random() < self._verify_rate:
+            if verify and self._verify_rate and self._dice.random() < self._verify_rate:
                 await _apart(request, partial(self._verify, span, take, request, checkpoint, place))
         return self._composed(checkpoint, span, take, _reasons(span))
+
+    def _edited(self, turn: PreparedTurn, request: ChatRequest) -> tuple[Checkpoint, Seam, bool] | None:
+        """The sampled turn of which an edited echo keeps the most, where the rest begins, and whether all of it is kept.
+
+        None if the echo keeps no token of any.
+        """
+        vocabulary, echo = self._tokenizer.vocabulary, request.messages[turn.edited_at - 1]
+        whole = ""
+        with suppress(RenderingError, BadRequestError):
+            whole = self._whole(request)
+        found: list[Kept] = []
+        for checkpoint in filter(usable, turn.edited):
+            prompt = prompt_of(checkpoint, vocabulary)
+            written = [Echo(whole[len(prompt) :], rendered=True)] if whole.startswith(prompt) else []
+            if self._history == "keep":
+                written += echoes(checkpoint, echo, vocabulary)
+            found += [keep(checkpoint, one, vocabulary) for one in written]
+        best = max(found, key=lambda one: one.take, default=None)
+        if best is None or not best.take:
+            return None
+        rest = best.text
+        if not best.rendered:
+            try:
+                rest += self._tail(turn.edited_at, request)
+            except RenderingError as error:
+                logger.info("the tail of an edited turn could not be rendered: %s", error)
+                return None
+        if not best.all:
+            return best.checkpoint, Seam(best.take, rest), False
+        if not rest:
+            return best.checkpoint, cut(best.checkpoint, self._codec), True
+        opens = self._codec.encode_tail(rest[:OPENING])
+        if (best.rendered or best.text) and not (opens and opens[0] in self._codec.special_ids):
+            return best.checkpoint, Seam(best.take, rest), False  # it goes on where the model had stopped
+        return best.checkpoint, seam(best.checkpoint, rest, self._codec), True
 
     async def _spliced(
         self, found: _Resident, turn: PreparedTurn, request: ChatRequest, why: str, starts: Starts | None
@@ -199,7 +256,7 @@ class Composer:
 
     def _find_resident(self, checkpoint: Checkpoint, request: ChatRequest) -> _Resident:
         """Those of a lineage that stand where they stood, when all is rendered anew."""
-        messages = sampled_messages(list(checkpoint.lineage())[::-1])
+        messages = sampled_messages(_unedited(checkpoint))
         reason = ""
         while messages:
             marked = [turns[-1].node.depth - 1 for turns in messages]
@@ -284,10 +341,14 @@ class Composer:
         return span
 
     def _seam(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> Seam:
-        messages, covered = request.messages, turn.covered
-        if request.continue_final and covered == len(messages):
+        if request.continue_final and turn.covered == len(request.messages):
             return cut(checkpoint, self._codec)
-        tail = self._template.tail(
+        return seam(checkpoint, self._tail(turn.covered, request), self._codec)
+
+    def _tail(self, covered: int, request: ChatRequest) -> str:
+        """What the template writes behind the first `covered` messages, the last of which is the assistant's."""
+        messages = request.messages
+        return self._template.tail(
             messages[covered - 1],
             messages[covered:],
             request.tools,
@@ -295,7 +356,6 @@ class Composer:
             earlier=messages[: covered - 1],
             continue_final=request.continue_final,
         )
-        return seam(checkpoint, tail, self._codec)
 
     def _whole(self, request: ChatRequest) -> str:
         return self._template.whole(
@@ -362,6 +422,16 @@ def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
         frozenset(stops),
         plain_starts=tokenizer.encode_start(spell(start)) == start,
     )
+
+
+def _unedited(checkpoint: Checkpoint) -> list[Checkpoint]:
+    """The turns of a lineage, first one first, up to the first that the client has edited since."""
+    turns: list[Checkpoint] = []
+    for turn in list(checkpoint.lineage())[::-1]:
+        if turn.edited and turn.apart:
+            return turns[:-1]
+        turns.append(turn)
+    return turns
 
 
 _KEYED = {"role", "content", "name", "tool_call_id"}

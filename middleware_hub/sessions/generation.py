@@ -102,11 +102,7 @@ class Generation:
             routing_key=routing_key,
             logprobs=self._logprobs,
             kept=lasting,
-            parent=turn.named
-            if turn.unknown_parent
-            else prompt.checkpoint.id
-            if prompt.checkpoint is not None
-            else None,
+            parent=turn.named if turn.unknown_parent else prompt.parent,
         )
         self._aborting = False
         self.told = Told(handle.generation_id, request, turn.node, parser, judge.tokenizer.vocabulary)
@@ -308,6 +304,7 @@ class Generation:
             shown=sampled.text[-shown:] if shown else "",
             reasoning=reasoning,
             reasons=self._prompt.reasons,
+            edited=bool(self._prompt.edited),
             extra=extra if self._lasting else {},
         )
         self._on_commit(self._prompt, checkpoint)

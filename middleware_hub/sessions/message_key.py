@@ -44,7 +44,7 @@ def canonical(message: Message) -> bytes:
         message.get("role"),
         _content(message.get("content")),
         message.get("name") or None,
-        [_call(call) for call in message.get("tool_calls") or ()],
+        [said_by(call) for call in message.get("tool_calls") or ()],
         message.get("tool_call_id") or None,
     ]
     return _digest(said)
@@ -109,7 +109,8 @@ def _content(content: Any) -> Any:
     return content
 
 
-def _call(call: dict[str, Any]) -> list[Any]:
+def said_by(call: dict[str, Any]) -> list[Any]:
+    """What a tool call says: its id, its name, and its arguments, where neither white space nor the order of keys counts."""
     function: dict[str, Any] = call.get("function") or {}
     return [call.get("id") or None, function.get("name"), _arguments(function.get("arguments"))]
 

@@ -32,6 +32,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         users: how many checkpoints and generations in flight go on from here, on whatever branch.
         apart: this is the first turn of a branch of its own, though its chain goes on from `parent`: its prompt was rendered
             anew, with other tools or options, or because the template had rewritten earlier turns.
+        edited: on its path stands another message in the place of `parent`'s: an echo that is not quite what was sampled.
         reward: what was attached to it.
     """
 
@@ -49,6 +50,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     continued: int = 0
     users: int = 0
     apart: bool = False
+    edited: bool = False
     reward: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -187,6 +189,9 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
         unknown_parent: it named one that is not on its path.
         named: the name.
         elsewhere: a deeper sample of the same messages under other tools or options, if there is one.
+        edited: samples that stand in the place of an assistant's message that was not sampled here: it may be an echo of one
+            of them that is not quite what was said. The newest one first.
+        edited_at: so many messages of the request end with that one.
     """
 
     node: MessageNode
@@ -196,3 +201,5 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     unknown_parent: bool = False
     named: str | None = None
     elsewhere: Checkpoint | None = None
+    edited: tuple[Checkpoint, ...] = ()
+    edited_at: int = 0

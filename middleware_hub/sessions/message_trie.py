@@ -18,6 +18,7 @@ One generation is `prepare` and then `commit` or `abandon`, each synchronous; no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ from middleware_hub.sessions.message_nodes import (
 )
 from middleware_hub.spans import TokenSpan, names_of
 
+MOST_EDITED = 8
+"""So many samples are looked at that a message may be an edited echo of, the newest ones."""
 MOST_SETTINGS = 8
 """So many are looked through for turns of the same messages, the last ones. An option that holds the time makes one a turn."""
 
@@ -135,6 +138,7 @@ class MessageTrie:
             self._elsewhere(setting, messages, 0 if chosen is None else chosen.node.depth)
             if len(self._roots) > 1
             else None,
+            *_beside(node, 0 if deepest is None else deepest.depth),
         )
 
     def open(self, turn: PreparedTurn, generation_id: str) -> BranchHandle:
@@ -142,7 +146,7 @@ class MessageTrie:
         assert generation_id not in self._handles
         assert generation_id not in self._checkpoints
         handle = self._handles[generation_id] = BranchHandle(generation_id, turn.node)
-        handle.hold(turn.checkpoint, turn.elsewhere)
+        handle.hold(turn.checkpoint, turn.elsewhere, *turn.edited)
         turn.node.handles += 1
         return handle
 
@@ -319,7 +323,14 @@ class MessageTrie:
                 assert checkpoint.node is node
                 assert self._checkpoints[checkpoint.id] is checkpoint
                 sampled.append(checkpoint)
-                if checkpoint.apart:
+                if checkpoint.edited:
+                    assert checkpoint.parent is not None
+                    beside = checkpoint.parent.node
+                    assert beside.parent in node.path()
+                    assert beside not in node.path()
+                    if not checkpoint.apart:
+                        continued[checkpoint.parent.id] = continued.get(checkpoint.parent.id, 0) + 1
+                elif checkpoint.apart:
                     assert checkpoint.parent is not None
                     keys = [passed.key for passed in checkpoint.parent.node.path()]
                     # One that goes on with the last message takes that one's place.
@@ -352,6 +363,21 @@ def _choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
             if equal:
                 return equal[-1], len(equal) > 1
     return samples[-1], len(samples) > 1
+
+
+def _beside(node: MessageNode, depth: int) -> tuple[tuple[Checkpoint, ...], int]:
+    """Samples beside the deepest assistant's message, below `depth`, that was not sampled here; and its depth."""
+    passed: MessageNode | None = node
+    while passed is not None and passed.depth > depth:
+        above = passed.parent
+        if passed.role == "assistant" and above is not None and len(above.children or ()) > 1:
+            siblings = (one for one in reversed((above.children or {}).values()) if one.samples)
+            samples = (sample for one in siblings for sample in reversed(one.samples or ()))
+            found = tuple(islice(samples, MOST_EDITED))
+            if found:
+                return found, passed.depth
+        passed = above
+    return (), 0
 
 
 def _any_committed(node: MessageNode) -> bool:

@@ -59,7 +59,7 @@ def seam(checkpoint: Checkpoint, tail: str, codec: Codec) -> Seam:
     left_out = take < len(span)
     if taken and not position and hidden[-1].special and take == len(span) and _ended(checkpoint, codec):
         stopped = unpack_ids(span.ids[-ID_BYTES:])[0]
-        opens = codec.encode_tail(tail[:_OPENING])
+        opens = codec.encode_tail(tail[:OPENING])
         if opens and opens[0] in codec.special_ids and opens[0] != stopped:
             return Seam(take - 1, tail, left_out=True)
     return Seam(take, tail[position:], left_out=left_out)
@@ -84,5 +84,5 @@ def _ended(checkpoint: Checkpoint, codec: Codec) -> bool:
     return unpack_ids(checkpoint.span.ids[-ID_BYTES:])[0] in codec.stop_ids
 
 
-_OPENING = 64
+OPENING = 64
 """Characters; no special token is longer."""

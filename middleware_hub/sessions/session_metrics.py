@@ -45,7 +45,8 @@ class SessionMetrics:
         self.turns = Counter(
             "tito_session_turns_total",
             "Prompts of chats by how they were made: first (nothing sampled before), continued, spliced and anew (for the "
-            "reason given), and what is to be known of them: ambiguous, unknown_parent, left_out, template_mismatch",
+            "reason given), and what is to be known of them: ambiguous, unknown_parent, left_out, template_mismatch, "
+            "edited_turn (stripped, reasoning, call_ids, edited; rewritten: nothing of the sampled turn is left)",
             ("kind", "reason"),
             registry=registry,
         )

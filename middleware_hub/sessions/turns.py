@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Scope
 from middleware_hub import prompting
 from middleware_hub.hub import Hub
 from middleware_hub.sessions.chat import ChatRequest
-from middleware_hub.sessions.composing import FALLBACKS, ComposedPrompt, Composer, Starts
+from middleware_hub.sessions.composing import EDITED_TURN, FALLBACKS, ComposedPrompt, Composer, Starts
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation
@@ -124,6 +124,9 @@ class Turns:
             with self._tracer.span("tokenize") as span:
                 prompt = await self._composer.compose(turn, request, self._starts(session, request, scope))
                 span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
+            if turn.edited and not prompt.edited and session.lasting:
+                # Nothing of it was kept. Without a session, the other message may be another client's.
+                prompt = msgspec.structs.replace(prompt, reasons=(EDITED_TURN, *prompt.reasons))
             session.require(Act.GENERATE)
             for handle in handles:
                 # Encoded anew, what it was to go on from is the end of a branch.
@@ -242,10 +245,13 @@ class Turns:
         for reason in FALLBACKS.intersection(prompt.reasons):
             self._metrics.fallbacks.labels(reason).inc()
         count = self._metrics.turns.labels
-        why = prompt.reasons[:1] if made in ("anew", "spliced") else ()
+        causes = tuple(reason for reason in prompt.reasons if reason != EDITED_TURN)
+        why = causes[:1] if made in ("anew", "spliced") else ()
         count(made, why[0] if why else "").inc()
         for note in notes:
-            if note not in why and note not in FALLBACKS and note != "spliced":
+            if note == EDITED_TURN:
+                count(note, prompt.edited or "rewritten").inc()
+            elif note not in why and note not in FALLBACKS and note != "spliced":
                 count(note, "").inc()
         self._metrics.tokens.labels("reused").inc(prompt.reused * request.samples)
         self._metrics.tokens.labels("encoded").inc(prompt.tokens - prompt.reused)

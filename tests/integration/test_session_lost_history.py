@@ -60,7 +60,7 @@ class TestLostTurns:
         """A session that was lost with its process, and another one that goes on with its messages."""
         before, after = AgentSession.make(served), AgentSession.make(served)
         first = before.must(user("a"), says="one")
-        named = {key: first.generation for key in headers}
+        named = dict.fromkeys(headers, first.generation)
         return after, first, after.must(user("a"), first.message, user("b"), says="two", headers=named)
 
     @pytest.mark.parametrize("header", ["x-parent-generation", "x-radix-parent"])

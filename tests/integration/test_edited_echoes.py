@@ -1,0 +1,244 @@
+"""An echo that is not quite what was sampled keeps the ids of what it did not edit, and is told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.agents import TOOLS, AgentSession, Turn, call_text, ids_of, tool, user
+from tests.support.asking import counted
+from tests.support.chat_models import chat_model
+from tests.support.shapes import ChatModel
+from tests.support.stack import Stack, stack
+
+Opens = Callable[..., AgentSession]
+SAYS = "The answer is  four.\n\n"
+THOUGHT = "<think>\nhm, let me see\n</think>\n\nThe answer is  four."
+
+
+@pytest.fixture(scope="module")
+def opens() -> Iterator[Opens]:
+    with contextlib.ExitStack() as entered:
+        made: dict[tuple[str, str], Stack] = {}
+
+        def open_one(name: str, history: str = "keep", **given: Any) -> AgentSession:
+            if (name, history) not in made:
+                found = stack("qwen", styles=("cumulative",), folder=chat_model(name), sessions={"history": history})
+                made[name, history] = entered.enter_context(found)
+            return AgentSession.make(made[name, history], **given)
+
+        yield open_one
+        assert all(one.idle() for one in made.values())
+
+
+def rendered(model: ChatModel, *messages: dict[str, Any]) -> str:
+    return model.template.whole(messages, None, {})
+
+
+def reasons(turn: Turn) -> set[str]:
+    return set(filter(None, turn.answer.headers.get("x-radix-reasons", "").split(", ")))
+
+
+def says(content: str, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def kept(first: Turn, second: Turn) -> int:
+    """How many of the first turn's sampled tokens stand where they stood."""
+    prompt = len(first.sent)
+    assert second.sent[:prompt] == first.sent
+    count = 0
+    for one, other in zip(first.sampled, second.sent[prompt:], strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def how(agent: AgentSession) -> dict[str, int]:
+    found = counted(agent.stack, "tito_session_turns_total")
+    return {
+        label.split('reason="')[1].split('"')[0]: count
+        for label, count in found.items()
+        if 'kind="edited_turn"' in label
+    }
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+@pytest.mark.parametrize("name", ["qwen2_5", "llama3_1"])
+def test_a_stripped_reply_keeps_its_ids_up_to_the_strip(opens: Opens, name: str, history: str) -> None:
+    agent = opens(name, history)
+    before = how(agent).get("stripped", 0)
+    first = agent.must(user("a"), says=SAYS)
+    second = agent.must(user("a"), says(SAYS.strip()), user("b"), says="two")
+    model = ChatModel(name)
+    assert "edited_turn" in reasons(second)
+    assert how(agent)["stripped"] == before + 1
+    spelled = model.spell(first.sampled[: kept(first, second)])
+    assert SAYS.strip().startswith(spelled)
+    assert len(spelled) >= len(SAYS.strip()) - 2
+    assert int(second.answer.headers["x-radix-reused-tokens"]) == len(first.sent) + kept(first, second)
+    assert model.spell(second.sent) == rendered(model, user("a"), says(SAYS.strip()), user("b"))
+    one, other = agent.finalize()
+    assert (ids_of(one), one["exact"]) == (first.chain, True)
+    assert (ids_of(other), other["exact"]) == (second.chain, True)
+    assert sum(one["response_mask"]) == len(first.sampled)
+    assert sum(other["response_mask"]) == len(second.sampled), "no token is trained twice"
+
+
+def test_an_agent_that_strips_every_reply_keeps_ids_at_every_turn(opens: Opens) -> None:
+    agent = opens("qwen2_5")
+    messages = [user("a")]
+    turns: list[Turn] = []
+    for number in range(6):
+        turn = agent.must(*messages, says=f"Reply  {number}.\n\n")
+        if turns:
+            assert kept(turns[-1], turn) >= len(turns[-1].sampled) - 3
+            assert "edited_turn" in reasons(turn)
+        turns.append(turn)
+        messages += [says(f"Reply  {number}."), user(f"next {number}")]
+    trajectories = agent.finalize()
+    assert [ids_of(one) for one in trajectories] == [turn.chain for turn in turns]
+    assert sum(sum(one["response_mask"]) for one in trajectories) == sum(len(turn.sampled) for turn in turns)
+    every = agent.finalize(shared_turns="every")
+    assert sum(every[-1]["response_mask"]) > sum(len(turn.sampled) - 3 for turn in turns)
+
+
+def test_a_stripped_reply_keeps_the_thought_that_the_client_dropped(opens: Opens) -> None:
+    """As an unedited reply does with `--history keep`: the thought is not what was edited."""
+    agent = opens("qwen3")
+    first = agent.must(user("a"), says=THOUGHT + "\n\n")
+    assert first.message["reasoning_content"]
+    second = agent.must(user("a"), says("The answer is  four."), user("b"), says="two")
+    assert "edited_turn" in reasons(second) or second.sent[: len(first.chain)] == first.chain
+    assert kept(first, second) >= len(first.sampled) - 3
+    assert "hm, let me see" in ChatModel("qwen3").spell(second.sent)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
+def test_thoughts_that_were_put_back_into_the_content_cost_nothing(opens: Opens, name: str) -> None:
+    """All of the turn is kept, and the branch goes on: one trajectory."""
+    agent = opens(name)
+    thought = THOUGHT if name == "qwen3" else THOUGHT.removeprefix("<think>\n")
+    first = agent.must(user("a"), says=thought)
+    assert first.message["reasoning_content"].strip() == "hm, let me see"
+    second = agent.must(user("a"), says(THOUGHT), user("b"), says=thought)
+    assert second.sent[: len(first.chain)] == first.chain
+    assert "edited_turn" in reasons(second)
+    assert how(agent)["reasoning"] >= 1
+    third = agent.must(user("a"), says(THOUGHT), user("b"), says(THOUGHT), user("c"), says=thought)
+    assert third.sent[: len(second.chain)] == second.chain
+    (found,) = agent.finalize()
+    assert (ids_of(found), found["exact"]) == (third.chain, True)
+    assert sum(found["response_mask"]) == sum(len(turn.sampled) for turn in (first, second, third))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1"])
+def test_replaced_ids_of_tool_calls_cost_nothing(opens: Opens, name: str) -> None:
+    agent = opens(name, tools=TOOLS)
+    text = call_text("here")
+    if name == "llama3_1":
+        text = '{"name": "look", "parameters": {"where": "here", "times": 1}}'
+    first = agent.must(user("a"), says=text)
+    calls = first.message.get("tool_calls")
+    if not calls:
+        pytest.skip("this stack's parser does not read calls of this template")
+    mine = [{**call, "id": f"call_of_mine_{number}"} for number, call in enumerate(calls)]
+    second = agent.must(user("a"), says("", tool_calls=mine), tool(mine[0], "nothing"), says="Nothing.")
+    assert second.sent[: len(first.chain)] == first.chain
+    assert "edited_turn" in reasons(second)
+    (found,) = agent.finalize()
+    assert (ids_of(found), found["exact"]) == (second.chain, True)
+
+
+def test_words_that_were_changed_end_what_is_kept(opens: Opens) -> None:
+    agent = opens("qwen2_5")
+    first = agent.must(user("a"), says="One two three four.")
+    second = agent.must(user("a"), says("One two 3 four."), user("b"), says="two")
+    model = ChatModel("qwen2_5")
+    assert model.spell(first.sampled[: kept(first, second)]).strip() in ("One two", "One")
+    assert model.spell(second.sent) == rendered(model, user("a"), says("One two 3 four."), user("b"))
+    assert "edited_turn" in reasons(second)
+
+
+def test_words_that_were_added_go_on_where_the_model_had_stopped(opens: Opens) -> None:
+    """Its end of turn is not written between them."""
+    agent = opens("qwen2_5")
+    first = agent.must(user("a"), says="One.")
+    second = agent.must(user("a"), says("One. And two."), user("b"), says="two")
+    model = ChatModel("qwen2_5")
+    assert kept(first, second) == len(first.sampled) - 1
+    assert model.spell(second.sent) == rendered(model, user("a"), says("One. And two."), user("b"))
+
+
+def test_a_reply_that_was_written_over_is_told(opens: Opens) -> None:
+    agent = opens("qwen2_5")
+    first = agent.must(user("a"), says="One.")
+    second = agent.must(user("a"), says("Something else."), user("b"), says="two")
+    assert "edited_turn" in reasons(second)
+    assert how(agent)["rewritten"] >= 1
+    assert kept(first, second) == 0
+    model = ChatModel("qwen2_5")
+    assert model.spell(second.sent) == rendered(model, user("a"), says("Something else."), user("b"))
+
+
+def test_an_unedited_reply_is_no_edited_turn(opens: Opens) -> None:
+    agent = opens("qwen2_5")
+    first = agent.must(user("a"), says="One.")
+    agent.must(user("a"), says="Two.")
+    second = agent.must(user("a"), first.message, user("b"), says="two")
+    assert "edited_turn" not in reasons(second)
+    warm = agent.must(user("other"), says("Never sampled."), user("b"), says="two")
+    assert reasons(warm) == set()
+
+
+def test_of_several_samples_the_one_that_the_echo_keeps_most_of_is_continued(opens: Opens) -> None:
+    agent = opens("qwen2_5")
+    agent.must(user("a"), says="Three four.\n")
+    mine = agent.must(user("a"), says="One two three.\n")
+    agent.must(user("a"), says="One 2 three.\n")
+    second = agent.must(user("a"), says("One two three."), user("b"), says="two")
+    assert kept(mine, second) >= len(mine.sampled) - 2
+
+
+def test_the_same_edited_request_again_is_another_sample_of_the_same_prompt(opens: Opens) -> None:
+    agent = opens("qwen2_5")
+    agent.must(user("a"), says=SAYS)
+    messages = [user("a"), says(SAYS.strip()), user("b")]
+    second, third = (agent.must(*messages, says=word) for word in ("two", "three"))
+    assert second.sent == third.sent
+    fourth = agent.must(*messages, second.message, user("c"), says="four")
+    assert fourth.sent[: len(second.chain)] == second.chain
+    assert "edited_turn" not in reasons(fourth)
+
+
+def test_other_options_do_not_take_an_edited_turn_for_the_sampled_one(opens: Opens) -> None:
+    """What is spliced into another rendering ends in front of the edited turn: its sampled words are not the client's."""
+    agent = opens("qwen2_5")
+    agent.must(user("a"), says="One two three four.")
+    messages = [user("a"), says("One two 3 four."), user("b")]
+    second = agent.must(*messages, says="two")
+    third = agent.must(*messages, second.message, user("c"), says="three", chat_template_kwargs={"x": 1})
+    model = ChatModel("qwen2_5")
+    assert model.spell(third.sent) == rendered(model, *messages, second.message, user("c"))
+
+
+def test_a_chat_without_a_session_keeps_its_ids_too(opens: Opens) -> None:
+    served = opens("qwen2_5").stack
+
+    def ask(*messages: Any, text: str) -> Turn:
+        served.workers[0].script(text=text)
+        answer = served.post("/v1/chat/completions", {"model": "m", "messages": list(messages)})
+        assert answer.status == 200, answer.content
+        return Turn(answer, served.workers[0].log[-1])
+
+    first = ask(user("without a session"), text=SAYS)
+    second = ask(user("without a session"), says(SAYS.strip()), user("b"), text="two")
+    assert kept(first, second) >= len(first.sampled) - 3
+    assert "edited_turn" in reasons(second)
+    found = served.retrieve(ChatModel("qwen2_5").spell(second.chain))
+    assert (found["exact"], found["tokens"]) == (True, second.chain)
+    assert [turn["request_id"] for turn in found["turns"]] == [first.generation, second.generation]
