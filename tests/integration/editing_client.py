@@ -113,7 +113,35 @@ def _thoughtless(message: Message) -> Message:
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
+def _with_content(change: Callable[[str], str]) -> Edit:
+    """An assistant's text, told a little differently."""
+
+    def changed(message: Message) -> Message:
+        content = message.get("content")
+        return {**message, "content": change(content)} if isinstance(content, str) and content else message
+
+    return _told_otherwise(changed)
+
+
+def _thought_shown(message: Message) -> Message:
+    """As agents write it that know only text."""
+    thought, content = message.get("reasoning_content"), message.get("content")
+    if not thought or not isinstance(content, str):
+        return message
+    return {**_thoughtless(message), "content": f"<think>\n{thought}\n</think>\n\n{content}"}
+
+
+def _other_ids(message: Message) -> Message:
+    calls = [{**call, "id": f"mine_{number}"} for number, call in enumerate(message.get("tool_calls") or ())]
+    return {**message, "tool_calls": calls} if calls else message
+
+
 EDITS: dict[str, Edit] = {
+    "stripped": _with_content(str.strip),
+    "cut": _with_content(lambda content: content[: 2 * len(content) // 3]),
+    "more": _with_content(lambda content: content + " And more."),
+    "thought in the content": _told_otherwise(_thought_shown),
+    "other ids of calls": _told_otherwise(_other_ids),
     "nothing": lambda data, messages: messages,
     "a user's text": _changed("user", "system"),
     "an assistant's text": _changed("assistant"),

@@ -9,6 +9,9 @@ ids were sampled behind these very ids. All the rest must be, letter for letter,
 Under `--history keep` a chain that is appended to is what the model saw, and stays that, even where the template would now
 write something of it in another way (a thought in an assistant's turn that nobody sampled here). So there the prompt of the
 last turn in it, which was held against the template when it was asked, takes the place of all that is in front of that turn.
+
+A turn whose message the client has edited since may stand in a prompt in part. Then the rest of the edited message follows, as
+the template writes it; or, under `--history keep`, in the place of what it was, the thought in front of it kept.
 """
 
 from __future__ import annotations
@@ -59,15 +62,21 @@ def scaffold(model: ChatModel, said: Said) -> str:
     return prompt[prompt.rindex(HEADERS[model.name]) :]
 
 
-def expected(model: ChatModel, said: Said, turns: list[Said], *, appended: bool) -> str:
-    """What a worker must have read, if these turns, first ones first, stand in it as they were sampled.
+def expected(model: ChatModel, said: Said, turns: list[Said], *, appended: bool) -> set[str]:
+    """What a worker may have read, if these turns, first ones first, stand in it as they were sampled.
 
-    `appended`: all in front of the last one is what was sent in front of it.
+    One text, or several where the last of these turns was edited. `appended`: all in front of the last one is what was sent in
+    front of it.
     """
     messages = [dict(message) for message in understood(said.messages)]
+    edited = [turn for turn in turns if not _same(turn.reply, said.messages[len(turn.messages)])]
+    found = set()
+    if turns and turns[-1] in edited:
+        found = expected(model, said, turns[:-1], appended=False)
     for number, turn in enumerate(turns):
         message = messages[len(turn.messages)]
-        assert _same(turn.reply, said.messages[len(turn.messages)])
+        if turn in edited and turn is not turns[-1]:
+            continue
         calls = copy.deepcopy(message.get("tool_calls"))
         if calls:
             calls[-1]["function"]["arguments"] = {"where": mark(number)}
@@ -77,15 +86,30 @@ def expected(model: ChatModel, said: Said, turns: list[Said], *, appended: bool)
     rest = model.template.whole(messages, said.tools, said.options)
     read = ""
     for number, turn in enumerate(turns):
-        before, found, rest = rest.partition(mark(number))
-        assert found
+        if turn in edited and turn is not turns[-1]:
+            continue
+        before, there, rest = rest.partition(mark(number))
+        assert there
         read += before[: before.rindex(HEADERS[model.name])] + scaffold(model, turn) + turn.text
         if appended and turn is turns[-1]:
             read = model.spell(turn.record.input_ids) + turn.text
-        if turn.reply.get("tool_calls"):
+        if (said.messages[len(turn.messages)] if turn in edited else turn.reply).get("tool_calls"):
             assert rest.startswith(PUBLISHED[model.name].own)
             rest = rest[len(PUBLISHED[model.name].own) :]
-    return read + rest
+    if turns and turns[-1] in edited:
+        return found | {text + rest for text in _edited(model, turns[-1], said.messages[len(turns[-1].messages)])}
+    return {read + rest}
+
+
+def _edited(model: ChatModel, turn: Said, echo: Message) -> Iterator[str]:
+    """A turn in the words of an edited echo: these in the place of the sampled ones, or alone, with all that they show."""
+    prompt, content, own = model.spell(turn.record.input_ids), _content(echo), _content(turn.reply)
+    if _plain(echo)[2] == _plain(turn.reply)[2]:
+        at = turn.text.rfind(own)
+        yield prompt + turn.text[:at] + content + turn.text[at + len(own) :]
+    if not echo.get("tool_calls"):
+        known = max(n for n in range(len(content) + 1) if prompt.endswith(content[:n]))
+        yield prompt + content[known:]
 
 
 def mark(number: int) -> str:
@@ -98,9 +122,13 @@ def _same(reply: Message, echo: Message) -> bool:
 
 
 def _plain(message: Message) -> Any:
-    content = message.get("content") or ""
     calls = [(call["id"], json.loads(call["function"]["arguments"])) for call in message.get("tool_calls") or ()]
-    return message["role"], content if isinstance(content, str) else content[0]["text"], calls
+    return message["role"], _content(message), calls
+
+
+def _content(message: Message) -> str:
+    content = message.get("content") or ""
+    return str(content if isinstance(content, str) else content[0]["text"])
 
 
 def check_prompts(client: Client) -> None:
@@ -125,7 +153,7 @@ def check_prompts(client: Client) -> None:
         earlier = [client.said[turn["generation_id"]] for turn in turns[:-1]]
         keeps = client.served.history == "keep" and bool(earlier)
         appended = keeps and (said.tools, said.options) == (earlier[-1].tools, earlier[-1].options)
-        assert model.spell(said.record.input_ids) == expected(model, said, earlier, appended=appended)
+        assert model.spell(said.record.input_ids) in expected(model, said, earlier, appended=appended)
         if not (keeps and strangers(said, earlier)):
             assert one["exact"], one["reasons"]
 
