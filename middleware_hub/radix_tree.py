@@ -92,7 +92,7 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        return _checked_parent(self._match(namespace, text, walk_down(root, text), parent), parent)
+        return self._checked_parent(self._match(namespace, text, walk_down(root, text), parent), parent)
 
     def match_ids(
         self, namespace: Namespace, text: str, ids: bytes, width: Callable[[int], int], *, parent: str | None = None
@@ -120,7 +120,7 @@ class RadixTree:
         if further is not None and further.span is not None and begins_with(ids, further.span, further.take):
             found = replace(found, cut=further)
         found = replace(found, mismatched=path.passes_mismatch(found.continues))
-        return _checked_parent(found, parent)
+        return self._checked_parent(found, parent)
 
     def _continued(
         self,
@@ -173,6 +173,14 @@ class RadixTree:
         span = generation.span
         return self._recalled(Cut(span, len(span), span.text_end), generation, exact=True)
 
+    def left_out(self, namespace: Namespace, text: str, request_id: str) -> bool:
+        """Whether a reply of which a text holds no token was left out of it by rule 6, and not lost.
+
+        All of its tokens are hidden, and the text goes on behind it without spelling them.
+        """
+        generation = self._names.newest(namespace, request_id)
+        return generation is not None and not generation.span.visible and text.startswith(self.text_of(generation))
+
     def text_of(self, generation: Generation) -> str:
         """The whole text of a reply: its prompt, and what was sampled."""
         edges: list[str] = []
@@ -216,6 +224,17 @@ class RadixTree:
         ambiguous = continues is not None and self._matches_further(path, continues, cut.start)
         mismatched = path.passes_mismatch(continues)
         return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown, mismatched=mismatched)
+
+    def _checked_parent(self, match: PrefixMatch, parent: str | None) -> PrefixMatch:
+        """Note whether the tokens of the reply that a request named as its parent are in its prompt, and all of them."""
+        if parent is None:
+            return match
+        cut = match.cut
+        named = next(((span, take) for span, take in links(cut.span, cut.take) if span.named(parent)), None)
+        if named is None:
+            return replace(match, unknown_parent=not self.left_out(match.namespace, match.text, parent))
+        span, take = named
+        return replace(match, unknown_parent=False, edited=take < span.visible)
 
     def _partial(self, path: Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
         """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way: the furthest, then newest.
@@ -524,18 +543,6 @@ class RadixTree:
     def check(self) -> None:
         """Recount everything and compare; AssertionError if an invariant does not hold. Slow, for tests."""
         tree_check.check(self._roots.values(), self.stats)
-
-
-def _checked_parent(match: PrefixMatch, parent: str | None) -> PrefixMatch:
-    """Note whether the tokens of the reply that a request named as its parent are in its prompt, and all of them."""
-    if parent is None:
-        return match
-    cut = match.cut
-    named = next(((span, take) for span, take in links(cut.span, cut.take) if span.named(parent)), None)
-    if named is None:
-        return replace(match, unknown_parent=True)
-    span, take = named
-    return replace(match, unknown_parent=False, edited=take < span.visible)
 
 
 def _flags(match: PrefixMatch) -> int:

@@ -111,9 +111,10 @@ class RadixTreeMiddleware:
             await self._pass(scope, receive, send, request.passed_on(body), reason)
             return
         prompts: list[Prompt] = []
+        parents = _parents(scope, len(request.texts or request.ids or ()))
         try:
-            for number in range(len(request.texts or request.ids or ())):
-                prompts.append(await self._prompt(scope, request, number, encoded[number] if encoded else ()))
+            for number, parent in enumerate(parents):
+                prompts.append(await self._prompt(scope, request, number, parent, encoded[number] if encoded else ()))
                 if number:
                     await asyncio.sleep(0)
             out = request.with_ids([prompt.ids for prompt in prompts], force_logprobs=self.force_logprobs)
@@ -128,9 +129,9 @@ class RadixTreeMiddleware:
                 self.tree.unpin(prompt.match)
 
     async def _prompt(
-        self, scope: Scope, request: GenerateRequest, number: int, encoded: Sequence[range] = ()
+        self, scope: Scope, request: GenerateRequest, number: int, parent: str | None, encoded: Sequence[range]
     ) -> Prompt:
-        namespace, parent = self._namespace(scope, request.lora_path(number)), header(scope, b"x-radix-parent")
+        namespace = self._namespace(scope, request.lora_path(number))
         if request.texts is not None:
             text = request.texts[number]
             prompt = await prompting.from_text(self.tree, self.tokenizer, namespace, text, parent, self._tracer)
@@ -246,6 +247,13 @@ class RadixTreeMiddleware:
             "evicted_tokens": stats.evicted_tokens,
         }
         await send_json(send, 200, msgspec.json.encode(answer))
+
+
+def _parents(scope: Scope, prompts: int) -> list[str | None]:
+    """The parent of each prompt of a request: one name counts for all, as many as there are prompts for one each."""
+    named = header(scope, b"x-radix-parent") or None
+    names = [name.strip() or None for name in named.split(",")] if named is not None and prompts > 1 else []
+    return names if len(names) == prompts else [named] * prompts
 
 
 def _inner(scope: Scope, body: bytes, prompt: Prompt) -> Scope:

@@ -120,7 +120,8 @@ async def retrieve(
         tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
     flat = flatten(cut.span, cut.take, tail)
     if not request.cover:
-        return _answer(tree, text, recall, cut, flat, request, _missing(expected, [flat]))
+        missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
+        return _answer(tree, text, recall, cut, flat, request, missing)
     return await _cover(tree, namespace, text, recall, flat, request, expected)
 
 
@@ -138,7 +139,7 @@ async def _cover(
     masks = SharedMask(first, others)
     # Taken down now: what is evicted between two answers is still in them.
     chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
-    missing = [name for name in _missing(expected, [first]) if tree.reply(namespace, name) is None]
+    missing = [name for name in _missing(expected, first) if tree.reply(namespace, name) is None]
     masks.apply(0, first)
     answers = [_answer(tree, text, recall, recall.cut, first, request, missing)]
     for number, (other, whole) in enumerate(chains, 1):
@@ -149,9 +150,9 @@ async def _cover(
     return {"trajectories": answers, "missing": missing}
 
 
-def _missing(expected: Iterable[str], found: Sequence[Trajectory]) -> list[str]:
-    """The listed replies of which none of these sequences has a token."""
-    there = {name for flat in found for turn in flat.turns for name in turn.span.request_ids}
+def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
+    """The listed replies of which a sequence has no token."""
+    there = {name for turn in found.turns for name in turn.span.request_ids}
     return [name for name in expected if there.isdisjoint(names_of(name))]
 
 

@@ -188,6 +188,30 @@ class TestLostTurns:
         assert [answer["exact"] for answer in found] == [True, False]
         assert found[1]["reasons"] == ["unknown_reply"]
 
+    def test_a_batch_names_a_parent_for_each_prompt(self, served: Stack) -> None:
+        """Of two samples with the same text each is continued by its own conversation."""
+        served.workers[0].script(text="The same.", finish="eos", times=2)
+        twins = [say(served, "Twins. ", finish={"max_new_tokens": 20}) for _ in range(2)]
+        assert twins[0].text == twins[1].text
+        texts = [f"{twin.text} Go on. " for twin in twins] + ["Alone. "]
+        names = f"{twins[0].name}, {twins[1].name},"
+        replies = served.generate({"text": texts, "sampling_params": PARAMS}, headers={"x-radix-parent": names})
+        assert "x-radix-reasons" not in replies.answer.headers
+        for twin, text, reply in zip(twins, texts, replies.body, strict=False):
+            name = reply["meta_info"]["id"]
+            found = served.retrieve(text + reply["text"], request_id=name, expect_request_ids=[twin.name, name])
+            assert (found["exact"], found["reasons"]) == (True, [])
+
+    def test_one_name_counts_for_all_prompts_of_a_batch(self, served: Stack) -> None:
+        first = say(served, "One for all. ")
+        texts = [first.text + " A. ", first.text + " B. ", "Not behind it. "]
+        replies = served.generate({"text": texts, "sampling_params": PARAMS}, headers={"x-radix-parent": first.name})
+        exact = [
+            served.retrieve(text + reply["text"], request_id=reply["meta_info"]["id"])["exact"]
+            for text, reply in zip(texts, replies.body, strict=True)
+        ]
+        assert exact == [True, True, False]
+
     def test_the_id_of_an_openai_completion_is_a_name(self, served: Stack) -> None:
         answer = served.post("/v1/completions", {"model": "m", "prompt": "OpenAI says: ", "max_tokens": 4})
         said = answer.json()
@@ -197,6 +221,18 @@ class TestLostTurns:
         assert served.retrieve(text, request_id=said["id"])["exact"]
         more = say(served, text + " And ", x_radix_parent=said["id"])
         assert "x-radix-reasons" not in more.reply.answer.headers
+
+    def test_a_reply_without_visible_tokens_was_left_out_and_not_lost(self, served: Stack) -> None:
+        """All that was sampled is the end token: a text that goes on without it lacks nothing that it shows."""
+        served.workers[0].script(finish="eos")
+        empty = say(served, "Say nothing. ", finish={"max_new_tokens": 20})
+        assert (empty.text, len(empty.reply.record.output_ids)) == ("Say nothing. ", 1)
+        second = say(served, empty.text + "Go on. ", x_radix_parent=empty.name)
+        assert "unknown_parent" not in second.reply.answer.headers.get("x-radix-reasons", "")
+        found = served.retrieve(second.text, expect_request_ids=[empty.name, second.name])
+        assert (found["exact"], found["reasons"]) == (True, [])
+        covered = served.retrieve(second.text, cover=True, expect_request_ids=[empty.name, second.name])
+        assert [one["tokens"] for one in covered["trajectories"]] == [second.chain, empty.chain]
 
 
 class TestEditedParents:

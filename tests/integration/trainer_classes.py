@@ -19,9 +19,9 @@ import pytest
 from tests.support.client import call
 
 
-async def post(url: str, payload: Any) -> Any:
+async def post(url: str, payload: Any, max_retries: int = 60, headers: Any = None) -> Any:
     """As `slime.utils.http_utils.post`, without its sixty attempts."""
-    answer = await asyncio.to_thread(call, url, payload)
+    answer = await asyncio.to_thread(call, url, payload, headers=headers)
     assert answer.status == 200, answer.content
     return answer.json()
 
