@@ -356,6 +356,7 @@ class Play:
         assert fits, [[(token.id, token.mask, token.logprob) for token in chain.tokens] for chain in chains]
         oracle.chains.append(fits[0])
         check_whole(found, fits[0])
+        check_turns(found, oracle)
         if not self.forgetful:
             same = oracle.ending_at(text)
             assert found["request_ids"] == [chain.request_id for chain in same]
@@ -374,6 +375,7 @@ class Play:
         assert explained.status == 200
         found = self.running.retrieve(text, namespace=space)
         check_shape(found, text)
+        check_turns(found, oracle)
         if self.forgetful:
             if found["exact"]:
                 assert any(found["tokens"] == one.ids[: found["token_length"]] for one in oracle.chains)
@@ -392,6 +394,17 @@ class Play:
         assert fits, [[(token.id, token.mask, token.logprob) for token in plan.all_tokens] for plan in plans]
         assert found["reasons"]
         assert found["exact_chars"] >= min(fits[0].position, len(text) - 1)
+
+
+def check_turns(found: dict[str, Any], oracle: Oracle) -> None:
+    """The sampled tokens are those of the listed replies, each where it was sampled, and as far as the sequence goes."""
+    at = [place for turn in found["turns"] for place in range(turn["start"], turn["end"])]
+    assert at == [place for place, one in enumerate(found["loss_mask"]) if one]
+    named = {chain.request_id: chain for chain in oracle.chains}
+    for turn in found["turns"]:
+        chain = named[turn["request_id"]]
+        assert chain.ids[: turn["end"]] == found["tokens"][: turn["end"]]
+        assert turn["start"] == chain.begins
 
 
 def shown(found: dict[str, Any], tokens: list[Token]) -> Iterator[bool]:

@@ -191,6 +191,7 @@ class Chain:
     request_id: str
     parent: Chain | None
     reply: str
+    begins: int  # tokens[begins:] were sampled for it
     first_hidden: int  # tokens[first_hidden:] is the hidden tail
     hidden: list[tuple[str, bool]]  # its texts, and whether each is a special token
     partial: str  # what the reply lacks of the token before the hidden tail
@@ -351,6 +352,7 @@ class Oracle:
             request_id=request_id,
             parent=plan.parent,
             reply=reply,
+            begins=context,
             first_hidden=context + first_hidden,
             hidden=hidden,
             partial=partial,
