@@ -53,6 +53,7 @@ class Conversation:
         prompt_tokens: how many tokens were sent to workers, all turns together.
         reused_tokens: how many of these were known already and not encoded again.
         trajectory: the answer of `/retrieve_from_text`, at the end.
+        names: the request id of every reply.
     """
 
     text: str
@@ -61,6 +62,7 @@ class Conversation:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     trajectory: dict[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
@@ -98,23 +100,28 @@ def play(url: str, number: int, turns: int, tell: Callable[[], None]) -> Convers
         if turn:
             talk.text += f"\nObservation: {rng.choice(OBSERVATIONS)}\n"
         sampling = {**SAMPLING, "sampling_seed": 1000 * number + turn}  # the same for everybody who runs it
-        headers, reply = call(url, "/generate", {"text": talk.text, "sampling_params": sampling})
+        parent = {"x-radix-parent": talk.names[-1]} if talk.names else {}
+        headers, reply = call(url, "/generate", {"text": talk.text, "sampling_params": sampling}, parent)
         talk.text += reply["text"]
         talk.replies.append(reply["text"])
         talk.sampled.append(reply["output_ids"])
+        talk.names.append(reply["meta_info"]["id"])
         talk.prompt_tokens += int(headers["x-radix-prompt-tokens"])
         talk.reused_tokens += int(headers["x-radix-reused-tokens"])
         tell()
-    _, talk.trajectory = call(url, "/retrieve_from_text", {"text": talk.text})
+    asked = {"text": talk.text, "request_id": talk.names[-1], "expect_request_ids": talk.names}
+    _, talk.trajectory = call(url, "/retrieve_from_text", asked)
     return talk
 
 
-def call(url: str, path: str, body: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+def call(
+    url: str, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> tuple[dict[str, str], dict[str, Any]]:
     """POST JSON. The reply's headers and its JSON. Raises CallError."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
     try:
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **(headers or {})})
         response = connection.getresponse()
         content = response.read()
         if not 200 <= response.status < 300:
