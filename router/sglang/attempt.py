@@ -27,6 +27,11 @@ def new_rid() -> str:
     return uuid4().hex
 
 
+def later_rid(rid: str) -> str:
+    """An id for a further attempt: it begins with the first one, by which an abort at the worker finds it too."""
+    return f"{rid}-{new_rid()}"
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """A body of `POST /generate` on its way to a worker.
 
@@ -79,13 +84,13 @@ class Attempt(msgspec.Struct, frozen=True):
         return self.prompts * self.samples
 
     def again(self, replies: Sequence[int]) -> Attempt:
-        """The request for some of the replies only, under ids that no worker has seen."""
+        """The request for some of the replies only, under ids that no worker has seen and that begin with the first ones."""
         chosen = [reply // self.samples for reply in replies]
         fields = dict(self.fields)
         if self.listed:
             fields = {key: self._of(key, value, chosen) for key, value in fields.items()}
             fields["sampling_params"] = _one_sample(fields.get("sampling_params"))
-        rids = tuple(new_rid() for _ in chosen)
+        rids = tuple(later_rid(self.rids[prompt]) if self.rids else new_rid() for prompt in chosen)
         return Attempt(fields, len(chosen), self.listed, 1, self.stream, rids)
 
     def encode(self) -> bytes:

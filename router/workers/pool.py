@@ -161,13 +161,18 @@ class WorkerPool:
         if changed and worker.state is WorkerState.QUARANTINED:
             self.on_quarantine(worker)
 
-    def new_version(self, version: str, taken_by: AbstractSet[str]) -> None:
-        """The weights were changed through this router: these workers (by id) are at that version now."""
+    def new_version(self, version: str, taken_by: AbstractSet[str], unsure: AbstractSet[str] = frozenset()) -> None:
+        """The weights were changed through this router: these workers (by id) are at that version now.
+
+        `unsure`: those that may be, for they were told and did not answer. What they have is asked again.
+        """
         if taken_by:
             self.version = version
         for worker in self._workers.values():
             if worker.id in taken_by:
                 worker.version = version
+            elif worker.id in unsure:
+                worker.version = None
         self._update_routable()
         self.on_room()
 

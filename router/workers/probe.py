@@ -5,12 +5,12 @@ Every question goes out on a new connection: one that its worker has just closed
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from router.loops import loop_refusal
+from router.patience import patience
 from router.sglang.json import JSON_ERRORS
 from router.upstream import ConnectFailedError, Upstream, UpstreamFailure, fetch
 
@@ -34,12 +34,14 @@ class Finding(msgspec.Struct, frozen=True):
         refusal: why it can never be used, as far as it tells.
         version: its weight version, if it told.
         absent: whether no connection came about.
+        silent: whether there was no answer in time.
     """
 
     complaint: str | None = None
     refusal: str | None = None
     version: str | None = None
     absent: bool = False
+    silent: bool = False
 
 
 class _ServerInfo(msgspec.Struct):
@@ -83,7 +85,7 @@ class Prober:
     async def _ask(self, url: str, paths: tuple[str, ...]) -> bytes | Finding:
         """The first answer with a 200, or what there was instead."""
         try:
-            async with asyncio.timeout(self._seconds):
+            async with patience(self._seconds):
                 for path in paths:
                     status, body = await fetch(
                         self._upstream, "GET", url + path, self._headers, fresh=True, limit=_LIMIT
@@ -99,7 +101,7 @@ class Prober:
         except UpstreamFailure as failure:
             return Finding(str(failure), absent=isinstance(failure, ConnectFailedError))
         except TimeoutError:
-            return Finding(f"no answer within {self._seconds:g} s")
+            return Finding(f"no answer within {self._seconds:g} s", silent=True)
         return Finding()
 
 
