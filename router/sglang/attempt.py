@@ -156,6 +156,7 @@ class _Meta(msgspec.Struct):
 class _Head(msgspec.Struct):
     meta_info: _Meta | None = None
     error: Any = None
+    object: Any = None
 
 
 _head = msgspec.json.Decoder(_Head)
@@ -193,6 +194,15 @@ def refusal_status(event: bytes) -> int | None:
 def was_refused(event: bytes) -> bool:
     """Whether an event says that nothing will come of its stream."""
     return refusal_status(event) is not None
+
+
+def is_error(body: bytes) -> bool:
+    """Whether a reply is an error as engines write it, and not that of some web server in front of them or in their place."""
+    try:
+        head = _head.decode(body)
+    except JSON_ERRORS:
+        return False
+    return isinstance(head.error, dict) or head.object == "error"
 
 
 def _code(error: Any) -> int:

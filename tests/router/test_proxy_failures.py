@@ -76,7 +76,7 @@ class ClosingWorker:
         while True:
             head, body = await read_request(reader)
             if any(path in head.split("\r\n")[0] for path in ("server_info", "/ping", "model_info")):
-                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
                 return
             self.requests += 1
             if self.drop == "always" or (self.drop == "second" and served == 1):

@@ -140,14 +140,14 @@ def test_one_that_comes_up_late_is_found_by_itself() -> None:
 
 def test_one_that_fails_is_quarantined_and_taken_back() -> None:
     async def main() -> None:
-        told = Told(ping={})
+        told = Told(ping={}, model_info={})
         async with serving(told) as url, watching() as watched:
             worker = await watched.admission.admit(url)
-            told.answers["/ping"] = 500
+            told.answers.update({"/ping": 500, "/model_info": 500})
             await watched.until(worker, WorkerState.QUARANTINED)
             assert watched.pool.routable == ()
             assert watched.probes[-3:] == [False] * 3
-            told.answers["/ping"] = {}
+            told.answers.update({"/ping": {}, "/model_info": {}})
             await watched.until(worker, WorkerState.HEALTHY)
             assert watched.probes[-2:] == [True] * 2
             assert not {"/health", "/ready"} & set(told.asked), "those fail in a pause"
@@ -162,10 +162,10 @@ def test_one_that_fails_is_quarantined_and_taken_back() -> None:
         ({"ping": 401}, ["/ping"]),
         ({"model_info": {}}, ["/ping", "/model_info"]),
         ({"get_model_info": {}}, ["/ping", "/model_info", "/get_model_info"]),
-        ({}, ["/ping", "/model_info", "/get_model_info"]),
+        ({"server_info": {}}, ["/ping", "/model_info", "/get_model_info", "/server_info"]),
     ],
 )
-def test_whatever_answers_is_there(answers: dict[str, Any], asked: list[str]) -> None:
+def test_an_engine_that_answers_is_there(answers: dict[str, Any], asked: list[str]) -> None:
     async def main() -> None:
         told = Told(**answers)
         async with serving(told) as url, AiohttpUpstream(connect_timeout=1) as upstream:
@@ -209,11 +209,11 @@ def test_without_the_gate_a_version_is_asked_for_where_none_is_known() -> None:
 
 def test_trouble_is_looked_into_at_once() -> None:
     async def main() -> None:
-        told = Told(ping={})
+        told = Told(ping={}, model_info={})
         config = HealthConfig(interval=3600, failure_threshold=1)
         async with serving(told) as url, watching(config) as watched:
             worker = await watched.admission.admit(url)
-            told.answers["/ping"] = 500
+            told.answers.update({"/ping": 500, "/model_info": 500})
             watched.checks.trouble(worker)
             await watched.until(worker, WorkerState.QUARANTINED)
 
@@ -222,7 +222,7 @@ def test_trouble_is_looked_into_at_once() -> None:
 
 def test_who_has_left_is_not_asked_any_more() -> None:
     async def main() -> None:
-        told = Told(ping={})
+        told = Told(ping={}, model_info={})
         async with serving(told) as url, watching() as watched:
             worker = await watched.admission.admit(url)
             watched.pool.remove(url)
