@@ -222,7 +222,7 @@ class Proxy:
                     looked_at = max(0, len(begun) - 1)
                     begun += (piece := await response.read())
                 if not piece and response.status == 200 and is_event_stream(response) and not has_ended(begun):
-                    raise UpstreamBrokenError("its stream ended without [DONE]")
+                    raise UpstreamBrokenError("its stream ended before its end")
                 first = bytes(begun)
             return response, first
         except BaseException:
@@ -313,7 +313,7 @@ class Proxy:
                 ) from None
         if ends_with_done and not has_ended(end):
             # The client knows an end of the connection without the end of the reply for what it is.
-            raise UpstreamBrokenError(f"the stream of worker {worker.url} ended without [DONE]")
+            raise UpstreamBrokenError(f"the stream of worker {worker.url} ended before its end")
         client.stop_watching()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
