@@ -13,7 +13,6 @@ from router.requests import REQUEST, RequestRecord
 from router.sglang.route_prompt import prompt_of
 from router.workers.queue import Key
 
-
 _END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
 """Whose streams do. Others, those of Anthropic's dialect for one, end in other words."""
 
