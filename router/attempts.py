@@ -12,7 +12,7 @@ What may be sent again, and how often:
 | connection lost before a reply | the worker's, if another one answers | goes elsewhere, three times at most |
 | no reply in time | the same | its copy is aborted, then the same |
 | 500, 502, 504 | the same | the same, and without another worker this is the reply |
-| 404, 405, 501 | the worker's: there is no `/generate` | goes elsewhere, to each worker once; without another this is the reply |
+| 404, 405, 501 | the worker's: it has no `/generate` | goes elsewhere, to each worker once; else this is the reply |
 | the same in an engine's own words | the worker's, if another one answers | as with a 500 |
 | 429, 503 | nobody's: it is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
 """

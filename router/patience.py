@@ -1,9 +1,10 @@
 """Time limits for others, in which the lateness of this process does not count.
 
-All requests share one event loop. When the loop is late (a long computation, a machine with too few cores, a process that was
-stopped), an answer may lie unread while a plain time limit passes, and the first thing that the loop does is to give up. So these
-limits count what the loop has done: they pass in `TICKS` steps, each of which is a turn of the loop, and a late one counts no
-more than one in time. When a limit has passed, the loop had that many chances to send the question and to read the answer.
+All requests share one event loop. When the loop is late (a long computation, a machine with too few cores, a process that
+was stopped), an answer may lie unread while a plain time limit passes, and the first thing that the loop does is to give up.
+So these limits count what the loop has done: they pass in `TICKS` steps, each of which is a turn of the loop, and a late step
+counts no more than one in time. When a limit has passed, the loop had that many chances to send the question and to read the
+answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Telling one worker what all are told: for how long it is waited for, and whether it did what it was told.
 
-A worker that hangs is not to hang a call to all of them. So an answer may take `--fleet-timeout`. The transfer of weights has no
-such limit, for it takes as long as it takes: it goes on while its worker answers probes, and is given up when there was no answer
-to any for that time. A quarantined worker is asked how it is before it is told anything: what waits at a process that is stopped
-would be done whenever that goes on, long after the others went elsewhere.
+A worker that hangs must not hang a call to all of them. So an answer may take `--fleet-timeout`. A transfer of weights takes as
+long as it takes: it goes on while its worker answers probes, and is given up when there was no answer to any for that time.
+A quarantined worker is asked how it is before it is told anything: a stopped process does what waits for it whenever it goes
+on, long after the others were told something else.
 """
 
 from __future__ import annotations

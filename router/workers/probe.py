@@ -2,8 +2,8 @@
 
 Every question goes out on a new connection: one that its worker has just closed looks like a dead worker.
 
-What answers is not always an engine: behind a wrong port there may be anything that talks HTTP. An engine tells of itself in JSON,
-or wants a key for that, or takes at least a request to generate.
+What answers is not always an engine: behind a wrong port there may be anything that talks HTTP. An engine tells of itself in
+JSON, or wants a key for that, or takes at least a request to generate.
 """
 
 from __future__ import annotations
