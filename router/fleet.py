@@ -142,11 +142,11 @@ class Fleet:
             answers = await self._tell_all(call, aborts=aborts)
             version = new_weight_version(body) if call.updates else None
             if version is not None:
-                self._pool.new_version(
-                    version,
-                    {answer.id for answer in answers if answer.done},
-                    unsure={answer.id for answer in answers if answer.unsure},
-                )
+                # One that may have been restarted while others were waited for has the weights of its disk.
+                same = {(worker.id, worker.doubts) for worker in self._pool.list()}
+                taken_by = {answer.id for answer in answers if answer.done and (answer.id, answer.doubts) in same}
+                told = {answer.id for answer in answers if answer.done or answer.unsure}
+                self._pool.new_version(version, taken_by, unsure=told - taken_by)
         await _answer(send, answers)
 
     async def _tell_all(self, call: Call, *, aborts: bool) -> list[Answer]:

@@ -48,7 +48,7 @@ class Call(msgspec.Struct, frozen=True):
     lasting: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class Answer(msgspec.Struct, frozen=True):
     """What a worker said, or why it said nothing.
 
     Attributes:
@@ -59,6 +59,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         error: what there was in its place.
         done: whether the worker did what it was told. With a 200 it may say that it did not.
         unsure: whether nobody knows: it was told, and did not answer.
+        doubts: the worker's, when it answered.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     done: bool = False
     unsure: bool = False
+    doubts: int = 0
 
     def shown(self) -> dict[str, Any]:
         """For the client."""
@@ -160,7 +162,8 @@ class _Telling:
             self._upstream, call.method, worker.url + call.target, call.headers, call.body, fresh=True
         )
         body = _readable(content)
-        return Answer(worker.id, worker.url, status, body, done=status < 300 and _success(body, call))
+        done = status < 300 and _success(body, call)
+        return Answer(worker.id, worker.url, status, body, done=done, doubts=worker.doubts)
 
     def unanswered(self, why: str) -> Answer:
         """There is no answer."""

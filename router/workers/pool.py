@@ -150,6 +150,8 @@ class WorkerPool:
         """A worker answered a probe, or it did not: then `complaint` tells what was wrong, `absent` that nobody listened."""
         if version is not None or absent:
             worker.version = version  # whatever comes up where nobody was has weights that nobody has asked about
+        if absent:
+            worker.doubts += 1
         changed = worker.probed(complaint, self._health, absent=absent)
         if changed:
             level = logging.INFO if complaint is None else logging.WARNING
@@ -187,6 +189,7 @@ class WorkerPool:
     def may_have_restarted(self, worker: Worker) -> None:
         """Its connections broke: whatever comes up there has weights that nobody has asked about."""
         worker.version = None
+        worker.doubts += 1
         if self._health.version_gate:
             self._update_routable()
 

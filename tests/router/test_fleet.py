@@ -166,6 +166,27 @@ def test_of_two_updates_at_once_all_workers_end_with_the_same_one() -> None:
     asyncio.run(main())
 
 
+def test_a_worker_that_was_restarted_while_others_were_waited_for_does_not_count_as_updated() -> None:
+    """It took the update, died, and came back with the weights of its disk."""
+
+    async def main() -> None:
+        quick, slow = Engine(), Engine()
+        slow.gate.clear()
+        async with fleet(quick, slow, **GATED) as router:
+            call = asyncio.create_task(tell(router, new_version="2"))
+            await asyncio.gather(quick.until_told(1), slow.until_told(1))
+            await tell(router, "/continue_generation")  # behind it, the first answer of the quick one is there
+            first, second = router.app.pool.list()
+            router.app.pool.probed(first, "connection refused", absent=True)
+            router.app.pool.probed(first, None, "1")
+            slow.gate.set()
+            assert (await call)[0] == 200
+            assert versions(router) == [None, "2"]
+            assert router.app.pool.routable == (second,)
+
+    asyncio.run(main())
+
+
 def test_an_update_goes_on_when_its_client_leaves() -> None:
     """Half of an update is worse than one that nobody waits for."""
 

@@ -381,8 +381,11 @@ def test_a_stream_that_ends_before_its_first_event_is_asked_for_elsewhere(pieces
 def test_streams_that_end_in_other_words_pass() -> None:
     async def main() -> None:
         pieces = (b'event: message_stop\ndata: {"type": "message_stop"}\n\n',)
-        async with serving(streams(*pieces)) as url, running([url]) as router:
-            async with router.client.post("/v1/messages", data=STREAM) as reply:
-                assert await reply.read() == pieces[0]
+        async with (
+            serving(streams(*pieces)) as url,
+            running([url]) as router,
+            router.client.post("/v1/messages", data=STREAM) as reply,
+        ):
+            assert await reply.read() == pieces[0]
 
     asyncio.run(main())
