@@ -28,6 +28,7 @@ from router.policy_metrics import PolicyCollector
 from router.proxy import Proxy
 from router.requests import Requests
 from router.routes import ControlRoutes, Lifecycle
+from router.telling import Teller
 from router.tracing import Tracer, create_tracer
 from router.upkeep import PolicyUpkeep
 from router.upstream import AiohttpUpstream
@@ -99,7 +100,7 @@ def create_app(
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,
-        upstream,
+        Teller(upstream, prober, seconds=workers.fleet_timeout),
         max_body_bytes=config.server.max_body_bytes,
         forward_authorization=not keys,
     )

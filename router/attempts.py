@@ -12,6 +12,8 @@ What may be sent again, and how often:
 | connection lost before a reply | the worker's, if another one answers | goes elsewhere, three times at most |
 | no reply in time | the same | its copy is aborted, then the same |
 | 500, 502, 504 | the same | the same, and without another worker this is the reply |
+| 404, 405, 501 | the worker's: it has no `/generate` | goes elsewhere, to each worker once; else this is the reply |
+| the same in an engine's own words | the worker's, if another one answers | as with a 500 |
 | 429, 503 | nobody's: it is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
 """
 
@@ -32,7 +34,7 @@ MAX_LOST = 3
 BUSY = frozenset({429, 503})
 FAULTY = frozenset({500, 502, 504})
 
-Failure = Literal["connect", "lost", "timeout", "error", "busy"]
+Failure = Literal["connect", "lost", "timeout", "error", "busy", "no_engine"]
 
 
 class Attempts:
@@ -96,7 +98,7 @@ class Attempts:
         self._failures.append(f"{worker.url}: {message}")
         self._tried.add(worker.id)
         self.reason = why
-        if why == "connect":
+        if why in ("connect", "no_engine"):
             self._pool.failed(worker)
             return
         self._lost += 1
@@ -113,6 +115,12 @@ class Attempts:
             return False
         self.failed(worker, "error", f"status {status}")
         return True
+
+    def goes_on_without_engine(self, worker: Worker, status: int) -> bool:
+        """What answered does not generate at all. Whether another one is asked; otherwise that is the reply."""
+        goes_on = self._repeatable and self._pool.has_other(self._tried | {worker.id})
+        self.failed(worker, "no_engine", f"status {status}: it does not generate")
+        return goes_on
 
     def wait_after_busy(self, worker: Worker, status: int, retry_after: float | None) -> float | None:
         """A worker is full. Seconds until the next attempt; None if there is none, and that is the reply.

@@ -191,6 +191,7 @@ class WorkersConfig:
     probe_timeout: float = 2.0
     request_timeout: float | None = None
     stream_idle_timeout: float | None = None
+    fleet_timeout: float = 30.0
     health: HealthConfig = field(default_factory=HealthConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
@@ -206,6 +207,7 @@ class WorkersConfig:
             if given and not self.routes_by_prompt:
                 raise BadRequestError(f"{flag} is of --policy cache_aware, not {self.policy}")
         _positive("--connect-timeout-secs", self.connect_timeout)
+        _positive("--fleet-timeout", self.fleet_timeout)
         for flag, value in (
             ("--request-timeout-secs", self.request_timeout),
             ("--stream-idle-timeout-secs", self.stream_idle_timeout),

@@ -7,6 +7,7 @@ the worker by one that nobody can guess, and put back on the way to the client. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -18,32 +19,41 @@ from router.sglang.json import is_null, parse_object
 from router.sglang.stream import EventSplitter
 
 _STEM, _NUMBER = 24, 8
+_PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 class Disguise:
     """The names of one request's generations, and the ids that stand for them at the worker.
 
-    The ids of a request begin alike, so that one search finds them all, and are of one length, so that none begins another one.
+    The ids of a request have a stem in common, so that one search finds them all, and what is made up of each is of one length,
+    so that none begins another one.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, begin_with_names: bool = False) -> None:
+        """`begin_with_names`: each id is its name with something behind it, where any JSON spells that name in one way."""
         stem = new_rid()[:_STEM]
-        self.rids = tuple(f"{stem}{number:0{_NUMBER}x}" for number in range(len(names)))
-        self._names = {rid.encode(): msgspec.json.encode(name) for rid, name in zip(self.rids, names, strict=True)}
-        self._mark = b'"' + stem.encode()
+        rids, self._names = [], {}
+        for number, name in enumerate(names):
+            made_up = f"{stem}{number:0{_NUMBER}x}"
+            opening = f"{name}-" if begin_with_names and _PLAIN.fullmatch(name) else ""
+            rids.append(opening + made_up)
+            self._names[made_up.encode()] = f'"{opening}'.encode(), msgspec.json.encode(name)
+        self.rids = tuple(rids)
+        self._stem = stem.encode()
 
     def taken_off(self, reply: bytes) -> bytes:
         """JSON of a worker with the client's names in it: an id is the whole of a string, wherever it stands."""
         pieces: list[bytes] = []
         begin = found = 0
-        while (found := reply.find(self._mark, found)) >= 0:
-            end = found + _STEM + _NUMBER + 2
-            name = self._names.get(reply[found + 1 : end - 1])
-            if name is None or reply[end - 1 : end] != b'"':
+        while (found := reply.find(self._stem, found)) >= 0:
+            end = found + _STEM + _NUMBER
+            opening, name = self._names.get(reply[found:end], (b"", b""))
+            start = found - len(opening)
+            if not opening or start < begin or not reply.startswith(opening, start) or reply[end : end + 1] != b'"':
                 found += 1
                 continue
-            pieces += (reply[begin:found], name)
-            begin = found = end
+            pieces += (reply[begin:start], name)
+            begin = found = end + 1
         return b"".join((*pieces, reply[begin:])) if pieces else reply
 
 

@@ -202,6 +202,14 @@ def _workers_flags(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="what may pass between two pieces of a reply (no limit)",
     )
+    group.add_argument(
+        "--fleet-timeout",
+        type=float,
+        default=WorkersConfig.fleet_timeout,
+        metavar="S",
+        help="what one worker may take to answer a call to all of them; a transfer of weights takes as long as its worker"
+        " answers probes, and that long after its last answer (%(default)g)",
+    )
 
 
 def _cache_aware_flags(group: argparse._ArgumentGroup) -> None:
@@ -627,6 +635,7 @@ def _workers_config(args: argparse.Namespace) -> WorkersConfig:
         connect_timeout=args.connect_timeout_secs,
         request_timeout=args.request_timeout_secs,
         stream_idle_timeout=args.stream_idle_timeout_secs,
+        fleet_timeout=args.fleet_timeout,
         health=HealthConfig(
             interval=args.health_check_interval_secs,
             timeout=args.health_check_timeout_secs,

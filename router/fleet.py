@@ -1,7 +1,12 @@
 """Calls that mean all workers at once: abort, pause, weights. And the abort of what nobody waits for any more.
 
 Sent to one worker, `/pause_generation` or a new weight version would leave the fleet in two minds. So these calls go to every
-worker of the pool, draining ones too, and the answer holds each of theirs.
+worker of the pool, draining ones too, and the answer holds each of theirs. All are told at the same time, for a transfer of
+weights may need all of them at once; those that are quarantined come last (`router/telling.py`).
+
+Updates of weights reach the workers one after the other, in the order in which they came: two at once would leave some workers
+with the one and some with the other. A call that has begun goes on when its client leaves, for half of an update is worse than
+one that nobody waits for.
 """
 
 from __future__ import annotations
@@ -22,14 +27,11 @@ from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.flights import Flight, Flights
 from router.sglang.json import JSON_ERRORS, parse_object
 from router.sglang.request import new_weight_version
-from router.upstream import Upstream, UpstreamFailure, fetch
+from router.telling import Answer, Call, Teller
 from router.workers.pool import WorkerPool
-from router.workers.worker import Worker
+from router.workers.worker import Worker, WorkerState
 
 logger = logging.getLogger(__name__)
-
-CALL_SECONDS = 60.0
-"""How long a worker gets to answer a call that is not about weights; those may take any time."""
 
 ABORT_SECONDS = 10.0
 """How long a worker is told about a client that left."""
@@ -37,6 +39,16 @@ ABORT_SECONDS = 10.0
 RECALL_SECONDS = 1.0
 """How long a request that goes elsewhere waits for its old worker to have heard of it. A well one answers in milliseconds."""
 
+
+_NAMED = 8
+"""Workers that a message tells about; the list has all of them."""
+
+_UPDATES = ("/update_weight", "/begin_weight_update", "/end_weight_update")
+_TRANSFERS = (
+    *("/update_weights_from_", "/begin_weight_update", "/end_weight_update"),
+    *("/release_memory_occupation", "/resume_memory_occupation", "/load_lora_adapter", "/unload_lora_adapter"),
+)
+"""How the paths begin of what gives workers other weights, and of what may take any time."""
 
 _WANT_AN_OBJECT = frozenset({"/pause_generation", "/continue_generation"})
 """Paths whose options all have defaults, and of which SGLang refuses a call without a body all the same."""
@@ -47,17 +59,16 @@ class Fleet:
 
     Args:
         pool: who they are.
-        upstream: the way to them.
+        teller: tells one of them.
         max_body_bytes: the limit for the body of a call (weights can come in it).
         forward_authorization: off where the header carries this router's own key.
     """
 
-    def __init__(
-        self, pool: WorkerPool, upstream: Upstream, *, max_body_bytes: int, forward_authorization: bool
-    ) -> None:
+    def __init__(self, pool: WorkerPool, teller: Teller, *, max_body_bytes: int, forward_authorization: bool) -> None:
         self.flights = Flights()
         self._pool = pool
-        self._upstream = upstream
+        self._teller = teller
+        self._updating = asyncio.Lock()
         self._max_body_bytes = max_body_bytes
         self._forward_authorization = forward_authorization
         self._aborts: set[asyncio.Task[None]] = set()
@@ -98,41 +109,62 @@ class Fleet:
                 raise ForbiddenError(
                     "without a `rid`, /abort_request is about everybody: it wants an admin key (--admin-key)"
                 )
-            with self.flights.ending() if body.get("abort_all") else contextlib.nullcontext():
-                await self.everywhere(scope, send, raw)
+            await self.everywhere(scope, send, raw, aborts=bool(body.get("abort_all")))
             return
         meant = self.flights.named(rid, caller.tenant if caller.confined else None)
         for flight, position in meant:
             flight.end((position,))
-        calls, headers = [], self._headers(scope)
+        calls = []
         for flight, position in meant:
             at_worker = flight.rids.get(position)
             if flight.worker is not None and at_worker is not None:
                 told = {**fields, "rid": at_worker} if caller.admin else {"rid": at_worker}
-                calls.append((flight.worker, msgspec.json.encode(told)))
+                calls.append(self._teller.tell(flight.worker, self._abort_call(scope, told)))
         if meant or caller.confined:
-            answers = await asyncio.gather(
-                *(self._ask(worker, "POST", "/abort_request", headers, one, CALL_SECONDS) for worker, one in calls)
-            )
-            await _answer(send, answers)
+            await _answer(send, await asyncio.gather(*calls))
         else:
             logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid)
             # Nobody here knows it: a sample of a group, or a generation that came past this router.
             await self.everywhere(scope, send, raw)
 
-    async def everywhere(self, scope: Scope, send: Send, body: bytes, *, seconds: float | None = CALL_SECONDS) -> None:
-        """Send a call to every worker. Raises NoWorkerError if there is none."""
+    async def everywhere(self, scope: Scope, send: Send, body: bytes, *, aborts: bool = False) -> None:
+        """Send a call to every worker. `aborts`: what they have is to end. Raises NoWorkerError if there is none."""
+        path = scope["path"]
+        call = Call(
+            scope["method"],
+            request_target(scope),
+            self._headers(scope),
+            body,
+            transfer=path.startswith(_TRANSFERS),
+            updates=path.startswith(_UPDATES),
+        )
+        async with self._updating if call.updates else contextlib.nullcontext():
+            answers = await self._tell_all(call, aborts=aborts)
+            version = new_weight_version(body) if call.updates else None
+            if version is not None:
+                # One that may have been restarted while others were waited for has the weights of its disk.
+                same = {(worker.id, worker.doubts) for worker in self._pool.list()}
+                taken_by = {answer.id for answer in answers if answer.done and (answer.id, answer.doubts) in same}
+                told = {answer.id for answer in answers if answer.done or answer.unsure}
+                self._pool.new_version(version, taken_by, unsure=told - taken_by)
+        await _answer(send, answers)
+
+    async def _tell_all(self, call: Call, *, aborts: bool) -> list[Answer]:
+        """The answers, in the order of the pool."""
         workers = self._pool.list()
         if not workers:
             raise NoWorkerError("there is no worker to tell: add one with POST /add_worker?url=http://HOST:PORT")
-        target, headers, method = request_target(scope), self._headers(scope), scope["method"]
-        answers = await asyncio.gather(
-            *(self._ask(worker, method, target, headers, body, seconds) for worker in workers)
-        )
-        version = new_weight_version(body) if "weight" in scope["path"] else None
-        if version is not None:
-            self._pool.new_version(version, {answer["id"] for answer in answers if _done(answer)})
-        await _answer(send, answers)
+        last = [worker for worker in workers if worker.state is WorkerState.QUARANTINED]
+        first = [worker for worker in workers if worker not in last]
+        asked = {worker: asyncio.create_task(self._teller.tell(worker, call)) for worker in (*first, *last)}
+        try:
+            # What comes while a worker is waited for that does nothing is not to end.
+            with self.flights.ending() if aborts else contextlib.nullcontext():
+                await asyncio.gather(*(asked[worker] for worker in first))
+            return await asyncio.gather(*(asked[worker] for worker in workers))
+        finally:
+            for task in asked.values():
+                task.cancel()  # only where the router is stopped some are left
 
     def _headers(self, scope: Scope) -> HeaderList:
         return request_headers(scope, forward_authorization=self._forward_authorization)
@@ -155,37 +187,21 @@ class Fleet:
             await asyncio.wait(aborts, timeout=RECALL_SECONDS)
 
     def _aborts_of(self, flight: Flight, worker: Worker, scope: Scope) -> list[Coroutine[None, None, None]]:
-        headers = self._headers(scope)
         alone = [rid for rid in flight.rids.values() if not self.flights.shares_prefix(rid, worker)]
-        return [self._abort(worker, rid, headers) for rid in alone]
+        return [self._abort(worker, self._abort_call(scope, {"rid": rid})) for rid in alone]
 
     async def close(self) -> None:
         """Let the last aborts go out."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=1.0)
 
-    async def _abort(self, worker: Worker, rid: str, headers: HeaderList) -> None:
-        body = msgspec.json.encode({"rid": rid})
-        answer = await self._ask(worker, "POST", "/abort_request", headers, body, ABORT_SECONDS)
-        if answer["status"] != 200:
-            logger.info("worker %s was not told to abort: %s", worker.url, answer)
+    async def _abort(self, worker: Worker, call: Call) -> None:
+        answer = await self._teller.tell(worker, call, ABORT_SECONDS)
+        if answer.status != 200:
+            logger.info("worker %s was not told to abort: %s", worker.url, answer.failure)
 
-    async def _ask(
-        self, worker: Worker, method: str, target: str, headers: HeaderList, body: bytes, seconds: float | None
-    ) -> dict[str, Any]:
-        """One worker's answer, or why there is none.
-
-        Sent once, and so on a new connection: one that its worker has just closed looks like a dead worker.
-        """
-        answer: dict[str, Any] = {"id": worker.id, "url": worker.url, "status": None}
-        try:
-            async with asyncio.timeout(seconds):
-                status, content = await fetch(self._upstream, method, worker.url + target, headers, body, fresh=True)
-        except UpstreamFailure as failure:
-            return {**answer, "error": str(failure)}
-        except TimeoutError:
-            return {**answer, "error": f"no answer within {seconds:g} s"}
-        return {**answer, "status": status, "body": _readable(content)}
+    def _abort_call(self, scope: Scope, told: dict[str, Any]) -> Call:
+        return Call("POST", "/abort_request", self._headers(scope), msgspec.json.encode(told), lasting=True)
 
 
 class _Everywhere:
@@ -201,9 +217,7 @@ class _Everywhere:
             body = b"{}"
             kept = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope = {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
-        about_weights = "weight" in scope["path"] or "memory" in scope["path"] or "lora" in scope["path"]
-        with self._fleet.flights.ending() if self._aborts(_object(body)) else contextlib.nullcontext():
-            await self._fleet.everywhere(scope, send, body, seconds=None if about_weights else CALL_SECONDS)
+        await self._fleet.everywhere(scope, send, body, aborts=self._aborts(_object(body)))
 
 
 def _never(_: dict[str, Any]) -> bool:
@@ -228,29 +242,19 @@ def _object(body: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _done(answer: dict[str, Any]) -> bool:
-    """Whether a worker did what it was told. About weights it may say with a 200 that it did not."""
-    status, body = answer["status"], answer.get("body")
-    return status is not None and status < 300 and not (isinstance(body, dict) and body.get("success") is False)
-
-
-def _readable(content: bytes) -> Any:
-    try:
-        return msgspec.json.decode(content)
-    except JSON_ERRORS:
-        return content.decode("utf-8", "replace")
-
-
-async def _answer(send: Send, answers: Sequence[dict[str, Any]]) -> None:
-    """200 if every worker agreed, its own status if all refused alike, 207 if they differ, 502 if none was reached."""
-    statuses = {answer["status"] for answer in answers}
-    agreed = all(status is not None and status < 300 for status in statuses)
-    if agreed:
+async def _answer(send: Send, answers: Sequence[Answer]) -> None:
+    """200 if every worker did it, their status if all refused alike, 207 if they differ, 502 if none says why it did not."""
+    failed = [answer for answer in answers if not answer.done]
+    statuses = {answer.status for answer in failed}
+    if not failed:
         status = 200
-    elif len(statuses) == 1:
-        status = statuses.pop() or 502
-    else:
+    elif len(failed) < len(answers) or len(statuses) > 1:
         status = 207
-    done = sum(answer["status"] is not None and answer["status"] < 300 for answer in answers)
-    body = {"success": agreed, "message": f"{done} of {len(answers)} workers did it", "workers": list(answers)}
+    else:
+        (told,) = statuses
+        status = told if told is not None and told >= 400 else 502
+    message = f"{len(answers) - len(failed)} of {len(answers)} workers did it"
+    if failed:
+        message += ", and not " + ", ".join(answer.failure for answer in failed[:_NAMED])
+    body = {"success": not failed, "message": message, "workers": [answer.shown() for answer in answers]}
     await send_json(send, status, msgspec.json.encode(body))

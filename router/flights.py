@@ -122,8 +122,9 @@ class Flights:
     def shares_prefix(self, rid: str, worker: Worker) -> bool:
         """Whether an abort of this id would (or might) end another generation of the same worker, too."""
         if len(rid) >= RID_LENGTH:
-            longer = [name for name in self._beginning(rid) if name != rid]
-            return any(flight.worker is worker for name in longer for flight, _ in self._by_name[name])
+            # Under the very same name there may be one whose later attempt has a longer id.
+            found = (one for name in self._beginning(rid) for one in self._by_name[name])
+            return any(flight.worker is worker and flight.rids.get(at) not in (None, rid) for flight, at in found)
         # A short one may also begin an id that was made up, here for a later attempt or by the worker (`n > 1`).
         there = [flight for flight in self._flights if flight.worker is worker]
         rids = [other for flight in there for other in flight.rids.values()]

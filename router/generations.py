@@ -61,7 +61,7 @@ class Generations:
         # A middleware in between may have written another body.
         attempt: Attempt | None = made[1] if made is not None and made[0] is body else Attempt.first(body)
         names = () if attempt is None else attempt.rids
-        if self._isolated and not state.get(KEPT):
+        if self._isolated and not state.get(KEPT) and not _made_up_here(made, attempt):
             body, attempt, disguise = disguised(body, attempt)
             send = send if disguise is None else Undisguising(disguise, send).send
         flight = Flight(names, None if attempt is None else attempt.rids, tenant=caller_of(scope).tenant)
@@ -93,6 +93,11 @@ class Generations:
         if asked not in get_args(AbortPolicy):
             raise BadRequestError(f"x-abort-policy must be one of {', '.join(get_args(AbortPolicy))}, not {asked!r}")
         return cast(AbortPolicy, asked)
+
+
+def _made_up_here(made: tuple[bytes, Attempt] | None, attempt: Attempt | None) -> bool:
+    """Whether a middleware gave the generation its id. The layers in between may have written another body since."""
+    return made is not None and attempt is not None and bool(attempt.rids) and attempt.rids == made[1].rids
 
 
 class _Account:

@@ -92,20 +92,20 @@ class RouterMetrics:
         self.failures = Counter(
             "tito_router_worker_failures",
             "Attempts to which a worker gave no reply: it could not be reached (connect), the connection was lost (lost), "
-            "or it took too long (timeout).",
+            "it took too long (timeout), or it has no /generate (no_engine).",
             ("reason",),
             registry=registry,
         )
-        for reason in ("connect", "lost", "timeout"):
+        for reason in ("connect", "lost", "timeout", "no_engine"):
             self.failures.labels(reason)
         self.retries = Counter(
             "tito_router_retries",
             "Further attempts of requests, by how the one before failed: no connection (connect), lost, timeout, "
-            "a 5xx of the worker (error), 429 or 503 (busy).",
+            "a 5xx of the worker (error), 429 or 503 (busy), no /generate there (no_engine).",
             ("reason",),
             registry=registry,
         )
-        for reason in ("connect", "lost", "timeout", "error", "busy"):
+        for reason in ("connect", "lost", "timeout", "error", "busy", "no_engine"):
             self.retries.labels(reason)
         decisions = Counter(
             "tito_router_decisions",

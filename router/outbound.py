@@ -13,6 +13,9 @@ from router.requests import REQUEST, RequestRecord
 from router.sglang.route_prompt import prompt_of
 from router.workers.queue import Key
 
+_END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
+"""Whose streams do. Others, those of Anthropic's dialect for one, end in other words."""
+
 
 class OutboundRequest(msgspec.Struct):
     """What is sent, and what has to be known to send it to one worker after the other.
@@ -30,6 +33,7 @@ class OutboundRequest(msgspec.Struct):
         record: where it is told how far it has come.
         body: what is sent; None if there is none, or it is passed on as it comes.
         streams_body: whether it is.
+        ends_with_done: whether a stream that answers it has failed if it ends without `[DONE]`.
     """
 
     scope: Scope
@@ -44,6 +48,7 @@ class OutboundRequest(msgspec.Struct):
     record: RequestRecord
     body: bytes | None
     streams_body: bool
+    ends_with_done: bool
 
     @classmethod
     def of(
@@ -83,4 +88,5 @@ class OutboundRequest(msgspec.Struct):
             record=state.get(REQUEST) or RequestRecord("", method, scope["path"]),
             body=body,
             streams_body=streams_body,
+            ends_with_done=scope["path"] in _END_WITH_DONE,
         )

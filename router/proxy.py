@@ -25,7 +25,8 @@ from router.flights import Flight
 from router.metrics import RouterMetrics
 from router.outbound import OutboundRequest
 from router.requests import Phase
-from router.sglang.attempt import refusal_status
+from router.sglang.attempt import is_error, refusal_status
+from router.sglang.stream import END_BYTES, has_ended
 from router.tracing import OFF, Span, Tracer
 from router.upstream import (
     ClosedBeforeReplyError,
@@ -38,6 +39,7 @@ from router.upstream import (
     retry_after,
 )
 from router.workers.pool import Lease, WorkerPool
+from router.workers.probe import NONE_SUCH
 from router.workers.queue import RequestQueue
 from router.workers.worker import Worker, WorkerState
 
@@ -100,7 +102,7 @@ class Proxy:
             NoWorkerError: no worker takes requests.
             QueueFullError, QueueTimeoutError: none has room.
             UpstreamError, UpstreamTimeoutError: the workers that were tried gave no reply.
-            UpstreamBrokenError: a worker broke off after `http.response.start` was sent.
+            UpstreamBrokenError: a worker broke off after `http.response.start` was sent, or ended a stream without `[DONE]`.
             ClientDisconnectedError: the client left; the worker's request is cancelled.
         """
         body: bytes | None = None
@@ -185,6 +187,9 @@ class Proxy:
             elif status in FAULTY:
                 if attempts.goes_on_after_error(worker, status):
                     return 0.0
+            elif status in NONE_SUCH and request.flight is not None:
+                if self._goes_on_elsewhere(attempts, worker, status, first):
+                    return 0.0
             elif status < 500:
                 attempts.answered(worker)
             await self._relay(request, lease, response, first, send, client)
@@ -216,6 +221,8 @@ class Proxy:
                 while piece and (request.flight.whole or begun.find(b"\n\n", looked_at) < 0):
                     looked_at = max(0, len(begun) - 1)
                     begun += (piece := await response.read())
+                if not piece and response.status == 200 and is_event_stream(response) and not has_ended(begun):
+                    raise UpstreamBrokenError("its stream ended before its end")
                 first = bytes(begun)
             return response, first
         except BaseException:
@@ -251,6 +258,15 @@ class Proxy:
             await self._recall(request.flight, request.scope)
         self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
+    def _goes_on_elsewhere(self, attempts: Attempts, worker: Worker, status: int, body: bytes) -> bool:
+        """There is no `/generate`, it seems. An engine that says so in its own words may mean something in the request."""
+        if is_error(body):
+            return attempts.goes_on_after_error(worker, status)
+        logger.warning("worker %s answers /generate with %d: it is no engine", worker.url, status)
+        self._metrics.failures.labels("no_engine").inc()
+        self._on_trouble(worker)
+        return attempts.goes_on_without_engine(worker, status)
+
     def _failed(
         self, attempts: Attempts, worker: Worker, why: Failure, message: str, *, kept: bool = False, gone: bool = False
     ) -> None:
@@ -273,7 +289,10 @@ class Proxy:
         headers.append((b"x-router-reason", lease.reason.encode("latin-1", "replace")))
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         chunk, seconds = first, self._config.stream_idle_timeout
+        ends_with_done = request.ends_with_done and response.status == 200 and is_event_stream(response)
+        end = b""
         while chunk:
+            end = end[-END_BYTES:] + chunk[-END_BYTES:]
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             try:
                 if seconds is None:
@@ -292,6 +311,9 @@ class Proxy:
                 raise UpstreamBrokenError(
                     f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
                 ) from None
+        if ends_with_done and not has_ended(end):
+            # The client knows an end of the connection without the end of the reply for what it is.
+            raise UpstreamBrokenError(f"the stream of worker {worker.url} ended before its end")
         client.stop_watching()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

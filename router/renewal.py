@@ -41,8 +41,8 @@ class _Renewal:
         self._outward = self._send = send
 
     def body(self) -> bytes:
-        """The request under new ids."""
-        disguise = Disguise(self._attempt.rids)
+        """The request under new ids, each of which begins with the old one."""
+        disguise = Disguise(self._attempt.rids, begin_with_names=True)
         self._flight.rids = dict(zip(self._flight.rids, disguise.rids, strict=True))
         self._send = Undisguising(disguise, self._outward).send
         return msgspec.structs.replace(self._attempt, rids=disguise.rids).encode()

@@ -27,6 +27,11 @@ def new_rid() -> str:
     return uuid4().hex
 
 
+def later_rid(rid: str) -> str:
+    """An id for a further attempt: it begins with the first one, by which an abort at the worker finds it too."""
+    return f"{rid}-{new_rid()}"
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """A body of `POST /generate` on its way to a worker.
 
@@ -79,13 +84,13 @@ class Attempt(msgspec.Struct, frozen=True):
         return self.prompts * self.samples
 
     def again(self, replies: Sequence[int]) -> Attempt:
-        """The request for some of the replies only, under ids that no worker has seen."""
+        """The request for some of the replies only, under ids that no worker has seen and that begin with the first ones."""
         chosen = [reply // self.samples for reply in replies]
         fields = dict(self.fields)
         if self.listed:
             fields = {key: self._of(key, value, chosen) for key, value in fields.items()}
             fields["sampling_params"] = _one_sample(fields.get("sampling_params"))
-        rids = tuple(new_rid() for _ in chosen)
+        rids = tuple(later_rid(self.rids[prompt]) if self.rids else new_rid() for prompt in chosen)
         return Attempt(fields, len(chosen), self.listed, 1, self.stream, rids)
 
     def encode(self) -> bytes:
@@ -151,6 +156,7 @@ class _Meta(msgspec.Struct):
 class _Head(msgspec.Struct):
     meta_info: _Meta | None = None
     error: Any = None
+    object: Any = None
 
 
 _head = msgspec.json.Decoder(_Head)
@@ -188,6 +194,15 @@ def refusal_status(event: bytes) -> int | None:
 def was_refused(event: bytes) -> bool:
     """Whether an event says that nothing will come of its stream."""
     return refusal_status(event) is not None
+
+
+def is_error(body: bytes) -> bool:
+    """Whether a reply is an error as engines write it, and not that of some web server in front of them or in their place."""
+    try:
+        head = _head.decode(body)
+    except JSON_ERRORS:
+        return False
+    return isinstance(head.error, dict) or head.object == "error"
 
 
 def _code(error: Any) -> int:

@@ -14,6 +14,11 @@ from router.sglang.reply import LogprobEntry, Meta, Reply, UnreadableReplyError,
 
 DONE = b"[DONE]"
 
+END_BYTES = 64
+"""Of a stream's last bytes, what is enough to see its end."""
+
+_END = re.compile(rb"(?:\A|\n)data:[ \t]*\[DONE\]\s*\Z")
+
 _TEXT = b'"text":"'
 _IDS = b'"output_ids":['
 _LOGPROBS = b'"output_token_logprobs":['
@@ -56,6 +61,11 @@ def event_data(event: bytes) -> bytes | None:
     if event.startswith(b"data: {") and event.endswith(b"}\n\n"):
         return event[6:-2]
     return event[5:].strip() if event.startswith(b"data:") else None
+
+
+def has_ended(stream: bytes | bytearray) -> bool:
+    """Whether the last event of (the end of) a stream is the one that says that it is whole."""
+    return _END.search(stream, max(0, len(stream) - END_BYTES)) is not None
 
 
 class _Index(msgspec.Struct):

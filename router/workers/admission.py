@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from router.errors import BadRequestError
+from router.patience import patience
 from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
@@ -51,7 +52,7 @@ class Admission:
         url = normalize_url(url)
         await self._allowed.check(url)
         try:
-            async with asyncio.timeout(self._patience):
+            async with patience(self._patience):
                 found = await self._prober.introduction(url)
         except TimeoutError:
             found = _SILENT

@@ -150,6 +150,8 @@ class WorkerPool:
         """A worker answered a probe, or it did not: then `complaint` tells what was wrong, `absent` that nobody listened."""
         if version is not None or absent:
             worker.version = version  # whatever comes up where nobody was has weights that nobody has asked about
+        if absent:
+            worker.doubts += 1
         changed = worker.probed(complaint, self._health, absent=absent)
         if changed:
             level = logging.INFO if complaint is None else logging.WARNING
@@ -161,13 +163,18 @@ class WorkerPool:
         if changed and worker.state is WorkerState.QUARANTINED:
             self.on_quarantine(worker)
 
-    def new_version(self, version: str, taken_by: AbstractSet[str]) -> None:
-        """The weights were changed through this router: these workers (by id) are at that version now."""
+    def new_version(self, version: str, taken_by: AbstractSet[str], unsure: AbstractSet[str] = frozenset()) -> None:
+        """The weights were changed through this router: these workers (by id) are at that version now.
+
+        `unsure`: those that may be, for they were told and did not answer. What they have is asked again.
+        """
         if taken_by:
             self.version = version
         for worker in self._workers.values():
             if worker.id in taken_by:
                 worker.version = version
+            elif worker.id in unsure:
+                worker.version = None
         self._update_routable()
         self.on_room()
 
@@ -182,6 +189,7 @@ class WorkerPool:
     def may_have_restarted(self, worker: Worker) -> None:
         """Its connections broke: whatever comes up there has weights that nobody has asked about."""
         worker.version = None
+        worker.doubts += 1
         if self._health.version_gate:
             self._update_routable()
 

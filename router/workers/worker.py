@@ -50,13 +50,14 @@ class Worker:
     Attributes:
         inflight: requests that it is serving.
         version: its weight version, as far as it is known.
+        doubts: how often it may have been restarted, and what was known of its version with it.
         breaker: what stands between it and requests after failures of its own.
         complaint: why its last probe was bad; None after a good one.
         outdated: whether its weights are not those that the fleet should have.
     """
 
     __slots__ = (
-        *("_absent", "_bad", "_gone", "_good", "breaker", "complaint", "id", "inflight"),
+        *("_absent", "_bad", "_gone", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
         *("outdated", "state", "url", "version"),
     )
 
@@ -67,6 +68,7 @@ class Worker:
         self.state = WorkerState.STARTING
         self.inflight = 0
         self.version: str | None = None
+        self.doubts = 0
         self.breaker = breaker or Breaker(BreakerConfig())
         self.complaint: str | None = None
         self.outdated = False

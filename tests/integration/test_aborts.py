@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from router.config import AbortConfig
+from router.config import AbortConfig, RetryConfig
 from router.embedded.wire import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, counted, in_no_workers_hands, outcomes, settle, until
+from tests.support.chat_models import chat_model
 from tests.support.client import Answer, call
 from tests.support.serving import read_request, serving_socket
 from tests.support.stack import STYLES, Stack, stack
@@ -118,7 +119,8 @@ def test_an_aborted_generation_is_sent_again(served: Stack, space: str, stream: 
     scripts(served, (("Hel",), "abort"), (("sum", "mary"), "eos"))
     reply = served.generate({"text": "A:", "stream": stream is not None}, headers={"x-radix-namespace": space})
     first, second = reply.records
-    assert first.rid != second.rid
+    assert second.rid.startswith(first.rid)
+    assert second.rid != first.rid
     assert first.input_ids == second.input_ids
     assert first.finish_reason is not None
     assert first.finish_reason["type"] == "abort"
@@ -162,6 +164,7 @@ def test_it_goes_on_until_it_is_answered(served: Stack, space: str) -> None:
     assert finish(reply.body) == "stop"
     assert len(reply.records) == ATTEMPTS
     assert len({record.rid for record in reply.records}) == ATTEMPTS
+    assert all(record.rid.startswith(reply.body["meta_info"]["id"]) for record in reply.records)
     assert counted(served, "tito_router_abort_retries_total")['{outcome="retried"}'] == before + ATTEMPTS - 1
 
 
@@ -834,3 +837,33 @@ def test_what_was_asked_to_end_is_not_begun_anew_where_its_worker_died(
         assert asking.answer().status == 502
     finally:
         holder.restart()
+
+
+# -- generations that a middleware makes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session", [True, False], ids=["in a session", "without one"])
+def test_the_workers_id_of_a_chat_begins_with_the_generations_own_at_every_attempt(session: bool) -> None:
+    """With several tenants, too: the id was made up here, so nobody can name it."""
+    server = {"api_keys": ("a:one", "b:two")}
+    with stack(
+        "qwen",
+        styles=("cumulative",),
+        folder=chat_model("qwen3"),
+        server=server,
+        abort=AbortConfig(attempts=3, wait=0),
+        workers={"retry": RetryConfig(attempts=3, first_wait=0)},
+    ) as served:
+        (worker,) = served.workers
+        worker.script(text="a", finish="abort")
+        worker.script(text="b", fault="http_503")
+        worker.script(text="c")
+        headers, path = {"authorization": "Bearer one"}, "/v1/chat/completions"
+        if session:
+            path = f"/sessions/{served.post('/sessions', {}, headers=headers).json()['session_id']}{path}"
+        answer = served.post(path, {"messages": [{"role": "user", "content": "Hello"}]}, headers=headers)
+        assert answer.status == 200, answer.content
+        name = answer.json()["id"].removeprefix("chatcmpl-")
+        rids = [record.rid for record in worker.log]
+        assert len(set(rids)) == 3
+        assert all(rid.startswith(name) for rid in rids)

@@ -83,6 +83,9 @@ def test_a_full_worker_is_asked_again_under_ids_that_it_has_not_seen(
     names = [one["meta_info"]["id"] for one in found]
     if named and samples == 1:
         assert names == (rids if isinstance(rids, list) else [rids])
+    if samples == 1:
+        begun = [[rid for rid in told if rid.startswith(name)] for name in names]
+        assert [len(rids) for rids in begun] == [3] * count, "at every attempt it begins with the generation's id"
     given = texts if isinstance(texts, list) else [texts]
     for number, (one, record) in enumerate(zip(found, reply.records[-count:], strict=True)):
         text = given[number // samples] + one["text"]

@@ -16,6 +16,12 @@ from router.app import RouterApp, create_app
 from router.config import RouterConfig, ServerConfig, WorkersConfig
 from tests.support.serving import serving
 
+PROBED = frozenset({"/server_info", "/model_info", "/ping"})
+"""Where a router asks a worker who it is, and how."""
+
+
+DONE = b"data: [DONE]\n\n"
+
 
 @dataclass
 class Running:
@@ -54,7 +60,7 @@ async def running(
 
 
 class EchoWorker:
-    """Answers everything with what it was asked, as JSON, and remembers it. Has no /server_info and no /ping."""
+    """Answers everything with what it was asked, as JSON, and remembers it. Of itself it tells nothing but that it is there."""
 
     def __init__(self, name: str = "echo") -> None:
         self.name = name
@@ -71,8 +77,8 @@ class EchoWorker:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        if scope["path"] in ("/server_info", "/get_server_info", "/ping"):
-            await answer(send, 404, b"{}")
+        if scope["path"] in PROBED:
+            await answer(send, 200, b"{}")
             return
         self.seen.append(
             {
@@ -113,8 +119,8 @@ class GatedWorker:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
-        if scope["path"] in ("/server_info", "/get_server_info", "/ping"):
-            await answer(send, 404, b"{}")
+        if scope["path"] in PROBED:
+            await answer(send, 200, b"{}")
             return
         while (await receive()).get("more_body", False):
             pass
@@ -137,11 +143,12 @@ class GatedWorker:
             return
         if not self.first:
             await send({"type": "http.response.start", "status": self.status, "headers": []})
-        await send({"type": "http.response.body", "body": b"rest", "more_body": False})
+        await send({"type": "http.response.body", "body": DONE if self.first else b"rest", "more_body": False})
 
 
 def json_app(replies: dict[str, Any]) -> ASGIApp:
-    """A worker that answers GET calls by path, and everything else with {}."""
+    """A worker that answers GET calls by path, and everything else with 404."""
+    replies = {"/model_info": {}, **replies}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -25,7 +25,7 @@ from router.config import (
 )
 from router.errors import BadRequestError
 from router.flags import config_from_args, parser
-from tests.router.conftest import GatedWorker
+from tests.router.conftest import DONE, GatedWorker
 from tests.support.serving import serving
 
 ROOT = Path(__file__).parents[2]
@@ -281,7 +281,7 @@ def test_sigterm_lets_streams_finish() -> None:
                 while await connects(port):
                     pass
             worker.release()
-            assert await stream.read() == b"rest"
+            assert await stream.read() == DONE
             assert await process.exit_code() == 0
             assert "Traceback" not in "".join(process.log)
 

@@ -35,6 +35,20 @@ def test_ids_are_like_any_others(names: list[str]) -> None:
     assert len({*first.rids, *second.rids}) == 2 * len(names)
 
 
+@given(names=NAMES | st.lists(st.sampled_from(["a" * RID_LENGTH, "s:1", "s:12"]), min_size=1, unique=True))
+def test_ids_that_begin_with_the_names(names: list[str]) -> None:
+    """For a worker that is asked a second time. Not for names that JSON spells in several ways; no id begins another."""
+    disguise = Disguise(names, begin_with_names=True)
+    for reply, rid, name in zip(replies(disguise, len(names)), disguise.rids, names, strict=True):
+        assert rid.startswith(name) or not name.isascii() or not name.replace(":", "").isalnum()
+        assert rid != name
+        assert json.loads(disguise.taken_off(reply))["meta_info"]["id"] == name
+        odd = json.dumps([f"x{rid}", f"{rid}0", rid[1:], rid.upper()]).encode()
+        if rid.startswith(name) and name:
+            assert disguise.taken_off(odd) == odd
+    assert not any(one != other and one.startswith(other) for one in disguise.rids for other in disguise.rids)
+
+
 @given(names=NAMES)
 def test_only_whole_strings_are_names(names: list[str]) -> None:
     """What merely looks like an id is left as it is: a longer string, or a number that was not given."""

@@ -68,8 +68,8 @@ def test_client_leaves_in_mid_upload() -> None:
                         return
                     arrived.set()
             elif scope["type"] == "http":
-                await send({"type": "http.response.start", "status": 404, "headers": []})
-                await send({"type": "http.response.body", "body": b""})
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"{}"})
 
         async with serving(app) as url, running([url]) as router, asyncio.timeout(5):
             port = int(router.url.rsplit(":", 1)[1])

@@ -7,8 +7,11 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tests.router.conftest import EchoWorker, running
+from router.config import BreakerConfig
+from router.workers.breaker import BreakerState
+from tests.router.conftest import PROBED, EchoWorker, answer, running
 from tests.support.serving import SocketHandler, dead_url, read_request, serving, serving_socket
 
 GENERATE = b'{"rid":"r","text":"hello"}'
@@ -76,7 +79,7 @@ class ClosingWorker:
         while True:
             head, body = await read_request(reader)
             if any(path in head.split("\r\n")[0] for path in ("server_info", "/ping", "model_info")):
-                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
                 return
             self.requests += 1
             if self.drop == "always" or (self.drop == "second" and served == 1):
@@ -210,5 +213,179 @@ def test_break_in_mid_reply_is_seen_by_the_client(framing: str) -> None:
             await router.idle()
             async with router.client.get("/metrics") as reply:
                 assert 'tito_router_requests_total{route="generate",status="broken"} 1.0' in await reply.text()
+
+    asyncio.run(main())
+
+
+def talks(status: int, body: bytes, *, method: str = "POST") -> ASGIApp:
+    """A worker that is well when it is probed, and answers a method at /generate in one way."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/generate" and scope["method"] == method:
+            await answer(send, status, body)
+        elif scope["type"] == "http":
+            await answer(send, 200, b"{}")
+
+    return app
+
+
+ONE_FAILURE = BreakerConfig(failure_threshold=1)
+OWN_WORDS = b'{"error": {"message": "no such adapter", "code": 404}}'
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+@pytest.mark.parametrize("body", [b"", b"<title>Error</title>", b'{"detail":"Not Found"}'])
+def test_what_does_not_generate_is_passed_over_and_blamed(status: int, body: bytes) -> None:
+    async def main() -> None:
+        async with (
+            serving(talks(status, body)) as bad,
+            serving(EchoWorker()) as good,
+            running([bad, good], policy="round_robin", breaker=ONE_FAILURE) as router,
+        ):
+            for data in (GENERATE, STREAM):
+                async with router.client.post("/generate", data=data) as reply:
+                    assert (reply.status, reply.headers["x-router-worker"]) == (200, good)
+            assert router.app.pool.get(bad).breaker.state is BreakerState.OPEN
+            assert router.app.pool.get(good).breaker.state is BreakerState.CLOSED
+            await router.idle()
+
+    asyncio.run(main())
+
+
+def test_what_does_not_generate_is_blamed_if_it_is_the_only_one_too() -> None:
+    async def main() -> None:
+        async with serving(talks(404, b"")) as bad, running([bad], breaker=ONE_FAILURE) as router:
+            for status in (404, 503):
+                async with router.client.post("/generate", data=GENERATE) as reply:
+                    assert reply.status == status
+            await router.idle()
+
+    asyncio.run(main())
+
+
+def test_a_404_in_an_engines_own_words_that_all_give_is_nobodys_fault() -> None:
+    async def main() -> None:
+        async with (
+            serving(talks(404, OWN_WORDS)) as one,
+            serving(talks(404, OWN_WORDS)) as two,
+            running([one, two], breaker=ONE_FAILURE) as router,
+        ):
+            async with router.client.post("/generate", data=GENERATE) as reply:
+                assert (reply.status, await reply.read()) == (404, OWN_WORDS)
+            assert {worker.breaker.state for worker in router.app.pool.list()} == {BreakerState.CLOSED}
+
+    asyncio.run(main())
+
+
+def test_a_404_in_an_engines_own_words_is_its_fault_if_another_one_answers() -> None:
+    async def main() -> None:
+        async with (
+            serving(talks(404, OWN_WORDS)) as bad,
+            serving(EchoWorker()) as good,
+            running([bad, good], policy="round_robin", breaker=ONE_FAILURE) as router,
+        ):
+            async with router.client.post("/generate", data=GENERATE) as reply:
+                assert (reply.status, reply.headers["x-router-worker"]) == (200, good)
+            assert router.app.pool.get(bad).breaker.state is BreakerState.OPEN
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/generate"), ("DELETE", "/generate"), ("POST", "/no/such/path")])
+def test_a_call_that_there_is_not_is_no_workers_fault(method: str, path: str) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await answer(send, 200 if scope["path"] in PROBED else 405 if scope["path"] == "/generate" else 404, b"{}")
+
+    async def main() -> None:
+        async with serving(app) as url, running([url], breaker=ONE_FAILURE) as router:
+            async with router.client.request(method, path, data=b"{}" if method == "POST" else None) as reply:
+                assert reply.status in (404, 405)
+            assert router.app.pool.get(url).breaker.state is BreakerState.CLOSED
+
+    asyncio.run(main())
+
+
+# -- streams that end too early ----------------------------------------------------------------------------------------------
+
+
+def streams(*pieces: bytes) -> ASGIApp:
+    """A worker whose streams end well, in HTTP's terms, behind these pieces."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in PROBED:
+            await answer(send, 200, b"{}")
+        elif scope["type"] == "http":
+            headers = [(b"content-type", b"text/event-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
+
+
+EVENT = b'data: {"text": "[DONE]"}\n\n'
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        ((EVENT, b"data: [DONE]\n\n"), True),
+        ((EVENT, b"da", b"ta: [DO", b"NE]\n", b"\n"), True),
+        ((EVENT, b"data:[DONE]\r\n"), True),
+        ((EVENT,), False),
+        ((EVENT, EVENT), False),
+        ((EVENT, b"data: [DONE]\n\n", EVENT), False),
+        ((EVENT, b"data: [DON"), False),
+        ((EVENT, b"metadata: [DONE]\n\n"), False),
+    ],
+)
+def test_a_stream_is_whole_if_it_says_so(path: str, pieces: tuple[bytes, ...], whole: bool) -> None:
+    async def main() -> None:
+        async with serving(streams(*pieces)) as url, running([url]) as router:
+            async with router.client.post(path, data=STREAM) as reply:
+                assert reply.status == 200
+                if whole:
+                    assert await reply.read() == b"".join(pieces)
+                else:
+                    with pytest.raises(aiohttp.ClientPayloadError):
+                        await reply.read()
+            await router.idle()
+            if path == "/generate":
+                async with router.client.get("/metrics") as reply:
+                    outcome = "answered" if whole else "failed"
+                    assert f'tito_router_generations_total{{outcome="{outcome}"}} 1.0' in await reply.text()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("pieces", [(), (b'data: {"text"',)], ids=["nothing", "half an event"])
+def test_a_stream_that_ends_before_its_first_event_is_asked_for_elsewhere(pieces: tuple[bytes, ...]) -> None:
+    async def main() -> None:
+        good = streams(EVENT, b"data: [DONE]\n\n")
+        async with (
+            serving(streams(*pieces)) as bad,
+            serving(good) as url,
+            running([bad, url], policy="round_robin") as router,
+        ):
+            for _ in range(2):
+                async with router.client.post("/generate", data=STREAM) as reply:
+                    assert (await reply.read()).endswith(b"[DONE]\n\n")
+                    assert reply.headers["x-router-worker"] == url
+
+    asyncio.run(main())
+
+
+def test_streams_that_end_in_other_words_pass() -> None:
+    async def main() -> None:
+        pieces = (b'event: message_stop\ndata: {"type": "message_stop"}\n\n',)
+        async with (
+            serving(streams(*pieces)) as url,
+            running([url]) as router,
+            router.client.post("/v1/messages", data=STREAM) as reply,
+        ):
+            assert await reply.read() == pieces[0]
 
     asyncio.run(main())

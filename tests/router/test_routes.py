@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.config import ServerConfig
-from tests.router.conftest import EchoWorker, GatedWorker, json_app, running
+from tests.router.conftest import DONE, EchoWorker, GatedWorker, json_app, running
 from tests.support.serving import dead_url, serving
 
 
@@ -299,7 +299,7 @@ def test_what_is_in_flight_is_listed_oldest_first() -> None:
             assert "my-key" not in text
             worker.release()
             for stream in streams:
-                assert (await stream.read()).endswith(b"rest")
+                assert (await stream.read()).endswith(DONE)
             async with router.client.get("/debug/requests") as reply:
                 assert await reply.json() == {"requests": [], "total": 0}
 

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Answer:
-    """Status, headers (lower case), and the whole body."""
+    """Status, headers (lower case), and the whole body; of one that broke off (if that is asked for) what came of it."""
 
     status: int
     headers: dict[str, str]
     content: bytes
+    broken: bool = False
 
     def json(self) -> Any:
         return json.loads(self.content)
@@ -39,11 +40,23 @@ def _exchange(
         connection.close()
 
 
-def call(url: str, body: Any = None, *, headers: Mapping[str, str] | None = None, timeout: float = 120.0) -> Answer:
-    """GET without a body, POST of JSON with one."""
+def call(
+    url: str,
+    body: Any = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+    may_break: bool = False,
+) -> Answer:
+    """GET without a body, POST of JSON with one. Raises IncompleteRead for an answer that breaks off, unless it may."""
     with _exchange(url, body, headers, timeout) as response:
         found = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, found, response.read())
+        try:
+            return Answer(response.status, found, response.read())
+        except http.client.IncompleteRead as error:
+            if not may_break:
+                raise
+            return Answer(response.status, found, error.partial, broken=True)
 
 
 def stream(

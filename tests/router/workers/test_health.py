@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import HealthConfig
 from router.errors import BadRequestError
@@ -140,14 +142,14 @@ def test_one_that_comes_up_late_is_found_by_itself() -> None:
 
 def test_one_that_fails_is_quarantined_and_taken_back() -> None:
     async def main() -> None:
-        told = Told(ping={})
+        told = Told(ping={}, model_info={})
         async with serving(told) as url, watching() as watched:
             worker = await watched.admission.admit(url)
-            told.answers["/ping"] = 500
+            told.answers.update({"/ping": 500, "/model_info": 500})
             await watched.until(worker, WorkerState.QUARANTINED)
             assert watched.pool.routable == ()
             assert watched.probes[-3:] == [False] * 3
-            told.answers["/ping"] = {}
+            told.answers.update({"/ping": {}, "/model_info": {}})
             await watched.until(worker, WorkerState.HEALTHY)
             assert watched.probes[-2:] == [True] * 2
             assert not {"/health", "/ready"} & set(told.asked), "those fail in a pause"
@@ -162,10 +164,10 @@ def test_one_that_fails_is_quarantined_and_taken_back() -> None:
         ({"ping": 401}, ["/ping"]),
         ({"model_info": {}}, ["/ping", "/model_info"]),
         ({"get_model_info": {}}, ["/ping", "/model_info", "/get_model_info"]),
-        ({}, ["/ping", "/model_info", "/get_model_info"]),
+        ({"server_info": {}}, ["/ping", "/model_info", "/get_model_info", "/server_info"]),
     ],
 )
-def test_whatever_answers_is_there(answers: dict[str, Any], asked: list[str]) -> None:
+def test_an_engine_that_answers_is_there(answers: dict[str, Any], asked: list[str]) -> None:
     async def main() -> None:
         told = Told(**answers)
         async with serving(told) as url, AiohttpUpstream(connect_timeout=1) as upstream:
@@ -209,11 +211,11 @@ def test_without_the_gate_a_version_is_asked_for_where_none_is_known() -> None:
 
 def test_trouble_is_looked_into_at_once() -> None:
     async def main() -> None:
-        told = Told(ping={})
+        told = Told(ping={}, model_info={})
         config = HealthConfig(interval=3600, failure_threshold=1)
         async with serving(told) as url, watching(config) as watched:
             worker = await watched.admission.admit(url)
-            told.answers["/ping"] = 500
+            told.answers.update({"/ping": 500, "/model_info": 500})
             watched.checks.trouble(worker)
             await watched.until(worker, WorkerState.QUARANTINED)
 
@@ -222,7 +224,7 @@ def test_trouble_is_looked_into_at_once() -> None:
 
 def test_who_has_left_is_not_asked_any_more() -> None:
     async def main() -> None:
-        told = Told(ping={})
+        told = Told(ping={}, model_info={})
         async with serving(told) as url, watching() as watched:
             worker = await watched.admission.admit(url)
             watched.pool.remove(url)
@@ -238,5 +240,122 @@ def test_a_bad_url_is_refused() -> None:
         async with watching() as watched:
             with pytest.raises(BadRequestError):
                 await watched.admission.admit("nonsense")
+
+    asyncio.run(main())
+
+
+# -- what is no engine -----------------------------------------------------------------------------------------------------
+
+PAGE = b"<!DOCTYPE HTML><title>Directory listing</title>"
+JSON_404 = b'{"detail":"Not Found"}'
+
+
+def web_server(get: tuple[int, bytes], post: tuple[int, bytes]) -> ASGIApp:
+    """Something that answers any GET, and any POST, in one way."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await answer(send, *(get if scope["method"] == "GET" else post))
+
+    return app
+
+
+NO_ENGINES = {
+    "files": ((404, PAGE), (501, PAGE)),
+    "pages": ((200, PAGE), (405, b"")),
+    "one page for everything": ((200, PAGE), (200, PAGE)),
+    "an API": ((404, JSON_404), (404, JSON_404)),
+    "TLS on this port": ((400, PAGE), (400, PAGE)),
+    "a redirect": ((302, b""), (302, b"")),
+    "no GET": ((501, PAGE), (404, b"")),
+}
+
+
+@pytest.mark.parametrize(("get", "post"), NO_ENGINES.values(), ids=NO_ENGINES)
+def test_what_is_no_engine_is_refused_with_what_it_answered(get: tuple[int, bytes], post: tuple[int, bytes]) -> None:
+    async def main() -> None:
+        async with serving(web_server(get, post)) as url, watching() as watched:
+            with pytest.raises(BadRequestError) as refused:
+                await watched.admission.admit(url)
+            said = str(refused.value)
+            assert f"{url} is no engine" in said
+            assert f"GET /server_info is answered with {get[0]}" in said
+            assert f"POST /generate is answered with {post[0]}" in said
+            assert ("Directory listing" in said) == (PAGE in (get[1], post[1]))
+            await watched.admission.admit_all([url])
+            assert states(watched) == [], "from the command line it is left out"
+
+    asyncio.run(main())
+
+
+def test_a_file_server_is_refused() -> None:
+    """`python -m http.server`, which took a third of all generations."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    async def main(url: str) -> None:
+        async with watching() as watched:
+            with pytest.raises(BadRequestError, match="404"):
+                await watched.admission.admit(url)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            asyncio.run(main(f"http://127.0.0.1:{server.server_port}"))
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("get", "post"),
+    [
+        ((404, b""), (400, b'{"error": {"message": "no prompt"}}')),
+        ((404, JSON_404), (422, b'{"detail": []}')),
+        ((404, b""), (500, b"Internal Server Error")),
+        ((405, b""), (200, b'{"text": "", "meta_info": {}}')),
+        ((401, b""), (401, b"")),
+        ((403, PAGE), (403, PAGE)),
+    ],
+)
+def test_an_engine_that_tells_nothing_of_itself_is_let_in_and_stays(
+    get: tuple[int, bytes], post: tuple[int, bytes]
+) -> None:
+    async def main() -> None:
+        async with serving(web_server(get, post)) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            assert worker.state is WorkerState.HEALTHY
+            async with asyncio.timeout(10):
+                while len(watched.probes) < 5:  # noqa: ASYNC110 - nobody tells of probes
+                    await asyncio.sleep(0.001)
+            assert all(watched.probes)
+
+    asyncio.run(main())
+
+
+def test_one_that_is_not_ready_yet_is_no_stranger() -> None:
+    """A gateway in front of it says so with a 503."""
+
+    async def main() -> None:
+        async with serving(web_server((404, b""), (503, PAGE))) as url, watching() as watched:
+            assert (await watched.admission.admit(url)).state is WorkerState.STARTING
+
+    asyncio.run(main())
+
+
+def test_a_worker_in_whose_place_something_else_answers_is_quarantined() -> None:
+    async def main() -> None:
+        told = Told(ping={}, model_info={})
+        async with serving(told) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            told.answers.clear()
+            await watched.until(worker, WorkerState.QUARANTINED)
+            assert worker.complaint is not None
+            assert "no engine" in worker.complaint
+            assert not worker.worth_a_try
+            told.answers["/ping"] = {}
+            await watched.until(worker, WorkerState.HEALTHY)
 
     asyncio.run(main())
