@@ -301,6 +301,7 @@ class Generation:
             tail=sampled.tail,
             shown=sampled.text[-shown:] if shown else "",
             reasoning=reasoning,
+            scaffold=self._prompt.scaffold,
             reasons=self._prompt.reasons,
             extra=extra if self._lasting else {},
         )

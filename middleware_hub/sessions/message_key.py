@@ -56,19 +56,23 @@ def strict(message: Message) -> bytes:
 
 
 def setting_of(request: ChatRequest) -> bytes:
-    """What a conversation is rendered with: a digest of its adapter, and behind it one of its tools and options.
+    """What a conversation is rendered with: a digest of its adapter, behind it one of its tools, and one of its options.
 
     Under another adapter no token is the same; under other tools or options some may be (see `segments`).
     """
     adapter = request.extra.get("lora_path")
-    return _digest(adapter and bytes(adapter).decode("utf-8", "replace")) + _digest(
-        [request.tools or None, request.template]
-    )
+    named = adapter and bytes(adapter).decode("utf-8", "replace")
+    return b"".join(map(_digest, (named, request.tools or None, request.template)))
 
 
-def same_adapter(one: bytes, other: bytes) -> bool:
-    """Whether two settings are of one adapter."""
-    return one[:_DIGEST] == other[:_DIGEST]
+def adapter_of(setting: bytes) -> bytes:
+    """The digest of its adapter."""
+    return setting[:_DIGEST]
+
+
+def tools_of(setting: bytes) -> bytes:
+    """The digest of its tools."""
+    return setting[_DIGEST : 2 * _DIGEST]
 
 
 def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str) -> str:

@@ -239,7 +239,7 @@ class Turns:
             made = "continued"
         else:
             made = "first" if turn.checkpoint is None and turn.elsewhere is None else "anew"
-        for reason in FALLBACKS.intersection(prompt.reasons):
+        for reason in prompt.fallbacks:
             self._metrics.fallbacks.labels(reason).inc()
         count = self._metrics.turns.labels
         why = prompt.reasons[:1] if made in ("anew", "spliced") else ()
