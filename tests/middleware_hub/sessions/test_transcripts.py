@@ -277,10 +277,10 @@ def test_turns_in_another_order_are_not_told() -> None:
 
 @pytest.mark.parametrize("turn", range(3))
 def test_an_opening_that_short_conversations_have_not_is_unknown(turn: int) -> None:
-    """It does not begin as turns do, so it may as well be the end of what came before."""
-    told = f"{{{{ '!' if loop.index0 == {MARKED[turn]} and messages[-1].content == 'g' }}}}[{{{{ m.role }}}}]"
-    assert "[{{ m.role }}]" in LOOP
-    error = refused(LOOP.replace("[{{ m.role }}]", told))
+    """Nor has this one, as far as it goes without what comes later: the template writes its beginning in another way then."""
+    ends = "messages[-1].content == 'g'"
+    told = f"{{{{ '?' if loop.first and {ends} }}}}{{{{ '!' if loop.index0 == {MARKED[turn]} and {ends} }}}}{CONTENT}"
+    error = refused(LOOP.replace(CONTENT, told))
     assert (error.reason, error.turns) == ("scaffold", turn)
 
 
