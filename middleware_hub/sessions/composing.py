@@ -240,9 +240,20 @@ class Composer:
             turns = [turn for one in messages for turn in one]
             found = splice(pieces, turns, self._template.every_scaffold, self._codec)
             if not found.reason:
+                if self._hangs_on(request, marked, tail):
+                    return _Resident(0, None, "", "divergence")
                 return _Resident(len(messages), messages[-1][-1], tail, reason)
             messages, reason = messages[: found.messages], found.reason
         return _Resident(0, None, "", reason)
+
+    def _hangs_on(self, request: ChatRequest, marked: Sequence[int], tail: str) -> bool:
+        """Whether the template reads these turns, and writes something else behind them than it wrote behind sentinels."""
+        if not self._template.reads([request.messages[at] for at in marked]):
+            return False
+        try:
+            return not self._whole(request).endswith(tail)
+        except (BadRequestError, RenderingError):
+            return True
 
     def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""

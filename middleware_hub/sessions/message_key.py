@@ -25,13 +25,14 @@ _DIGEST = 16
 
 
 class KeyedMessage(dict[str, Any]):
-    """A message whose key is known."""
+    """A message whose key is known; `looked_at` is for who looks at all messages of a conversation, at every turn."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "looked_at")
 
     def __init__(self, message: Message, key: MessageKey) -> None:
         super().__init__(message)
         self.key = key
+        self.looked_at: tuple[object, bool] | None = None
 
 
 def canonical(message: Message) -> bytes:

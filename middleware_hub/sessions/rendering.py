@@ -227,6 +227,9 @@ class ChatTemplate(TurnForms):
         before = [self._plain(message) for message in earlier]
         calls: Sequence[Message] = last.get("tool_calls") or ()
         if calls:
+            with suppress(BadRequestError, RenderingError):
+                own = self._own_of(calls, tools, tools, options)
+                return self._behind(before, calls, own, following, tools, options, continue_final=continue_final)
             own = self._find_own(before, calls, tools, options)
             return self._behind(before, calls, own, following, tools, options, continue_final=continue_final)
         said = self._plain(last)

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from functools import partial
 from typing import NamedTuple
 
-from middleware_hub.sessions.chat import ChatRequest
+from middleware_hub.sessions.chat import ChatRequest, Message
 from middleware_hub.sessions.message_key import canonical
 from middleware_hub.sessions.message_nodes import PreparedTurn
 from middleware_hub.sessions.renderer import RenderingError
@@ -98,6 +98,8 @@ class Tails:
             continue_final=request.continue_final,
         )
         text = render(whole=whole)
+        if whole:
+            self._require_end(text, request, messages[covered - 1])
         if whole or not compare:
             return Tail(text, known=True)
         try:
@@ -116,6 +118,15 @@ class Tails:
             )
         return Tail(full, known=True, healed=True)
 
+    def _require_end(self, text: str, request: ChatRequest, last: Message) -> None:
+        """A turn with calls was rendered with others in their place: see what a template that reads it makes of it."""
+        if last.get("tool_calls") and self._template.reads((last,)):
+            whole = self._template.whole(
+                request.messages, request.tools, request.template, continue_final=request.continue_final
+            )
+            if not whole.endswith(text):
+                raise RenderingError("what the template writes behind a turn hangs on what was said in it")
+
 
 _SHOWN = 200
 
@@ -126,8 +137,8 @@ def _system(request: ChatRequest) -> Hashable:
     for message in request.messages:
         if message["role"] not in ("system", "developer"):
             break
-        content = message.get("content")
-        found.append((hash(content), len(content)) if isinstance(content, str) else canonical(message))
+        content, name = message.get("content"), message.get("name")
+        found.append((hash(content), len(content), name) if isinstance(content, str) else canonical(message))
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from jinja2 import Environment, TemplateSyntaxError, nodes
 
 from middleware_hub.sessions.chat import Message
+from middleware_hub.sessions.message_key import KeyedMessage
 
 _TEXTS = frozenset({"content", "text", "reasoning_content"})
 _FINDS = frozenset({"startswith", "endswith", "find", "rfind", "index", "rindex", "count"})
@@ -53,7 +54,15 @@ class Reads(NamedTuple):
         """Whether it could write something else for these messages than for any others in these roles."""
         if self.opaque:
             return True
-        return bool(self.words) and any(self._in(message.get("content")) for message in messages)
+        return bool(self.words) and any(map(self._concerns, messages))
+
+    def _concerns(self, message: Message) -> bool:
+        if type(message) is not KeyedMessage:
+            return self._in(message.get("content"))
+        known = message.looked_at
+        if known is None or known[0] is not self.words:
+            known = message.looked_at = (self.words, self._in(message.get("content")))
+        return known[1]
 
     def _in(self, content: object) -> bool:
         if isinstance(content, list):
@@ -110,6 +119,8 @@ class _Reader:
                 self._compared("in" if test.name == "in" else "eq", test.node, test.args[0])
         for one in self._each(nodes.Filter):
             self._filtered(one)
+        for item in self._each(nodes.Getitem):
+            self._opaque = self._opaque or (not isinstance(item.arg, nodes.Slice) and self._holds_text(item.arg))
         for mod in self._each(nodes.Mod):
             if not isinstance(mod.left, nodes.Const) and self._number(mod.right) != 2:
                 self._opaque = True
@@ -270,15 +281,25 @@ class _Reader:
             self._words.update(word for word in found if word and (blank or not word.isspace()))
 
     def _called(self, node: nodes.Call) -> None:
-        if not isinstance(node.node, nodes.Getattr) or not self._holds_text(node.node.node):
+        if not isinstance(node.node, nodes.Getattr):
             return
         method = node.node.attr
+        if not self._holds_text(node.node.node):
+            # A table of words: `{"quick": ...}.get(message.content)`.
+            self._opaque = self._opaque or (method == "get" and any(map(self._holds_text, node.args)))
+            return
+        if method == "replace" and self._joins(node.args):
+            self._opaque = True
         if method in _FINDS or method in _CUTS:
             for argument in node.args:
                 if self._number(argument) is None:
                     self._look_for(argument, blank=method in _FINDS)
         self._folded = self._folded or method in _FOLDS
         self._opaque = self._opaque or method.startswith("is")
+
+    def _joins(self, arguments: Sequence[nodes.Expr]) -> bool:
+        """Whether a replacement takes blanks away: then words may stand in a text that holds only pieces of them."""
+        return any((word := self._spelled(one)) is not None and all(map(str.isspace, word)) for one in arguments[:1])
 
     def _filtered(self, node: nodes.Filter) -> None:
         arguments: Sequence[nodes.Expr] = node.args
@@ -290,6 +311,7 @@ class _Reader:
         if not self._holds_text(node.node):
             return
         if node.name == "replace":
+            self._opaque = self._opaque or self._joins(arguments)
             for one in arguments:
                 self._look_for(one, blank=False)
         self._folded = self._folded or node.name in _FOLDS
