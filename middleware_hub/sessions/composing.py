@@ -240,20 +240,34 @@ class Composer:
             turns = [turn for one in messages for turn in one]
             found = splice(pieces, turns, self._template.every_scaffold, self._codec)
             if not found.reason:
-                if self._hangs_on(request, marked, tail):
+                read = self._read_tail(request, marked, tail)
+                if read is None:
                     return _Resident(0, None, "", "divergence")
-                return _Resident(len(messages), messages[-1][-1], tail, reason)
+                return _Resident(len(messages), messages[-1][-1], read, reason)
             messages, reason = messages[: found.messages], found.reason
         return _Resident(0, None, "", reason)
 
-    def _hangs_on(self, request: ChatRequest, marked: Sequence[int], tail: str) -> bool:
-        """Whether the template reads these turns, and writes something else behind them than it wrote behind sentinels."""
-        if not self._template.reads([request.messages[at] for at in marked]):
-            return False
+    def _read_tail(self, request: ChatRequest, marked: Sequence[int], tail: str) -> str | None:
+        """What is rendered behind these turns themselves, if the template reads them: `tail` stands behind sentinels. None
+        if it cannot be told from them."""
+        messages, last = request.messages, marked[-1]
+        if not self._template.reads([messages[at] for at in marked]):
+            return tail
         try:
-            return not self._whole(request).endswith(tail)
+            whole = self._whole(request)
+            if not whole.endswith(tail):
+                tail = self._template.tail(
+                    messages[last],
+                    messages[last + 1 :],
+                    request.tools,
+                    request.template,
+                    earlier=messages[:last],
+                    continue_final=request.continue_final,
+                    whole=True,
+                )
+            return tail if whole.endswith(tail) else None
         except (BadRequestError, RenderingError):
-            return True
+            return None
 
     def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""

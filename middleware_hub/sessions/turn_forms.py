@@ -103,8 +103,9 @@ class TurnForms(Renderer):
             text: a prompt, or the end of one.
             messages: what it was rendered from.
         """
-        found = _ending(text, self.scaffolds(tools, options))
-        if found or not self.reads(messages):
+        known = self.scaffolds(tools, options)
+        found = _ending(text, known)
+        if found or ("" in known and not self.reads(messages)):
             return found
         found = _ending(text, self._asked_before)
         if found:

@@ -86,7 +86,8 @@ _SMOLLM3 = """{%- if enable_thinking is not defined %}{%- set enable_thinking = 
       {{- "<|im_start|>assistant\n<think>\n\n</think>\n" + content.lstrip("\n") }}
     {%- endif %}
     {%- for c in message.tool_calls or [] %}
-      {{- '<tool_call>\n{"name": "' ~ c.function.name ~ '", "arguments": ' ~ c.function.arguments | tojson ~ '}\n</tool_call>' }}
+      {{- '<tool_call>\n{"name": "' ~ c.function.name ~ '", "arguments": ' ~ c.function.arguments | tojson }}
+      {{- '}\n</tool_call>' }}
     {%- endfor %}
     {{- "<|im_end|>\n" }}
   {%- elif message.role == "tool" %}
@@ -119,6 +120,9 @@ READING: dict[str, str] = {
     "table": _reading(asked="{{- {'Be quick.': '<think></think>'}.get(messages[0].content, '<think>\\n') }}"),
     # It reads what nobody expects to be read: only a comparison finds that out.
     "hidden": _reading(asked="{{- '<think></think>' if messages[0].name == 'quick' else '<think>\\n' }}"),
+    "tool_names": _reading(
+        asked="{%- for tool in tools or [] if tool.function.name == 'look' %}{{- '(Look!)\\n' }}{%- endfor %}"
+    ),
     "other_reply": _reading(
         asked="{%- set said = messages | selectattr('role', 'equalto', 'assistant') | list %}"
         "{{- '(Calmly.)\\n' if said and '!!' in said[-1].content else '' }}"

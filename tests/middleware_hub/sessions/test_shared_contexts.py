@@ -10,7 +10,7 @@ import pytest
 
 from tests.middleware_hub.sessions.in_process import Client, Room, gated, until
 
-# The first message is written in another way as soon as there is another one: a chain that goes on is not what the whole would be.
+# The first message is written in another way as soon as there is another: what goes on is not what the whole would be.
 TEMPLATE = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
 {%- if loop.first and not loop.last and 'odd' in message.content %}{{- 'oddly: ' }}{%- endif %}
