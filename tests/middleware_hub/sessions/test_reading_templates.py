@@ -153,7 +153,6 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-# SmolLM3 writes earlier turns by the switch, so under it a chain is no rendering; its tails are those of all the others.
 @pytest.mark.parametrize("name", list(READING))
 @pytest.mark.parametrize("history", ["keep", "template"])
 def test_every_turn_is_what_was_sampled_and_what_the_whole_says(name: str, history: str, tmp_path: Path) -> None:
