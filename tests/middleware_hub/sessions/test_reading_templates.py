@@ -157,10 +157,6 @@ def user(text: str) -> Message:
 @pytest.mark.parametrize("history", ["keep", "template"])
 def test_every_turn_is_what_was_sampled_and_what_the_whole_says(name: str, history: str, tmp_path: Path) -> None:
     """With and without a session, in both dialects, streamed or not, with tools, forks, and sessions that begin again."""
-    if name == "smollm3" and history == "template":
-        pytest.skip(
-            "with thinking off it rewrites what was said: see the chain of tests/integration/test_wrong_splices.py"
-        )
 
     @settings(
         max_examples=10 * (MORE or 1),
