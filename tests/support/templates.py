@@ -119,7 +119,11 @@ READING: dict[str, str] = {
     ),
     "table": _reading(asked="{{- {'Be quick.': '<think></think>'}.get(messages[0].content, '<think>\\n') }}"),
     # It reads what nobody expects to be read: only a comparison finds that out.
-    "hidden": _reading(asked="{{- '<think></think>' if messages[0].name == 'quick' else '<think>\\n' }}"),
+    "hidden": _reading(asked="{{- '<think></think>' if messages[0].name is defined else '<think>\\n' }}"),
+    "hidden_later": _reading(
+        asked="{%- set roles = messages | map(attribute='role') | list %}"
+        "{{- '(Quick.)\\n' if roles | select('equalto', 'system') | list | length > 1 else '' }}",
+    ),
     "tool_names": _reading(
         asked="{%- for tool in tools or [] if tool.function.name == 'look' %}{{- '(Look!)\\n' }}{%- endfor %}"
     ),
