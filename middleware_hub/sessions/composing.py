@@ -14,6 +14,7 @@ Reasons, counted and kept with the turn (see docs/sessions.md):
     scaffold            a turn is opened in a way that is not known
     unfaithful          what was sampled is not surely what the client was shown
     edited_turn         a message is not quite what was sampled: the chain goes as far as it is
+    rendered_whole      the short rendering of a tail was not what the template writes for these messages: now all is rendered
     template_mismatch   the verifier found that the ids and a full rendering differ in more than sampled text
 """
 
@@ -37,6 +38,7 @@ from middleware_hub.sessions.renderer import RenderingError
 from middleware_hub.sessions.rendering import ChatTemplate
 from middleware_hub.sessions.seam import OPENING, Codec, Seam, cut, seam
 from middleware_hub.sessions.segments import sampled_messages, splice
+from middleware_hub.sessions.tails import Tails
 from middleware_hub.sessions.verifier import Part, differences
 from middleware_hub.sessions.written_ids import Ids, WrittenIds
 from middleware_hub.spans import ID_BYTES, SpanFlag, TokenSpan, links, pack_ids, unpack_ids
@@ -47,13 +49,15 @@ from router.errors import BadRequestError
 logger = logging.getLogger(__name__)
 
 EDITED_TURN = "edited_turn"
-FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful"})
+FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful", "template_error"})
 """Why earlier turns did not keep their ids, or not all of them."""
 
 Starts = Callable[[str], Awaitable[tuple[Sequence[int], int]]]
 """Encodes a whole prompt, and says how many of its tokens were remembered."""
 
 T = TypeVar("T")
+_ASKED_TOKENS = 64
+"""More than any generation prompt has."""
 MANY_MESSAGES = 64
 """So many take some milliseconds to render."""
 
@@ -71,6 +75,8 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
         spliced: so many earlier turns kept their ids in a new rendering.
         left_out: sampled tokens at the end of the checkpoint that are not in the prompt.
         edited: how the client edited the checkpoint's message (see `edited_turns`); empty if it did not.
+        scaffold: the generation prompt at its end; empty if that is not known.
+        fallbacks: why earlier turns did not keep their ids, or not all of them: one of `FALLBACKS` for each attempt.
     """
 
     checkpoint: Checkpoint | None
@@ -82,6 +88,8 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     left_out: int = 0
     apart: bool = False
     spliced: int = 0
+    scaffold: str = ""
+    fallbacks: tuple[str, ...] = ()
     edited: str = ""
 
     @property
@@ -129,6 +137,7 @@ class Composer:
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._tails = Tails(template)
         self._history = history
         self._verify_rate = verify_rate
         self._written = WrittenIds()
@@ -143,23 +152,26 @@ class Composer:
 
         `starts` encodes what is encoded as a whole; without it nothing of that is remembered.
         """
-        with suppress(BadRequestError):
-            # So that they are known when this turn is history.
-            self._template.scaffolds(request.tools, request.template)
         if turn.edited:
             kept = await _apart(request, partial(self._edited, turn, request))
             if kept is not None:
                 edited, place, all_kept = kept
                 at = msgspec.structs.replace(turn, checkpoint=edited, covered=turn.edited_at)
-                made = await self._behind(edited, place, at, request, verify=all_kept)
+                made = await self._behind(edited, place, at, request, verify=None if all_kept else False)
                 how = manner(edited, request.messages[turn.edited_at - 1])
                 reasons = (EDITED_TURN, *made.reasons)
                 return msgspec.structs.replace(made, reasons=reasons, apart=not all_kept, edited=how)
+        if turn.elsewhere is None:
+            return await self._own(turn, request, starts)
+        found = await self._resident(turn.elsewhere, request)
+        if turn.checkpoint is None or (found.last is not None and found.last.node.depth > turn.covered):
+            return await self._spliced(found, turn, request, "setting", starts)
+        made = await self._own(turn, request, starts)
+        return _without(made, "setting", found.reason)
+
+    async def _own(self, turn: PreparedTurn, request: ChatRequest, starts: Starts | None) -> ComposedPrompt:
+        """The prompt of a turn that has nothing to do with other settings."""
         checkpoint = turn.checkpoint
-        if turn.elsewhere is not None:
-            found = await self._resident(turn.elsewhere, request)
-            if checkpoint is None or (found.last is not None and found.last.node.depth > turn.covered):
-                return await self._spliced(found, turn, request, "setting", starts)
         if checkpoint is None:
             return await self._anew(turn, request, (), starts)
         if checkpoint.span.flags & SpanFlag.MISMATCH:
@@ -173,29 +185,50 @@ class Composer:
         if known is not None:
             return known
         try:
-            place = self._seam(turn, checkpoint, request)
+            return await self._appended(checkpoint, turn, request, starts)
         except RenderingError as error:
             logger.warning("the tail of a turn could not be rendered: %s", error)
             return await self._spliced(
                 await self._resident(checkpoint, request), turn, request, "template_error", starts
             )
+
+    async def _appended(
+        self, checkpoint: Checkpoint, turn: PreparedTurn, request: ChatRequest, starts: Starts | None
+    ) -> ComposedPrompt:
+        """A checkpoint's chain, and what the template writes behind it. Raises RenderingError."""
+        if request.continue_final and turn.covered == len(request.messages):
+            return await self._behind(checkpoint, cut(checkpoint, self._codec), turn, request)
+        whole, new = self._tails.whole(request), self._tails.new(turn, request)
+        compare = new or self._tails.grown(turn, request)
+        render = partial(self._tails.of, turn, request, whole=whole, compare=compare)
+        tail = await _apart(request, render) if whole or compare else render()
+        if new and tail.known:
+            self._tails.compared(turn, request)
+        place = seam(checkpoint, tail.text, self._codec)
         if place.take == 0 and checkpoint.span.parent is None:
             return await self._anew(turn, request, ("template_error",), starts)
-        return await self._behind(checkpoint, place, turn, request)
+        made = await self._behind(checkpoint, place, turn, request, verify=True if new else None)
+        return msgspec.structs.replace(made, reasons=("rendered_whole", *made.reasons)) if tail.healed else made
 
     async def _behind(
-        self, checkpoint: Checkpoint, place: Seam, turn: PreparedTurn, request: ChatRequest, *, verify: bool = True
+        self,
+        checkpoint: Checkpoint,
+        place: Seam,
+        turn: PreparedTurn,
+        request: ChatRequest,
+        *,
+        verify: bool | None = None,
     ) -> ComposedPrompt:
-        """A checkpoint's chain, and a text behind it. A text that begins in the middle of a turn cannot be verified."""
+        """A checkpoint's chain, and a text behind it; `verify`: against a rendering of the whole, None: at the given rate."""
         span, take = checkpoint.span, place.take
         if place.text:
             ids = await self._tokenizer.encode(place.text, start=False)
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if place.recut else SpanFlag.NONE)
             span = self._shared(turn, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags), request)
             take = len(span)
-            if verify and self._verify_rate and self._dice.random() < self._verify_rate:
+            if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
                 await _apart(request, partial(self._verify, span, take, request, checkpoint, place))
-        return self._composed(checkpoint, span, take, _reasons(span))
+        return self._composed(checkpoint, span, take, _reasons(span), self._asked_with(place.text, request))
 
     def _edited(self, turn: PreparedTurn, request: ChatRequest) -> tuple[Checkpoint, Seam, bool] | None:
         """The sampled turn of which an edited echo keeps the most, where the rest begins, and whether all of it is kept.
@@ -219,7 +252,8 @@ class Composer:
         rest = best.text
         if not best.rendered:
             try:
-                rest += self._tail(turn.edited_at, request)
+                at = msgspec.structs.replace(turn, covered=turn.edited_at)
+                rest += self._tails.of(at, request, whole=self._tails.whole(request), compare=False).text
             except RenderingError as error:
                 logger.info("the tail of an edited turn could not be rendered: %s", error)
                 return None
@@ -242,14 +276,15 @@ class Composer:
         """
         last, tail = found.last, found.tail
         if last is None:
-            return await self._anew(turn, request, tuple(filter(None, (why, found.reason))), starts)
+            return _without(await self._anew(turn, request, (), starts), why, found.reason)
         # Nothing stands behind a turn that is gone on with, not even the token that ended it.
         place = seam(last, tail, self._codec) if tail else cut(last, self._codec)
         made = await self._behind(last, place, turn, request)
         reasons = (why, "spliced", *((found.reason,) if found.reason else ()), *made.reasons)
         # A template that cannot write a tail by itself has not rewritten anything: the branch goes on.
         apart = why != "template_error" or bool(found.reason)
-        return msgspec.structs.replace(made, reasons=reasons, apart=apart, spliced=found.messages)
+        fallbacks = (found.reason,) if found.reason else ()
+        return msgspec.structs.replace(made, reasons=reasons, apart=apart, spliced=found.messages, fallbacks=fallbacks)
 
     async def _resident(self, checkpoint: Checkpoint, request: ChatRequest) -> _Resident:
         return await _apart(request, partial(self._find_resident, checkpoint, request))
@@ -274,16 +309,41 @@ class Composer:
             turns = [turn for one in messages for turn in one]
             found = splice(pieces, turns, self._template.every_scaffold, self._codec)
             if not found.reason:
-                return _Resident(len(messages), messages[-1][-1], tail, reason)
+                read = self._read_tail(request, marked, tail)
+                if read is None:
+                    return _Resident(0, None, "", "divergence")
+                return _Resident(len(messages), messages[-1][-1], read, reason)
             messages, reason = messages[: found.messages], found.reason
         return _Resident(0, None, "", reason)
+
+    def _read_tail(self, request: ChatRequest, marked: Sequence[int], tail: str) -> str | None:
+        """What is rendered behind these turns themselves, if the template reads them: `tail` stands behind sentinels. None
+        if it cannot be told from them."""
+        messages, last = request.messages, marked[-1]
+        if not self._template.reads([messages[at] for at in marked]):
+            return tail
+        try:
+            whole = self._whole(request)
+            if not whole.endswith(tail):
+                tail = self._template.tail(
+                    messages[last],
+                    messages[last + 1 :],
+                    request.tools,
+                    request.template,
+                    earlier=messages[:last],
+                    continue_final=request.continue_final,
+                    whole=True,
+                )
+            return tail if whole.endswith(tail) else None
+        except (BadRequestError, RenderingError):
+            return None
 
     def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""
         if _shareable(request, turn.covered):
             for span in turn.node.contexts or ():
                 if span.parent is checkpoint.span:
-                    return self._composed(checkpoint, span, len(span), _reasons(span))
+                    return self._composed(checkpoint, span, len(span), _reasons(span), self._asked_at(span, request))
         return None
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
@@ -296,7 +356,7 @@ class Composer:
         if starts is None and _shareable(request, 0):
             for span in turn.node.contexts or ():
                 if span.parent is None:
-                    return self._composed(None, span, len(span), reasons)
+                    return self._composed(None, span, len(span), reasons, self._asked_at(span, request))
         try:
             text = await _apart(request, partial(self._whole, request))
         except RenderingError as error:
@@ -307,23 +367,23 @@ class Composer:
                 "the chat template makes nothing of these messages: there is nothing to send to a worker"
             )
         span = self._shared(turn, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE), request)
-        return msgspec.structs.replace(self._composed(None, span, len(span), reasons), reused=known)
+        made = self._composed(None, span, len(span), reasons, self._asked_with(text, request))
+        return msgspec.structs.replace(made, reused=known)
 
     def _composed(
-        self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, reasons: tuple[str, ...]
+        self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, reasons: tuple[str, ...], scaffold: str
     ) -> ComposedPrompt:
-        if checkpoint is None:
-            return ComposedPrompt(None, span, take, self._written.of(span, take, None), 0, reasons)
-        kept = take if span is checkpoint.span else span.take
-        ids = self._written.of(span, take, checkpoint if kept == len(checkpoint.span) else None)
+        kept = 0 if checkpoint is None else take if span is checkpoint.span else span.take
+        all_of_it = checkpoint is not None and kept == len(checkpoint.span)
         return ComposedPrompt(
             checkpoint,
             span,
             take,
-            ids,
-            checkpoint.span.offset + kept,
+            self._written.of(span, take, checkpoint if all_of_it else None),
+            0 if checkpoint is None else checkpoint.span.offset + kept,
             reasons,
-            len(checkpoint.span) - kept,
+            0 if checkpoint is None else len(checkpoint.span) - kept,
+            scaffold=scaffold,
         )
 
     @staticmethod
@@ -340,22 +400,18 @@ class Composer:
         contexts.append(span)
         return span
 
-    def _seam(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> Seam:
-        if request.continue_final and turn.covered == len(request.messages):
-            return cut(checkpoint, self._codec)
-        return seam(checkpoint, self._tail(turn.covered, request), self._codec)
+    def _asked_with(self, text: str, request: ChatRequest) -> str:
+        """The generation prompt at the end of a text: remembered as it was sent, whatever other renderings make of it."""
+        if request.continue_final:
+            return ""
+        with suppress(BadRequestError):
+            return self._template.asked_with(text, request.messages, request.tools, request.template)
+        return ""
 
-    def _tail(self, covered: int, request: ChatRequest) -> str:
-        """What the template writes behind the first `covered` messages, the last of which is the assistant's."""
-        messages = request.messages
-        return self._template.tail(
-            messages[covered - 1],
-            messages[covered:],
-            request.tools,
-            request.template,
-            earlier=messages[: covered - 1],
-            continue_final=request.continue_final,
-        )
+    def _asked_at(self, span: TokenSpan, request: ChatRequest) -> str:
+        """The same of a context that another request has left."""
+        ends = unpack_ids(span.ids[-ID_BYTES * _ASKED_TOKENS :])
+        return self._asked_with(self._tokenizer.vocabulary.spell(ends), request)
 
     def _whole(self, request: ChatRequest) -> str:
         return self._template.whole(
@@ -407,6 +463,13 @@ class Composer:
         parts = [Part(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
         parts.reverse()
         return parts
+
+
+def _without(made: ComposedPrompt, why: str, reason: str) -> ComposedPrompt:
+    """A prompt in which turns did not keep their ids: `why` they had to be spliced, and the `reason` they were not."""
+    told = tuple(one for one in dict.fromkeys((why, reason)) if one and one not in made.reasons)
+    fallbacks = (*made.fallbacks, reason) if reason else made.fallbacks
+    return msgspec.structs.replace(made, reasons=(*made.reasons, *told), fallbacks=fallbacks)
 
 
 def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:

@@ -303,6 +303,7 @@ class Generation:
             tail=sampled.tail,
             shown=sampled.text[-shown:] if shown else "",
             reasoning=reasoning,
+            scaffold=self._prompt.scaffold,
             reasons=self._prompt.reasons,
             edited=bool(self._prompt.edited),
             extra=extra if self._lasting else {},

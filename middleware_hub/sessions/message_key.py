@@ -25,13 +25,14 @@ _DIGEST = 16
 
 
 class KeyedMessage(dict[str, Any]):
-    """A message whose key is known."""
+    """A message whose key is known; `looked_at` is for who looks at all messages of a conversation, at every turn."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "looked_at")
 
     def __init__(self, message: Message, key: MessageKey) -> None:
         super().__init__(message)
         self.key = key
+        self.looked_at: tuple[object, bool] | None = None
 
 
 def canonical(message: Message) -> bytes:
@@ -56,19 +57,23 @@ def strict(message: Message) -> bytes:
 
 
 def setting_of(request: ChatRequest) -> bytes:
-    """What a conversation is rendered with: a digest of its adapter, and behind it one of its tools and options.
+    """What a conversation is rendered with: a digest of its adapter, behind it one of its tools, and one of its options.
 
     Under another adapter no token is the same; under other tools or options some may be (see `segments`).
     """
     adapter = request.extra.get("lora_path")
-    return _digest(adapter and bytes(adapter).decode("utf-8", "replace")) + _digest(
-        [request.tools or None, request.template]
-    )
+    named = adapter and bytes(adapter).decode("utf-8", "replace")
+    return b"".join(map(_digest, (named, request.tools or None, request.template)))
 
 
-def same_adapter(one: bytes, other: bytes) -> bool:
-    """Whether two settings are of one adapter."""
-    return one[:_DIGEST] == other[:_DIGEST]
+def adapter_of(setting: bytes) -> bytes:
+    """The digest of its adapter."""
+    return setting[:_DIGEST]
+
+
+def tools_of(setting: bytes) -> bytes:
+    """The digest of its tools."""
+    return setting[_DIGEST : 2 * _DIGEST]
 
 
 def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str) -> str:

@@ -26,6 +26,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         shown: of a token that is partly hidden, the characters that the client saw.
         finish: `stop`, `length`, `tool_calls` or `abort`.
         reasoning: what was thought, which is no part of the message's key.
+        scaffold: the generation prompt that it was asked with, as it was sent; empty if that is not known.
         reasons: why this turn is not, or not in every way, exact.
         extra: per-token fields of the worker, raw.
         continued: how many checkpoints go on from here, on this branch.
@@ -45,6 +46,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     tail: tuple[HiddenToken, ...] = ()
     shown: str = ""
     reasoning: str = ""
+    scaffold: str = ""
     reasons: tuple[str, ...] = ()
     extra: dict[str, msgspec.Raw] = {}
     continued: int = 0
@@ -84,6 +86,8 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
         handles: generations in flight whose prompt ends here.
         committed: whether a generation was committed here or below.
         contexts: what prompts that end here were given, each behind its checkpoint's chain: equal requests share them.
+        setting: the key of the tools and options that it is rendered with.
+        path_hash: of the keys from the root to here, and of the adapter; the same under whatever setting.
     """
 
     key: MessageKey
@@ -96,6 +100,8 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
     contexts: list[TokenSpan] | None = None
     handles: int = 0
     committed: bool = False
+    setting: bytes = b""
+    path_hash: int = 0
 
     def __repr__(self) -> str:
         state = "" if self.committed else ", pending"
@@ -192,6 +198,7 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
         edited: samples that stand in the place of an assistant's message that was not sampled here: it may be an echo of one
             of them that is not quite what was said. The newest one first.
         edited_at: so many messages of the request end with that one.
+        setting: the key of the tools and options that it is rendered with.
     """
 
     node: MessageNode
@@ -203,3 +210,4 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     elsewhere: Checkpoint | None = None
     edited: tuple[Checkpoint, ...] = ()
     edited_at: int = 0
+    setting: bytes = b""

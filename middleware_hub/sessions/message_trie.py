@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from middleware_hub.sessions.chat import Message
-from middleware_hub.sessions.message_key import KeyedMessage, KeyFunction, MessageKey, canonical, same_adapter
+from middleware_hub.sessions.message_key import KeyedMessage, KeyFunction, MessageKey, adapter_of, canonical
 from middleware_hub.sessions.message_nodes import (
     BranchHandle,
     Checkpoint,
@@ -32,12 +32,11 @@ from middleware_hub.sessions.message_nodes import (
     MessageNode,
     PreparedTurn,
 )
+from middleware_hub.sessions.path_index import PathIndex
 from middleware_hub.spans import TokenSpan, names_of
 
 MOST_EDITED = 8
 """So many samples are looked at that a message may be an edited echo of, the newest ones."""
-MOST_SETTINGS = 8
-"""So many are looked through for turns of the same messages, the last ones. An option that holds the time makes one a turn."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -58,6 +57,7 @@ class MessageTrie:
         self._roots: dict[bytes, MessageNode] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
         self._handles: dict[str, BranchHandle] = {}
+        self._paths = PathIndex()
         self._commits = 0
         self.nodes = 0
         """Messages, pending ones counted; roots are none."""
@@ -113,7 +113,8 @@ class MessageTrie:
         if node is None:
             node = self._roots.get(setting)
         if node is None:
-            node = self._roots[setting] = MessageNode(setting, "", b"", None, 0)
+            node = MessageNode(setting, "", b"", None, 0, setting=setting, path_hash=hash(adapter_of(setting)))
+            self._roots[setting] = node
         for message in messages[node.depth :] if node.depth else messages:
             key = message.key if isinstance(message, KeyedMessage) else self.key(message)
             child = None if node.children is None else node.children.get(key)
@@ -135,10 +136,11 @@ class MessageTrie:
             ambiguous,
             parent is not None and named is None,
             parent,
-            self._elsewhere(setting, messages, 0 if chosen is None else chosen.node.depth)
+            self._elsewhere(node, messages, 0 if chosen is None else chosen.node.depth)
             if len(self._roots) > 1
             else None,
             *_beside(node, 0 if deepest is None else deepest.depth),
+            setting,
         )
 
     def open(self, turn: PreparedTurn, generation_id: str) -> BranchHandle:
@@ -184,6 +186,8 @@ class MessageTrie:
         node = checkpoint.node
         assert node.samples is not None
         node.samples.remove(checkpoint)
+        if not node.samples:
+            self._paths.gone(node)
         del self._checkpoints[checkpoint.id]
         if checkpoint.parent is not None:
             checkpoint.parent.users -= 1
@@ -216,27 +220,21 @@ class MessageTrie:
         for node in [*self.each_node(), *self._roots.values()]:
             node.parent = node.children = node.samples = node.contexts = None
         self._checkpoints.clear()
+        self._paths.clear()
         self._roots.clear()
         self.nodes = 0
 
     # Inside ------------------------------------------------------------------------------------------------------------
 
-    def _elsewhere(self, setting: bytes, messages: Sequence[Message], depth: int) -> Checkpoint | None:
-        """The deepest sample of these messages under another setting, below `depth`."""
-        found: tuple[MessageNode, Message] | None = None
-        others = [one for one in self._roots if one != setting and same_adapter(one, setting)]
-        for other in others[-MOST_SETTINGS:]:
-            root = self._roots[other]
-            node = root
-            for message in messages:
-                key = message.key if isinstance(message, KeyedMessage) else self.key(message)
-                child = None if node.children is None else node.children.get(key)
-                if child is None:
-                    break
-                node = child
-                if node.samples and node.depth > depth:
-                    depth, found = node.depth, (node, message)
-        return None if found is None else _choose(*found)[0]
+    def _elsewhere(self, node: MessageNode, messages: Sequence[Message], depth: int) -> Checkpoint | None:
+        """The deepest sample of these messages under another setting, below `depth`: found by their path."""
+        passed: MessageNode | None = node
+        while passed is not None and passed.depth > depth:
+            found = self._paths.other(passed)
+            if found is not None:
+                return _choose(found, messages[passed.depth - 1])[0]
+            passed = passed.parent
+        return None
 
     def _on_path(self, node: MessageNode, generation_id: str) -> Checkpoint | None:
         """The sample of a generation, if it is this node's, or of one above."""
@@ -249,7 +247,15 @@ class MessageTrie:
         return found if above is found.node else None
 
     def _attach(self, node: MessageNode, key: MessageKey, message: Message) -> MessageNode:
-        child = MessageNode(key, message.get("role") or "", _encode(message), node, node.depth + 1)
+        child = MessageNode(
+            key,
+            message.get("role") or "",
+            _encode(message),
+            node,
+            node.depth + 1,
+            setting=node.setting,
+            path_hash=hash((node.path_hash, key)),
+        )
         if node.children is None:
             node.children = {}
         node.children[key] = child
@@ -271,6 +277,7 @@ class MessageTrie:
         if node.samples is None:
             node.samples = []
         node.samples.append(checkpoint)
+        self._paths.sampled(node)
         self._checkpoints[checkpoint.id] = checkpoint
         passed: MessageNode | None = node
         while passed is not None and not passed.committed:
@@ -341,6 +348,7 @@ class MessageTrie:
                     above_it = {id(passed) for passed in node.path()[:-1]}
                     assert id(checkpoint.parent.node) in above_it or checkpoint.parent.node.parent in node.path()
         assert not handles, "a handle on a node that is not there"
+        self._paths.check(node for node in nodes if node.samples)
         assert len(sampled) == len(self._checkpoints)
         assert [one.serial for one in self._checkpoints.values()] == sorted({one.serial for one in sampled})
         users: dict[int, int] = {}

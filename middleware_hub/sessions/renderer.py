@@ -8,7 +8,7 @@ strings) is found out by trying.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from middleware_hub.sessions.chat import Message, Tool
+from middleware_hub.sessions.template_reads import reads_of
 from middleware_hub.sessions.template_trials import RESULT, SHORT, calling
 from router.errors import BadRequestError
 
@@ -68,6 +69,7 @@ class Renderer:
         self._template = template
         self._special_tokens = dict(special_tokens)
         self._end = end
+        self._reads = reads_of(template)
         try:
             self._run(SHORT, None, {}, generate=True)
         except TemplateSyntaxError as error:
@@ -100,6 +102,15 @@ class Renderer:
         check_options(options)
         plain = [self._plain(message) for message in messages]
         return self._until_end(plain, tools, options, continue_final=continue_final)
+
+    def reads(self, messages: Iterable[Message]) -> bool:
+        """Whether these messages hold something that the template looks for: no others can stand for them."""
+        return self._reads.concern(messages)
+
+    def distrust(self) -> bool:
+        """From now on no messages can stand for others; whether that is new."""
+        new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
+        return new
 
     # Messages as a template wants them --------------------------------------------------------------------------------------
 

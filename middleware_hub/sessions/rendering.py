@@ -14,6 +14,9 @@ the turn's own, not the tail's. It is what such a turn writes more than one with
 
 That conversation is a short one, a user's message in front and no tools, as long as the template's tails do not depend on
 what came earlier, nor on tools. Whether they do is found out by trying (`_probe`), and remembered; if so, all is rendered.
+Templates may also look for words in what came earlier (`/no_think` in a system prompt): where it holds one of those that
+stand in the template, all is rendered, too (see `template_reads`). What is still missed is found by comparing
+(`composing`), and from then on (`distrust`) this template has no short conversations any more.
 
 A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. In front of a sentinel
 stands what opens the turn, and that is not always what the model was asked with (history has lost a `<think>`, or gained one):
@@ -23,6 +26,7 @@ it is known from short conversations, and cut off. A turn with another opening i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from middleware_hub.sessions.chat import Message, Tool
@@ -80,12 +84,14 @@ class ChatTemplate(TurnForms):
         *,
         earlier: Sequence[Message],
         continue_final: bool = False,
+        whole: bool | None = None,
     ) -> str:
         """What stands behind the text that the model sampled for `last`, an assistant's message, perhaps with calls.
 
         That is its closing (`<|im_end|>\\n`), the messages `behind`, and the generation prompt. `earlier` are the messages
         in front of `last`. With `continue_final` the last message behind is the assistant's, and the tail ends with its
-        content; with none behind it is `last` itself that goes on, and the tail is empty.
+        content; with none behind it is `last` itself that goes on, and the tail is empty. `whole`: whether all must be
+        rendered; None: if these messages say so (`reads`).
 
         Raises:
             BadRequestError: the template refuses, in its own words.
@@ -96,16 +102,17 @@ class ChatTemplate(TurnForms):
         calls: Sequence[Message] = last.get("tool_calls") or ()
         check_options(options)
         following = [self._plain(message) for message in behind]
-        called = bool(calls) or any(message["role"] == "tool" or "tool_calls" in message for message in following)
-        plan = self._plan(options, bool(tools), called)
-        before = SHORT if plan.short else [self._plain(message) for message in earlier]
-        shown = tools if plan.tools else None
-        own = None
-        if calls and plan.short:
-            own = self._own_of(calls, tools, shown, options)
-        elif calls:
-            own = self._find_own(before, calls, shown, options)
-        text = self._behind(before, calls, own, following, shown, options, continue_final=continue_final)
+        if self.reads((*earlier, last, *behind)) if whole is None else whole:
+            text = self._behind_all(earlier, last, following, tools, options, continue_final=continue_final)
+        else:
+            called = bool(calls) or any(message["role"] == "tool" or "tool_calls" in message for message in following)
+            plan = self._plan(options, bool(tools), called)
+            shown = tools if plan.tools else None
+            if plan.short:
+                own = self._own_of(calls, tools, shown, options) if calls else None
+                text = self._behind(SHORT, calls, own, following, shown, options, continue_final=continue_final)
+            else:
+                text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
         for message in following:
             # Some templates write every system message at the head, where nothing can be added any more.
             if message["role"] in ("system", "developer") and not _holds(text, message["content"]):
@@ -146,6 +153,8 @@ class ChatTemplate(TurnForms):
             before = text[at:first]
             openings = self._openings_of(calls, own, tools, options)
             opening = max((one for one in openings if before.endswith(one)), key=len, default=None)
+            if opening is None:
+                opening = self._opening_here(plain, marked[number], sentinel, before, tools, options)
             if opening is None:
                 raise RenderingError("the template opens an assistant's turn in an unknown way", "scaffold", number)
             pieces.append(before[: len(before) - len(opening)])
@@ -203,6 +212,33 @@ class ChatTemplate(TurnForms):
         if not rest.startswith(own.text):
             raise RenderingError(CLOSED)
         return rest[len(own.text) :]
+
+    def _behind_all(
+        self,
+        earlier: Sequence[Message],
+        last: Message,
+        following: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        options: Options,
+        *,
+        continue_final: bool,
+    ) -> str:
+        """The tail in the conversation itself. The turn keeps its own text in front of the sentinel, for who reads it."""
+        before = [self._plain(message) for message in earlier]
+        calls: Sequence[Message] = last.get("tool_calls") or ()
+        if calls:
+            with suppress(BadRequestError, RenderingError):
+                own = self._own_of(calls, tools, tools, options)
+                return self._behind(before, calls, own, following, tools, options, continue_final=continue_final)
+            own = self._find_own(before, calls, tools, options)
+            return self._behind(before, calls, own, following, tools, options, continue_final=continue_final)
+        said = self._plain(last)
+        if isinstance(said["content"], str) and said["content"]:
+            turn = {**said, "content": said["content"] + self._sentinel}
+            with suppress(RenderingError):
+                text = self._until_end([*before, turn, *following], tools, options, continue_final=continue_final)
+                return self._after(text, 1)
+        return self._behind(before, (), None, following, tools, options, continue_final=continue_final)
 
     def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
         """Options seen for the first time are not tried: that takes some 10 ms, and a date may never be seen again."""

@@ -43,7 +43,8 @@ def splice(pieces: Sequence[str], turns: Sequence[Checkpoint], scaffolds: Sequen
     Args:
         pieces: what is rendered in front of each message, from the end of the one before, without what opens it.
         turns: a lineage, first one first.
-        scaffolds: generation prompts, any of which may have been what a model was asked with.
+        scaffolds: generation prompts, any of which may have been what a model was asked with: for turns that do not know
+            what was sent.
         codec: of the model.
 
     Returns:
@@ -55,7 +56,8 @@ def splice(pieces: Sequence[str], turns: Sequence[Checkpoint], scaffolds: Sequen
         if any(turn.span.flags & SpanFlag.MISMATCH for turn in message):
             return Splice(number, "unfaithful")
         recorded = _between(before, message[0])
-        if recorded is None or not any(_same(before, recorded, piece + one, codec) for one in scaffolds):
+        asked = (message[0].scaffold, *scaffolds)
+        if recorded is None or not any(_same(before, recorded, piece + one, codec) for one in asked):
             return Splice(number, "divergence")
         before = message[-1]
     return Splice(len(messages))

@@ -45,8 +45,9 @@ class SessionMetrics:
         self.turns = Counter(
             "tito_session_turns_total",
             "Prompts of chats by how they were made: first (nothing sampled before), continued, spliced and anew (for the "
-            "reason given), and what is to be known of them: ambiguous, unknown_parent, left_out, template_mismatch, "
-            "edited_turn (stripped, reasoning, call_ids, edited; rewritten: nothing of the sampled turn is left)",
+            "reason given), and what is to be known of them: ambiguous, unknown_parent, left_out, rendered_whole, setting, "
+            "template_mismatch, edited_turn (stripped, reasoning, call_ids, edited; rewritten: nothing of the sampled turn is "
+            "left)",
             ("kind", "reason"),
             registry=registry,
         )
@@ -64,8 +65,8 @@ class SessionMetrics:
         )
         self.fallbacks = Counter(
             "tito_splice_fallbacks_total",
-            "New renderings in which not all earlier turns kept their ids, by why: divergence (another text stands between "
-            "them), scaffold, sentinel_collision, unfaithful",
+            "Attempts to splice in which not all earlier turns kept their ids, by why: divergence (another text stands between "
+            "them), scaffold, sentinel_collision, unfaithful, template_error",
             ("reason",),
             registry=registry,
         )

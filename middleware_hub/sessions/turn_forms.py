@@ -22,6 +22,9 @@ from router.errors import BadRequestError
 REMEMBERED = 1024
 """How many sets of options, and of names of tools, something is remembered for. Clients choose both."""
 
+MOST_ASKED = 16
+"""Generation prompts that are looked for before one is rendered."""
+
 # What most special tokens look like: `<|im_end|>`, `<turn|>`, `<｜User｜>`, `<end_of_turn>`, `</s>`, `[/INST]`.
 _SPECIAL_LOOK = r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|<(?:start|end)_of_[a-z]+>|</?s>|\[/?[A-Z_]{2,40}\]"
 
@@ -64,6 +67,8 @@ class TurnForms(Renderer):
         self._owns: dict[tuple[object, ...], Own] = {}
         self._scaffolds: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._openings: dict[tuple[object, ...], frozenset[str]] = {}
+        self._asked_before: tuple[str, ...] = ()
+        """Generation prompts that no short conversation shows, the last ones first."""
 
     # What a model is asked with -----------------------------------------------------------------------------------------
 
@@ -91,6 +96,30 @@ class TurnForms(Renderer):
             remember(self._scaffolds, key, found)
         return found
 
+    def asked_with(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> str:
+        """The generation prompt at the end of a prompt: one that short conversations show, or that these messages have.
+
+        Args:
+            text: a prompt, or the end of one.
+            messages: what it was rendered from.
+        """
+        known = self.scaffolds(tools, options)
+        found = _ending(text, known)
+        if found or ("" in known and not self.reads(messages)):
+            return found
+        found = _ending(text, self._asked_before)
+        if found:
+            return found
+        try:
+            check_options(options)
+            _, found = self._parted([self._plain(message) for message in messages], tools, options)
+        except BadRequestError:
+            return ""
+        if not found or not text.endswith(found):
+            return ""
+        self._asked_before = (found, *self._asked_before[: MOST_ASKED - 1])
+        return found
+
     @property
     def every_scaffold(self) -> Sequence[str]:
         """All generation prompts that were asked for, with any options: the last ones first."""
@@ -109,8 +138,10 @@ class TurnForms(Renderer):
     def _asked(self, before: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
         """A rendering of these messages, and the generation prompt behind it."""
         check_options(options)
-        shown, plain = [TOOL] if tools else None, [self._plain(message) for message in before]
-        asking, silent = (self._render(plain, shown, options, generate=generate) for generate in (True, False))
+        return self._parted([self._plain(message) for message in before], [TOOL] if tools else None, options)
+
+    def _parted(self, plain: list[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
+        asking, silent = (self._render(plain, tools, options, generate=generate) for generate in (True, False))
         # Phi-3 ends with EOS where no reply is asked for: what both begin with, up to a whole special token.
         alike = _alike(asking, silent)
         if alike < len(silent):
@@ -145,6 +176,32 @@ class TurnForms(Renderer):
             found = frozenset(openings)
             remember(self._openings, key, found)
         return found
+
+    def _opening_here(
+        self,
+        plain: Sequence[Message],
+        at: int,
+        sentinel: str,
+        before: str,
+        tools: Sequence[Tool] | None,
+        options: Options,
+    ) -> str | None:
+        """What opens a turn of this very conversation, where no short one shows it: the template reads what was said.
+
+        Args:
+            plain: all messages; the one at `at` holds the sentinel.
+            before: what is rendered in front of that sentinel; an opening ends it.
+        """
+        header, shown = self.header(tools, options), [TOOL] if tools else None
+        try:
+            head = self._render(list(plain[:at]), shown, options, generate=False) if header and at else ""
+            text = self._render(list(plain), shown, options)
+        except BadRequestError:
+            return None
+        opening = text[len(head) : text.find(sentinel)]
+        if not head or not text.startswith(head) or not before.endswith(opening):
+            return None
+        return opening if opening.startswith(header) and opening.count(header) == 1 else None
 
     def _own_of(
         self,
@@ -222,6 +279,11 @@ class TurnForms(Renderer):
         if not found or head.count(self._sentinel) >= limit:
             raise RenderingError(NOT_ONCE)
         return rest
+
+
+def _ending(text: str, known: Sequence[str]) -> str:
+    """The longest of these that a text ends with."""
+    return max((one for one in known if text.endswith(one)), key=len, default="")
 
 
 def _alike(one: str, other: str) -> int:

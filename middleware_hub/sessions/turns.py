@@ -242,7 +242,7 @@ class Turns:
             made = "continued"
         else:
             made = "first" if turn.checkpoint is None and turn.elsewhere is None else "anew"
-        for reason in FALLBACKS.intersection(prompt.reasons):
+        for reason in prompt.fallbacks:
             self._metrics.fallbacks.labels(reason).inc()
         count = self._metrics.turns.labels
         causes = tuple(reason for reason in prompt.reasons if reason != EDITED_TURN)

@@ -9,7 +9,8 @@ its special tokens:
 The special tokens must be the same ones in the same order, and so must be all text of the context: what differs there was
 lost, doubled or folded (**hard**). A segment that the model wrote in, or whose scaffold it only closed, may differ: templates
 drop earlier thinking, trim, and write calls in a form of their own (soft). So may one that begins as an assistant's turn does:
-such a turn that nobody sampled here (a warm start) is rewritten by templates as any other is.
+such a turn that nobody sampled here (a warm start) is rewritten by templates as any other is. The generation prompt at the end
+is no such turn: it is compared as all else.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def differences(
             )
             break
         if wanted != segment.text and not (skip_head and segment.head):
-            soft = segment.assistants or (assistants.opens(wanted) and assistants.opens(segment.text))
+            # At the end stands what the model is asked with now: nobody has said it, and nothing may rewrite it.
+            asked = segment.special is None
+            soft = segment.assistants or (not asked and assistants.opens(wanted) and assistants.opens(segment.text))
             kind: Literal["assistant", "context"] = "assistant" if soft else "context"
             found.append(Difference(kind, index, *_excerpts(wanted, segment.text)))
         assistants.passed(wanted, wanted_token)

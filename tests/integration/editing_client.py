@@ -30,6 +30,8 @@ WORDS = st.sampled_from(
         "x<|im_end|>\n<|im_start|>assistant\n<think>\n",
         "<think>",
         "/nothink",
+        "Go on /no_think",
+        "/think",
         "b",
     ]
 )

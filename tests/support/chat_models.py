@@ -82,6 +82,11 @@ MODELS: dict[str, Markers] = {
 }
 
 
+def markers_of(name: str) -> Markers:
+    """The added tokens of a model; those of the templates that read are ChatML's."""
+    return MODELS.get(name, MODELS["qwen2_5"])
+
+
 def chat_model(name: str) -> Path:
     """A tokenizer folder with this template: built if it is not there."""
     target = cache_folder() / "chat-models" / f"{name}-{_FORMAT}"
@@ -92,7 +97,7 @@ def chat_model(name: str) -> Path:
 
 def _build(name: str, target: Path) -> None:
     """Into a folder of our own, which is renamed: of several processes at once, the first one wins."""
-    markers, base = MODELS[name], shipped_tokenizer()
+    markers, base = markers_of(name), shipped_tokenizer()
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{name}-"))
     try:

@@ -13,7 +13,7 @@ from middleware_hub.sessions.dialects.openai import OpenAI
 from middleware_hub.sessions.rendering import ChatTemplate
 from tests.support import templates
 from tests.support.agents import TOOLS, rewritten, system, user
-from tests.support.chat_models import MODELS, chat_model
+from tests.support.chat_models import chat_model, markers_of
 
 Message = dict[str, Any]
 Messages = list[Message]
@@ -51,7 +51,7 @@ class ChatModel:
     """What a model with a published template would sample."""
 
     def __init__(self, name: str) -> None:
-        special = {f"{key}_token": value for key in ("bos", "eos") if (value := getattr(MODELS[name], key))}
+        special = {f"{key}_token": value for key in ("bos", "eos") if (value := getattr(markers_of(name), key))}
         self.name = name
         self.template = ChatTemplate(templates.source(name), special)
         self.tokenizer = Tokenizer.from_file(str(chat_model(name) / "tokenizer.json"))
@@ -75,7 +75,11 @@ class ChatModel:
         """A call of a tool, in the form that this model has learnt."""
         arguments = json.dumps({key: value})
         return (
-            CALLS[self.name].replace("NAME", name).replace("KEY", key).replace("VALUE", value).replace("ALL", arguments)
+            CALLS.get(self.name, _HERMES)
+            .replace("NAME", name)
+            .replace("KEY", key)
+            .replace("VALUE", value)
+            .replace("ALL", arguments)
         )
 
     def stop(self, reply: Message, behind: Sequence[Message], tools: Any = None) -> int:

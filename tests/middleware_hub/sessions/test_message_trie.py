@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from middleware_hub.sessions.chat import Message
-from middleware_hub.sessions.message_key import strict
+from middleware_hub.sessions.message_key import adapter_of, strict, tools_of
 from middleware_hub.sessions.message_nodes import BranchHandle, Checkpoint, PreparedTurn
 from middleware_hub.sessions.message_trie import MessageTrie, TrieClosedError
 from middleware_hub.spans import TokenSpan, chain_ids, pack_ids, unpack_ids
@@ -294,6 +294,44 @@ class TestSize:
         assert talk.trie.nodes == 0
 
 
+ONE, OTHER, SOME, MORE_TOOLS, ON, OFF = (letter * 16 for letter in (b"1", b"2", b"s", b"m", b"+", b"-"))
+SETTINGS = [ONE + SOME + ON, ONE + SOME + OFF, ONE + MORE_TOOLS + ON, ONE + MORE_TOOLS + OFF, OTHER + SOME + ON]
+"""Adapter, tools, options."""
+
+
+class TestElsewhere:
+    """The same messages under other tools or options."""
+
+    def test_what_others_ask_pushes_nothing_out(self) -> None:
+        """Twelve foreign sets of tools were enough, whatever was asked under them."""
+        talk = Talk()
+        mine = talk.say(user("a"), reply="b", setting=SETTINGS[0])
+        for number in range(1_000):
+            asked = user("a" if number % 2 else f"{number}")
+            talk.commit(talk.open(asked, setting=ONE + b"%016d" % number + ON)[1], assistant("b"))
+        turn, handle = talk.open(user("a"), assistant("b"), user("c"), setting=SETTINGS[1])
+        assert turn.checkpoint is None
+        assert turn.elsewhere is mine, "the one with the same tools"
+        talk.trie.abandon(handle)
+        turn, _ = talk.open(user("a"), assistant("b"), user("c"), setting=ONE + b"n" * 16 + ON)
+        assert turn.elsewhere is talk.trie.head, "the newest"
+
+    def test_another_adapter_is_another_model(self) -> None:
+        talk = Talk()
+        talk.say(user("a"), reply="b", setting=SETTINGS[0])
+        turn, _ = talk.open(user("a"), assistant("b"), user("c"), setting=SETTINGS[4])
+        assert turn.elsewhere is None
+
+    def test_paths_that_only_have_a_hash_in_common_are_two(self) -> None:
+        talk = Talk()
+        other = talk.say(user("x"), reply="b", setting=SETTINGS[0])
+        talk.open(user("a"), assistant("b"), user("c"), setting=SETTINGS[1])
+        (node,) = [node for node in talk.trie.each_node() if node.depth == 2 and not node.samples]
+        node.path_hash = other.node.path_hash
+        turn, _ = talk.open(user("a"), assistant("b"), user("c"), setting=SETTINGS[1])
+        assert turn.elsewhere is None
+
+
 TEXTS = st.sampled_from(["a", "b", "c"])
 
 
@@ -319,7 +357,7 @@ class AgentHistories(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        setting=st.sampled_from([b"x", b"y"]),
+        setting=st.sampled_from(SETTINGS),
         texts=st.lists(TEXTS, min_size=1, max_size=3),
         samples=st.integers(1, 3),
     )
@@ -341,6 +379,8 @@ class AgentHistories(RuleBasedStateMachine):
             chain = ids_of(turn.checkpoint)
             assert chain == self.known[expected].ids
             assert turn.covered == len(self.known[expected].messages)
+        elsewhere = self._elsewhere(setting, messages, turn.covered)
+        assert (turn.elsewhere and turn.elsewhere.id) == elsewhere
         for _ in range(samples):
             handle = self.trie.open(turn, f"g{next(self.count)}")
             self.open.append((handle, setting, messages, chain))
@@ -353,6 +393,18 @@ class AgentHistories(RuleBasedStateMachine):
             if known.setting == setting and messages[:size] == known.messages:
                 best = max(best or (0, 0, ""), (size, order, name))
         return None if best is None else best[2]
+
+    def _elsewhere(self, setting: bytes, messages: list[Message], covered: int) -> str | None:
+        """The longest one under another setting, if it is longer: with the same tools if there is one, else the newest."""
+        best: tuple[int, bool, int, str] | None = None
+        for order, (name, known) in enumerate(self.known.items()):
+            size, other = len(known.messages), known.setting
+            if other == setting or adapter_of(other) != adapter_of(setting) or size <= covered:
+                continue
+            if messages[:size] == known.messages:
+                found = (size, tools_of(other) == tools_of(setting), order, name)
+                best = found if best is None else max(best, found)
+        return None if best is None else best[3]
 
     @rule(data=st.data(), text=TEXTS, reasoning=st.sampled_from(["", "hm"]))
     def commit(self, data: st.DataObject, text: str, reasoning: str) -> None:
@@ -372,10 +424,19 @@ class AgentHistories(RuleBasedStateMachine):
             handle, *_ = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
             self.trie.abandon(handle)
 
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """As a memory of limited size does."""
+        unused = [one for one in self.trie.checkpoints() if not one.users]
+        if unused and data.draw(st.integers(0, 3)) == 0:
+            gone = data.draw(st.sampled_from(unused), label="which")
+            self.trie.drop(gone)
+            del self.known[gone.id]
+
     @rule()
     def ask_and_leave(self) -> None:
         before = self.trie.nodes
-        turn = self.trie.prepare(b"x", [user("never"), user("sent")])
+        turn = self.trie.prepare(SETTINGS[0], [user("never"), user("sent")])
         self.trie.abandon(self.trie.open(turn, f"g{next(self.count)}"))
         assert self.trie.nodes == before
 

@@ -287,11 +287,18 @@ def test_the_scaffold_is_the_generation_prompt_of_these_options(
         assert tail.endswith(scaffold)
 
 
+class Poisoned(dict[str, Any]):
+    """A message that may be looked into for words, and not rendered."""
+
+    def values(self) -> Any:
+        raise AttributeError("it was rendered")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tails_are_short_where_they_can_be(name: str) -> None:
-    """Nothing earlier is rendered, not even looked at: only DeepSeek counts, and only calls and their answers."""
+    """Nothing earlier is rendered: only DeepSeek counts, and only calls and their answers."""
     template = made(name)
-    poisoned: Any = [None]
+    poisoned = [Poisoned(user("Hello"))]
     template.tail(said("Hi"), [user("Go")], TOOLS, {}, earlier=poisoned)
     if PUBLISHED[name].calls and name != "deepseekv3":
         template.tail(said("", call("weather", x="y")), [result("rain")], TOOLS, {}, earlier=poisoned)
@@ -300,7 +307,7 @@ def test_tails_are_short_where_they_can_be(name: str) -> None:
 def test_options_are_tried_when_they_are_seen_again() -> None:
     """The first time all is rendered, and refused here; from the second on a short conversation does."""
     template = ChatTemplate(source("qwen3"), {})
-    poisoned: Any = [None]
+    poisoned = [Poisoned(user("Hello"))]
     for value in (True, "a date", 3):
         with pytest.raises(AttributeError):
             template.tail(*CASE, None, {"enable_thinking": value}, earlier=poisoned)

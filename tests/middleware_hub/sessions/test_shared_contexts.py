@@ -10,10 +10,10 @@ import pytest
 
 from tests.middleware_hub.sessions.in_process import Client, Room, gated, until
 
-# The tail hangs on a word far above, which no short conversation has: what is encoded is not what the whole would be.
+# The first message is written in another way as soon as there is another: what goes on is not what the whole would be.
 TEMPLATE = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
-{%- if not loop.first and message.role == 'user' and 'odd' in messages[0].content %}{{- 'oddly: ' }}{%- endif %}
+{%- if loop.first and not loop.last and 'odd' in message.content %}{{- 'oddly: ' }}{%- endif %}
 {{- message.content + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""

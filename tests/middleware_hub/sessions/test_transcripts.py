@@ -277,9 +277,19 @@ def test_turns_in_another_order_are_not_told() -> None:
 
 @pytest.mark.parametrize("turn", range(3))
 def test_an_opening_that_short_conversations_have_not_is_unknown(turn: int) -> None:
-    told = f"{{{{ '!' if loop.index0 == {MARKED[turn]} and messages[-1].content == 'g' }}}}{CONTENT}"
+    """Nor has this one, as far as it goes without what comes later: the template writes its beginning in another way then."""
+    ends = "messages[-1].content == 'g'"
+    told = f"{{{{ '?' if loop.first and {ends} }}}}{{{{ '!' if loop.index0 == {MARKED[turn]} and {ends} }}}}{CONTENT}"
     error = refused(LOOP.replace(CONTENT, told))
     assert (error.reason, error.turns) == ("scaffold", turn)
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_an_opening_that_only_this_conversation_has_is_found_in_it(turn: int) -> None:
+    """The template reads a message far away, and opens a turn as no short conversation shows."""
+    told = f"{{{{ '!' if loop.index0 == {MARKED[turn]} and 'a' in messages[0].content }}}}{CONTENT}"
+    found = ChatTemplate(LOOP.replace(CONTENT, told), {}).transcript(TALK, MARKED, None, {})
+    assert found == ChatTemplate(LOOP, {}).transcript(TALK, MARKED, None, {})
 
 
 def test_what_looks_like_a_sentinel_is_a_text() -> None:

@@ -68,6 +68,15 @@ def test_an_assistants_turn_that_was_not_sampled_is_context() -> None:
 HEADER = "<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize("asked", ["<think></think>", "", "<think>\n\n"])
+def test_what_the_model_is_asked_with_is_hard(asked: str) -> None:
+    """It begins as an assistant's turn does, and is none: nobody has said it."""
+    before = USER + "Hello<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n" + HEADER
+    parts = chain((USER, False), ("Hello<|im_end|>", True), (before[len(USER) + 15 :] + "<think>\n", False))
+    assert kinds(before + "<think>\n", parts, header=HEADER) == []
+    assert kinds(before + asked, parts, header=HEADER) == ["context"]
+
+
 def warm(thought: str, user: str = "Go") -> str:
     """A turn with a call that nobody sampled, and what stands behind it."""
     return f"{USER}{thought}Look.<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n{HEADER}"

@@ -1,0 +1,109 @@
+"""Turns that go on under other tools or options: they are found whatever others do, and what is not spliced is told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.middleware_hub.sessions.in_process import Client, Room
+from tests.support import templates
+from tests.support.agents import TOOLS
+
+OPEN = "/v1/chat/completions"
+QWEN3 = str(templates.folder() / "qwen3.jinja")
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def thinking(on: bool) -> dict[str, Any]:
+    return {"chat_template_kwargs": {"enable_thinking": on}}
+
+
+def tools(name: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {**TOOLS[0]["function"], "name": name}}]
+
+
+def header(client: Client, name: str) -> str:
+    return str(dict(client.out[0]["headers"]).get(name.encode(), b"").decode())
+
+
+async def ask(room: Room, path: str, messages: list[dict[str, Any]], **more: Any) -> Client:
+    client = room.ask({"messages": messages, "max_tokens": 50, **more}, path)
+    status, answer = await client.answer()
+    assert status == 200, answer
+    return client
+
+
+@pytest.mark.parametrize("path", [OPEN, "/sessions/s/v1/chat/completions"])
+@pytest.mark.parametrize("same", [True, False])
+def test_thinking_is_switched_after_twelve_foreign_sets_of_tools(path: str, same: bool) -> None:
+    """Whether these talked of the same or of something else."""
+
+    async def work() -> None:
+        room = Room(chat_template=QWEN3)
+        await room.open()
+        await ask(room, path, [user("Hello")], **thinking(False))
+        for number in range(12):
+            await ask(room, path, [user("Hello" if same else f"Hello {number}")], tools=tools(f"tool{number}"))
+        mine = await ask(room, path, [user("Hello"), said("Yes."), user("And?")], **thinking(True))
+        assert header(mine, "x-radix-reasons") == "setting, spliced"
+        sent, sampled = room.engine.log[0]
+        assert room.engine.log[-1][0]["input_ids"][: len(sent["input_ids"]) + 2] == [*sent["input_ids"], *sampled][:-1]
+
+    asyncio.run(work())
+
+
+def test_a_splice_that_is_dropped_is_told() -> None:
+    """What was sampled under other tools stands behind another prompt: the chain of these tools goes on, and says why."""
+
+    async def work() -> None:
+        room = Room(chat_template=QWEN3, verify_rate=1.0)
+        await room.open()
+        path = "/sessions/s/v1/chat/completions"
+        talk = [user("Hello"), said("Yes."), user("And?"), said("Yes."), user("So?")]
+        await ask(room, path, talk[:1])
+        other = await ask(room, path, talk[:3], tools=TOOLS)
+        assert header(other, "x-radix-reasons") == "setting, divergence"
+        assert room.metric("tito_splice_fallbacks_total", reason="divergence") == 1
+        back = await ask(room, path, talk)
+        assert header(back, "x-radix-reasons") == "setting, divergence"
+        assert room.metric("tito_splice_fallbacks_total", reason="divergence") == 2
+        assert room.metric("tito_session_turns_total", kind="continued", reason="") == 1
+        assert room.metric("tito_session_turns_total", kind="setting", reason="") == 1
+        sent, sampled = room.engine.log[0]
+        chain = [*sent["input_ids"], *sampled]
+        assert room.engine.log[-1][0]["input_ids"][: len(chain)] == chain
+        _, found = await room.call("POST", "/sessions/s/finalize")
+        assert [one["reasons"] for one in found["trajectories"]] == [["setting", "divergence"]] * 2
+        assert all(one["exact"] for one in found["trajectories"])
+
+    asyncio.run(work())
+
+
+def test_a_template_that_refuses_a_splice_is_counted(tmp_path: Path) -> None:
+    """It wants its own words in an assistant's turn, and finds a sentinel there."""
+    file = tmp_path / "picky.jinja"
+    file.write_text(
+        "{% for m in messages %}{% if m.role == 'assistant' and m.content != 'Yes.' %}{{ raise_exception('no') }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}{{ '<|im_start|>assistant\\n' }}"
+    )
+
+    async def work() -> None:
+        room = Room(chat_template=str(file))
+        await room.open()
+        await ask(room, OPEN, [user("Hello")], **thinking(False))
+        second = await ask(room, OPEN, [user("Hello"), said("Yes."), user("And?")], **thinking(True))
+        assert header(second, "x-radix-reasons") == "setting, template_error"
+        assert room.metric("tito_splice_fallbacks_total", reason="template_error") == 1
+        assert room.metric("tito_session_turns_total", kind="anew", reason="setting") == 1
+
+    asyncio.run(work())
