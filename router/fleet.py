@@ -2,7 +2,7 @@
 
 Sent to one worker, `/pause_generation` or a new weight version would leave the fleet in two minds. So these calls go to every
 worker of the pool, draining ones too, and the answer holds each of theirs. All are told at the same time, for a transfer of
-weights may need all of them at once; those that are quarantined come last (`router/telling.py`).
+weights may need all of them at once; those whose last probe was bad come last (`router/telling.py`).
 
 Updates of weights reach the workers one after the other, in the order in which they came: two at once would leave some workers
 with the one and some with the other. A call that has begun goes on when its client leaves, for half of an update is worse than
@@ -29,7 +29,7 @@ from router.sglang.json import JSON_ERRORS, parse_object
 from router.sglang.request import new_weight_version
 from router.telling import Answer, Call, Teller
 from router.workers.pool import WorkerPool
-from router.workers.worker import Worker, WorkerState
+from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +154,8 @@ class Fleet:
         workers = self._pool.list()
         if not workers:
             raise NoWorkerError("there is no worker to tell: add one with POST /add_worker?url=http://HOST:PORT")
-        last = [worker for worker in workers if worker.state is WorkerState.QUARANTINED]
-        first = [worker for worker in workers if worker not in last]
+        first = [worker for worker in workers if worker.complaint is None]
+        last = [worker for worker in workers if worker.complaint is not None]
         asked = {worker: asyncio.create_task(self._teller.tell(worker, call)) for worker in (*first, *last)}
         try:
             # What comes while a worker is waited for that does nothing is not to end.

@@ -2,8 +2,8 @@
 
 A worker that hangs must not hang a call to all of them. So an answer may take `--fleet-timeout`. A transfer of weights takes as
 long as it takes: it goes on while its worker answers probes, and is given up when there was no answer to any for that time.
-A quarantined worker is asked how it is before it is told anything: a stopped process does what waits for it whenever it goes
-on, long after the others were told something else.
+A worker whose last probe was bad is asked how it is before it is told anything: a stopped process does what waits for it
+whenever it goes on, long after the others were told something else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.patience import patience
 from router.sglang.json import JSON_ERRORS
 from router.upstream import Upstream, UpstreamFailure, fetch
 from router.workers.probe import Prober
-from router.workers.worker import Worker, WorkerState
+from router.workers.worker import Worker
 
 PAUSES = 4
 """Of the time after which a silent worker is given up, so many parts lie between two questions how it is."""
@@ -154,7 +154,7 @@ class _Telling:
     async def run(self) -> Answer:
         """Raises UpstreamFailure."""
         worker, call = self._worker, self._call
-        if worker.state is WorkerState.QUARANTINED and not call.lasting:
+        if worker.complaint is not None and not call.lasting:
             while (await self._prober.probe(worker.url)).silent:
                 pass
         self._told = True
@@ -169,7 +169,7 @@ class _Telling:
         """There is no answer."""
         worker = self._worker
         if not self._told:
-            why = f"it is quarantined ({worker.complaint}) and was not told: {why} to the question how it is"
+            why = f"it is {worker.state.value} ({worker.complaint}) and was not told: {why} to the question how it is"
         return Answer(worker.id, worker.url, None, error=why, unsure=self._told)
 
 

@@ -62,6 +62,10 @@ class UpstreamBrokenError(UpstreamFailure):
     """The reply had begun and does not end as it should."""
 
 
+class NotHttpError(UpstreamBrokenError):
+    """What came is no HTTP."""
+
+
 class UpstreamResponse(Protocol):
     """A reply whose head has arrived and whose body is still on its way."""
 
@@ -176,7 +180,7 @@ class AiohttpUpstream:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise ConnectFailedError(_describe(error)) from error
         except aiohttp.ClientResponseError as error:
-            raise UpstreamBrokenError(f"not a valid HTTP reply: {error.message}") from error
+            raise NotHttpError(f"not a valid HTTP reply: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
         return _AiohttpResponse(response)

@@ -15,7 +15,7 @@ import msgspec
 from router.loops import loop_refusal
 from router.patience import patience
 from router.sglang.json import JSON_ERRORS
-from router.upstream import ConnectFailedError, Upstream, UpstreamFailure, fetch
+from router.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch
 
 _SERVER_INFO = ("/server_info", "/get_server_info")
 """The second one is what SGLang called it before 0.5."""
@@ -116,6 +116,8 @@ class Prober:
                 status, body = await fetch(
                     self._upstream, "POST", url + "/generate", headers, b"{}", fresh=True, limit=_LIMIT
                 )
+        except NotHttpError:
+            return _no_engine(url, found.said)
         except UpstreamFailure as failure:
             return Finding(str(failure), absent=isinstance(failure, ConnectFailedError))
         except TimeoutError:
@@ -126,8 +128,7 @@ class Prober:
                 return Finding()
             if status > 500:
                 return Finding(f"POST /generate is answered with {status}")
-        said = f"{found.said}, {_answer('POST /generate', status, body)}"
-        return Finding(refusal=f"{url} is no engine: {said}. Give the URL of a worker, with its port")
+        return _no_engine(url, f"{found.said}, {_answer('POST /generate', status, body)}")
 
     async def _ask(
         self, url: str, paths: tuple[str, ...], is_answer: Callable[[bytes], bool]
@@ -152,11 +153,17 @@ class Prober:
                 else:
                     assert nothing is not None
                     return nothing
+        except NotHttpError as error:
+            return _Nothing(f"GET {path} is answered with {' '.join(str(error)[:_SHOWN].split())}")
         except UpstreamFailure as failure:
             return Finding(str(failure), absent=isinstance(failure, ConnectFailedError))
         except TimeoutError:
             return Finding(f"no answer within {self._seconds:g} s", silent=True)
         return Finding()
+
+
+def _no_engine(url: str, said: str) -> Finding:
+    return Finding(refusal=f"{url} is no engine: {said}. Give the URL of a worker, with its port")
 
 
 def _answer(question: str, status: int, body: bytes) -> str:

@@ -64,10 +64,10 @@ async def teller(seconds: float = SECONDS) -> AsyncIterator[Teller]:
 
 
 def worker_at(url: str, state: str = "healthy") -> Worker:
-    worker, once = Worker(url), HealthConfig(failure_threshold=1)
-    worker.probed(None, once)
-    if state == "quarantined":
-        worker.probed("no answer within 5 s", once)
+    worker, twice = Worker(url), HealthConfig(failure_threshold=2)
+    complaints = {"healthy": (None,), "starting": ("silence",), "suspect": (None, "silence")}
+    for complaint in complaints.get(state, (None, "silence", "silence")):
+        worker.probed(complaint, twice)
     assert worker.state is WorkerState(state)
     return worker
 
@@ -117,17 +117,18 @@ def test_a_transfer_to_a_worker_that_hangs_is_given_up(probes: int) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("state", ["starting", "suspect", "quarantined"])
 @pytest.mark.parametrize("call", [FLUSH, TRANSFER], ids=["a flush", "a transfer"])
-def test_a_quarantined_worker_that_hangs_is_not_told(call: Call) -> None:
+def test_a_worker_whose_last_probe_was_bad_and_that_hangs_is_not_told(call: Call, state: str) -> None:
     """It would do it when it goes on: a pause, say, long after the others were told to continue."""
 
     async def main() -> None:
         slow = Slow()
-        async with telling(slow, state="quarantined") as (made, worker), asyncio.timeout(10):
+        async with telling(slow, state=state) as (made, worker), asyncio.timeout(10):
             found = await made.tell(worker, call)
             assert (found.status, found.unsure) == (None, False)
             assert found.error is not None
-            assert "quarantined" in found.error
+            assert state in found.error
             assert "not told" in found.error
         assert slow.told == 0
 

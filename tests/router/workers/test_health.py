@@ -23,7 +23,7 @@ from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.worker import Worker, WorkerState
 from tests.router.conftest import answer, json_app
-from tests.support.serving import dead_url, serving
+from tests.support.serving import dead_url, serving, serving_socket
 
 QUICK = HealthConfig(interval=0.01, timeout=5.0)
 
@@ -307,6 +307,25 @@ def test_a_file_server_is_refused() -> None:
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.6\r\n", b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03"])
+def test_what_does_not_even_speak_http_is_refused(banner: bytes) -> None:
+    """A shell, or a port of SGLang's own that speaks ZeroMQ."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(banner)
+        await writer.drain()
+        await reader.read(1)
+
+    async def main() -> None:
+        async with serving_socket(handle) as url, watching() as watched:
+            with pytest.raises(
+                BadRequestError, match="is no engine: GET /server_info is answered with not a valid HTTP"
+            ):
+                await watched.admission.admit(url)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
