@@ -244,7 +244,12 @@ class TestResponseBudget:
             await room.ask({"messages": [{"role": "user", "content": "Anew"}]}).answer()
             sent = [(len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]) for body, _ in room.engine.log]
             behind = sent[1][0] - sent[0][0]
-            assert [limit for _, limit in sent] == [self.BUDGET, self.BUDGET - behind, self.BUDGET - behind, self.BUDGET]
+            assert [limit for _, limit in sent] == [
+                self.BUDGET,
+                self.BUDGET - behind,
+                self.BUDGET - behind,
+                self.BUDGET,
+            ]
 
         asyncio.run(work())
 
