@@ -108,12 +108,15 @@ def test_weights_that_nobody_took_shut_nobody_out(refusal: tuple[int, Any]) -> N
 
     async def work() -> None:
         workers = [WeightWorker(refusal), WeightWorker(refusal)]
-        async with serving(workers[0]) as one, serving(workers[1]) as other:
-            async with running((one, other), health=GATED) as router:
-                await update(router, *UPDATES[0])
-                assert router.app.pool.version is None
-                assert await served_by(router) == [200] * 6
-                assert [worker.generated for worker in workers] == [3, 3]
+        async with (
+            serving(workers[0]) as one,
+            serving(workers[1]) as other,
+            running((one, other), health=GATED) as router,
+        ):
+            await update(router, *UPDATES[0])
+            assert router.app.pool.version is None
+            assert await served_by(router) == [200] * 6
+            assert [worker.generated for worker in workers] == [3, 3]
 
     asyncio.run(work())
 
@@ -121,11 +124,11 @@ def test_weights_that_nobody_took_shut_nobody_out(refusal: tuple[int, Any]) -> N
 def test_without_the_gate_a_refusal_shuts_nobody_out() -> None:
     async def work() -> None:
         good, bad = WeightWorker(), WeightWorker(REFUSALS[0])
-        async with serving(good) as one, serving(bad) as other:
-            async with running((one, other), health=HealthConfig(interval=3600.0)) as router:
-                await update(router, *UPDATES[0])
-                assert await served_by(router) == [200] * 6
-                assert (good.generated, bad.generated) == (3, 3)
+        ungated = HealthConfig(interval=3600.0)
+        async with serving(good) as one, serving(bad) as other, running((one, other), health=ungated) as router:
+            await update(router, *UPDATES[0])
+            assert await served_by(router) == [200] * 6
+            assert (good.generated, bad.generated) == (3, 3)
 
     asyncio.run(work())
 
