@@ -85,6 +85,24 @@ class TestUse:
         assert "nobody had exported it" in caplog.text
 
 
+class TestRoom:
+    def test_chats_without_a_session_take_no_room_from_sessions(self) -> None:
+        """They have a share of their own, from which the oldest go: nobody could finalize them to make room."""
+
+        async def work() -> None:
+            room = Room()
+            await room.ask(BODY, "/v1/chat/completions").answer()
+            assert room.app.store.anonymous("", "").tokens > 0
+            assert room.app.store.tokens == 0
+            session = await room.open()
+            await room.ask(BODY).answer()
+            assert room.app.store.tokens == session.tokens > 0
+            await room.call("DELETE", "/sessions/s")
+            assert room.app.store.tokens == 0
+
+        asyncio.run(work())
+
+
 class TestContexts:
     def test_a_prompt_that_fills_the_context_leaves_no_room_for_a_token(self) -> None:
         """One token less, and one is sampled. Exactly as long as the context: refused, and no worker is asked."""
