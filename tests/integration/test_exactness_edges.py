@@ -106,10 +106,12 @@ class TestRetrieval:
         assert found["reasons"] == ["cut_in_token", "retokenized"]
         assert found["tokens"] == first.input_ids + first.output_ids[:1] + talk.ids("m!")
 
-    def test_a_prompt_is_retrieved_with_the_chain_that_its_text_continues(self, talk: Talk) -> None:
-        """Two chains were sent the same text: behind the reply, and as context. The newest reply is in the answer."""
+    @pytest.mark.parametrize("given", [False, True], ids=["as text", "as ids"])
+    def test_a_prompt_is_retrieved_with_the_chain_that_its_text_continues(self, talk: Talk, given: bool) -> None:
+        """Two chains were sent the same text: behind the reply, and later as context. The reply is in the answer."""
         first = talk.say("A:", talk.ids("Hel", "lo")).record
-        second = talk.say("A:Hello\nB:", talk.ids("x")).record
+        ids = [*first.input_ids, *first.output_ids, *talk.ids("\n", "B", ":")]
+        second = talk.say(ids if given else "A:Hello\nB:", talk.ids("x")).record
         alone = talk.say("A:Hello\nB:", talk.ids("y"), headers={"x-radix-parent": "none"}).record
         assert alone.input_ids != second.input_ids
         found = talk.retrieve("A:Hello\nB:")
