@@ -313,9 +313,13 @@ def test_a_faulty_reply_is_passed_on_and_never_exact(served: Stack, fault: Fault
     if said.startswith("no") and status == 200:
         assert said.startswith("no; "), said
     record = worker.log[-1]
-    found = served.retrieve("Hello" + ids_text(served, ids), namespace=space)
-    assert not found["exact"]
-    assert found["reasons"]
+    meant = ids_text(served, ids)
+    shown = answer.json()["text"] if said.startswith(("inexact", "no; engine_mismatch")) else meant
+    assert (shown != meant) is (fault == "wrong_text")
+    for text in {meant, shown}:
+        never_exact(
+            served, "Hello" + text, space, "engine_mismatch" if said == "inexact" and text == shown else "retokenized"
+        )
     again = served.generate(
         {"text": "Hello" + ids_text(served, ids), "sampling_params": scripted(ids)},
         headers={"x-radix-namespace": space},
@@ -323,6 +327,16 @@ def test_a_faulty_reply_is_passed_on_and_never_exact(served: Stack, fault: Fault
     if said.startswith("no"):
         assert again.record.input_ids == served.spelling.encode_start("HelloHello world")
     assert record.input_ids == [9707]
+
+
+def never_exact(served: Stack, text: str, space: str, reason: str) -> None:
+    """Of this text nothing is exact, and the reason is told; whoever insists is refused."""
+    found = served.retrieve(text, namespace=space)
+    assert (found["exact"], found["reasons"]) == (False, [reason])
+    body = {"text": text, "strict": True}
+    refused = served.post("/retrieve_from_text", body, headers={"x-radix-namespace": space})
+    assert refused.status == 409, refused.content
+    assert json.loads(refused.content)["error"]["reasons"] == [reason]
 
 
 @pytest.mark.parametrize("fault", [fault for fault, status in FAULTY if status == 200])
@@ -383,9 +397,15 @@ def test_a_faulty_stream_is_never_exact(served: Stack, fault: Fault) -> None:
     answer = served.post("/generate", body, headers={"x-radix-namespace": space, "x-abort-policy": "return"})
     assert answer.status == 200
     assert answer.content.endswith(b"data: [DONE]\n\n")
-    found = served.retrieve("HelloHello world", namespace=space)
-    assert not found["exact"]
+    assert not served.retrieve("HelloHello world", namespace=space)["exact"]
+    shown = next((event["text"] for event in reversed(events(answer)) if event.get("text")), "")
+    assert shown.startswith("What these ids do not say.") is (fault == "wrong_text")
+    found = served.retrieve("Hello" + shown, namespace=space)
     assert found["tokens"][:1] == [9707]
+    # What came before an error event was sampled, and stays.
+    assert found["exact"] is (fault in ("error_event", "abort_503") and bool(shown))
+    if fault == "wrong_text":
+        never_exact(served, "Hello" + shown, space, "engine_mismatch")
 
 
 @pytest.mark.parametrize("fault", ["no_done", "dies"])

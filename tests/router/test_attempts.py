@@ -198,3 +198,18 @@ def test_whoever_fails_how_the_request_ends_and_nobody_is_blamed_unproven(kinds:
     assert len(set(asked)) == len(asked), "each worker once"
     assert blamed == {url for url in asked if url in bad and (answered or bad[url] == "connect")}
     assert sum(worker.inflight for worker in pool.list()) == 0
+
+
+def test_a_worker_that_was_too_slow_before_the_last_one_was_full_is_no_time_out() -> None:
+    """The last thing that happened says what kind of error it is."""
+    pool = make(3)
+    one, two, _ = pool.list()
+    attempts = begin(pool)
+    attempts.failed(one, "timeout", "no reply within 1 s")
+    with pytest.raises(UpstreamTimeoutError):
+        attempts.check(unwanted=True)
+    assert attempts.wait_after_busy(two, 503, None) is not None
+    with pytest.raises(UpstreamError) as told:
+        attempts.check(unwanted=True)
+    assert not isinstance(told.value, UpstreamTimeoutError)
+    assert "no reply within 1 s" in str(told.value)

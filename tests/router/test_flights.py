@@ -60,3 +60,29 @@ def test_what_begins_while_everything_ends_is_to_end_too() -> None:
         flights.begin(during)
     flights.begin(after)
     assert [flight.unwanted for flight in (before, during, after)] == [True, True, False]
+
+
+def test_a_batch_is_unwanted_when_all_of_it_is() -> None:
+    """As long as somebody waits for one of its generations, another worker is asked for it."""
+    flight = Flight(("a", "b"))
+    assert not flight.unwanted
+    flight.end((1,))
+    assert not flight.unwanted
+    flight.end((0,))
+    assert flight.unwanted
+    nameless = Flight(())
+    assert not nameless.unwanted
+    nameless.end()
+    assert nameless.unwanted
+
+
+def test_a_longer_name_at_another_worker_shares_nothing() -> None:
+    """So a client that leaves has its generation aborted, whatever other workers have."""
+    one, other = Worker("http://a:1"), Worker("http://b:1")
+    name = "0" * RID_LENGTH
+    flights, long, mine = Flights(), Flight((name + "1",)), Flight((name,))
+    for flight, worker in ((long, one), (mine, other)):
+        flight.worker = worker
+        flights.begin(flight)
+    assert not flights.shares_prefix(name, other)
+    assert flights.shares_prefix(name, one)

@@ -120,6 +120,33 @@ class TestWhatIsTheSame:
 
         asyncio.run(work())
 
+    @pytest.mark.parametrize("header", [{"key": "k"}, {"again": "1"}])
+    @pytest.mark.parametrize("running", [True, False], ids=["in flight", "over"])
+    def test_another_body_is_another_request(self, header: dict[str, str], running: bool) -> None:
+        """Also under the same `Idempotency-Key`: an orphan is no answer to what was not asked of it."""
+
+        async def work() -> None:
+            room = Room()
+            await room.open()
+            first = {"key": "k"} if "key" in header else {}
+            says = room.engine.says("one two three", hold=2)
+            client = room.ask(BODY, **first)
+            await room.engine.arrived()
+            await client.leave()
+            if not running:
+                says.go.set()
+                await until(lambda: room.session._exchanges[-1].over)
+            room.engine.says("four")
+            other = {**BODY, "max_tokens": 19}
+            status, reply = await room.ask(other, **header).answer()
+            assert (status, reply["choices"][0]["message"]["content"]) == (200, "four")
+            says.go.set()
+            status, reply = await room.ask(BODY, **header).answer()
+            assert (status, reply["choices"][0]["message"]["content"]) == (200, "one two three")
+            assert (room.session.samples, len(room.engine.log)) == (2, 2)
+
+        asyncio.run(asyncio.wait_for(work(), 60))  # whoever adopts what is held waits for ever
+
     def test_a_key_is_all_of_it(self) -> None:
         assert RequestKey("k", b"x", "OpenAI", "a") != RequestKey("k", b"x", "OpenAI", None)
 

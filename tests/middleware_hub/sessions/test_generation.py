@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -198,6 +198,68 @@ class TestLimits:
             await room.ask({**BODY, "min_tokens": 10}).answer()
             sampling = room.engine.log[0][0]["sampling_params"]
             assert (sampling["min_new_tokens"], sampling["max_new_tokens"]) == (7, 7)
+
+        asyncio.run(work())
+
+
+class TestResponseBudget:
+    """Tokens behind the first prompt of a branch: sampled ones and the context between them; the prompt costs nothing."""
+
+    BUDGET = 60
+    LONG: ClassVar[list[dict[str, Any]]] = [
+        {"role": "system", "content": "You are a very patient helper. " * 40},
+        {"role": "user", "content": "Count"},
+    ]
+
+    def test_the_first_prompt_is_free_and_all_behind_it_counts(self) -> None:
+        async def work() -> None:
+            room = Room()
+            await room.open(response_budget=self.BUDGET)
+            messages, left = list(self.LONG), []
+            for number in range(3):
+                room.engine.says(f"one two {number}")
+                status, reply = await room.ask({"messages": messages}).answer()
+                assert status == 200
+                messages += [reply["choices"][0]["message"], {"role": "user", "content": "And?"}]
+            first = len(room.engine.log[0][0]["input_ids"])
+            assert first > 2 * self.BUDGET
+            for body, _ in room.engine.log:
+                left.append(body["sampling_params"]["max_new_tokens"])
+                assert left[-1] == self.BUDGET - (len(body["input_ids"]) - first)
+            assert left[0] == self.BUDGET > left[1] > left[2] > 0
+
+        asyncio.run(work())
+
+    def test_every_branch_has_its_own(self) -> None:
+        """One that begins anew has all of it; one that forks behind a turn has what was left there."""
+
+        async def work() -> None:
+            room = Room()
+            await room.open(response_budget=self.BUDGET)
+            room.engine.says("one two three")
+            _, reply = await room.ask({"messages": self.LONG}).answer()
+            echo = reply["choices"][0]["message"]
+            for content in ("And?", "Or?"):
+                await room.ask({"messages": [*self.LONG, echo, {"role": "user", "content": content}]}).answer()
+            await room.ask({"messages": [{"role": "user", "content": "Anew"}]}).answer()
+            sent = [(len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]) for body, _ in room.engine.log]
+            behind = sent[1][0] - sent[0][0]
+            assert [limit for _, limit in sent] == [
+                self.BUDGET,
+                self.BUDGET - behind,
+                self.BUDGET - behind,
+                self.BUDGET,
+            ]
+
+        asyncio.run(work())
+
+    def test_a_request_may_ask_for_less_and_never_for_more(self) -> None:
+        async def work() -> None:
+            room = Room()
+            await room.open(response_budget=self.BUDGET)
+            for asked, sent in ((self.BUDGET - 1, self.BUDGET - 1), (self.BUDGET + 1, self.BUDGET)):
+                await room.ask({"messages": self.LONG, "max_tokens": asked}).answer()
+                assert room.engine.log[-1][0]["sampling_params"]["max_new_tokens"] == sent
 
         asyncio.run(work())
 
