@@ -87,10 +87,9 @@ class PlainCacheAware:
         least, most = min(loads), max(loads)
         chosen = workers[loads.index(least)]
         if not (most - least > 64 and most > 1.5 * least):
-            tenants, matched, length = self._tree.holders(query.token_ids)
-            if length and matched / length > 0.3:
-                last = list(tenants)[-1]
-                chosen = next(worker for worker in workers if worker.url == last)
+            match = self._tree.prefix_match_with_counts(query.token_ids)
+            if match.matched > 0.3 * match.input:
+                chosen = next(worker for worker in workers if worker.url == match.tenant)
         self._tree.insert(query.token_ids, chosen.url)
         return chosen
 

@@ -227,9 +227,9 @@ def test_a_workers_own_word_counts_more_than_the_tree() -> None:
     other = next(worker for worker in workers if worker is not first)
     index.apply(other.url, stored(prompt))
     other.inflight = 2
-    assert policy.select(workers, query(prompt + "And now?", "view")).worker is other
+    assert policy.select(workers, query(prompt + "And now, tell me more?", "view")).worker is other
     index.apply(other.url, [AllBlocksCleared()])
-    assert policy.select(workers, query(prompt + "And now?", "view")).reason == "least_loaded"
+    assert policy.select(workers, query(prompt + "And now, tell me more?", "view")).reason == "least_loaded"
 
 
 def test_workers_that_tell_nothing_are_known_by_the_tree() -> None:
@@ -239,9 +239,10 @@ def test_workers_that_tell_nothing_are_known_by_the_tree() -> None:
     prompt = "How was that again? " * 20
     policy.select(workers[1:2], query(prompt, "view"))
     workers[1].inflight = 2
-    assert policy.select(workers, query(prompt + "And now?", "view")) == (workers[1], "continued")
+    assert policy.select(workers, query(prompt + "And now, tell me more?", "view")) == (workers[1], "continued")
     index.apply(workers[0].url, stored(prompt[:48]))
-    assert policy.select(workers, query(prompt + "And now?", "view")) == (workers[1], "continued")
+    prompt += "And now, tell me more?"
+    assert policy.select(workers, query(prompt + " That is enough, I think.", "view")) == (workers[1], "continued")
     policy.forget(workers[0])
     assert not index.tracked(workers[0].url)
 
