@@ -30,7 +30,7 @@ from router.config import CacheAwareConfig
 from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
 from router.policies.kv_index import KvIndex
 from router.policies.prefix_snapshot import SnapshotError
-from router.policies.prefix_tree import PAGE, Key, StringTree, TokenTree, Walk
+from router.policies.prefix_tree import ExactTokenTree, Key, StringTree, Walk
 from router.policies.recent_work import RecentWork
 from router.policies.remembered_prompts import COMMON, Known, RememberedPrompts
 from router.workers.worker import Worker
@@ -39,6 +39,9 @@ _SLIP_IDS = 48
 _SLIP_CHARACTERS = 160
 """Of the end of a prompt, that its history may drop: a generation prompt, an open thought. Where that much of a prompt is not
 everybody's, it is no chance."""
+
+_SALT = 16
+"""Units that the prompts of a tenant begin with in a tree."""
 
 _BOUND = 1.15
 """Times the mean of what was routed lately. The bound of a run is 1.25, and one request may be long."""
@@ -67,7 +70,7 @@ class CacheAware:
         self._config = config or CacheAwareConfig()
         self.index = index or (KvIndex() if self._config.kv_events else None)
         self.texts = StringTree()
-        self.ids = TokenTree()
+        self.ids = ExactTokenTree()
         self._texts = RememberedPrompts(self.texts, _SLIP_CHARACTERS)
         self._ids = RememberedPrompts(self.ids, _SLIP_IDS)
         self._recent = RecentWork(_HALF_LIFE)
@@ -85,7 +88,7 @@ class CacheAware:
         if query.token_ids is not None:
             ids = _packed(query.token_ids)
             walk = self.ids.walk(_salted_ids(query.tenant, ids))
-            known = self._ids.known(walk, PAGE if query.tenant else 0, len(workers))
+            known = self._ids.known(walk, _SALT if query.tenant else 0, len(workers))
             if self.index is not None:
                 known = _told(self.index, ids, known, workers, confined=bool(query.tenant))
             return self._decide(workers, self._ids, walk, known, len(ids), _SLIP_IDS)
@@ -106,8 +109,7 @@ class CacheAware:
                 self._texts.replied(key, worker.url)
         elif query.token_ids is not None:
             asked, said = _packed(query.token_ids), _packed(beginning[:ENOUGH_IDS])
-            if len(asked) % PAGE + len(said) >= PAGE:
-                self._ids.replied(_salted_ids(query.tenant, asked, said), worker.url)
+            self._ids.replied(_salted_ids(query.tenant, asked, said), worker.url)
 
     def forget(self, worker: Worker) -> None:
         """Its cache went with it. Much of it is forgotten a little with each decision, which holds up nobody."""
@@ -140,7 +142,7 @@ class CacheAware:
             texts, ids = msgspec.msgpack.decode(snapshot, type=tuple[bytes, bytes])
         except msgspec.MsgspecError as error:
             raise SnapshotError(f"this is no snapshot of a policy: {error}") from None
-        StringTree.load(texts), TokenTree.load(ids)
+        StringTree.load(texts), ExactTokenTree.load(ids)
         self.texts.merge(texts)
         self.ids.merge(ids)
 
@@ -247,24 +249,25 @@ class PolicyCopy:
     def encode(self) -> bytes:
         """The snapshot, after the last step; in any thread."""
         texts = self._texts.encode(StringTree.kind, self._ticks[0])
-        return msgspec.msgpack.encode((texts, self._ids.encode(TokenTree.kind, self._ticks[1])))
+        return msgspec.msgpack.encode((texts, self._ids.encode(ExactTokenTree.kind, self._ticks[1])))
 
 
 def _is_enough(known: Known, length: int, slip: int, threshold: float) -> bool:
-    """Whether more than the threshold is known, and of this more than chance is not everybody's."""
-    return known.matched > threshold * length and known.matched - known.shared > min(slip, length // COMMON)
+    """Whether more than the threshold is known, and what of this is not everybody's is no chance: it is long, or it is all."""
+    own = known.matched - known.shared
+    return known.matched > threshold * length and (own > min(slip, length // COMMON) or known.matched == length)
 
 
 @lru_cache(maxsize=1024)
 def _text_salt(tenant: str) -> str:
     """What the prompts of a tenant begin with in the tree of texts: always as long, so that no text can look like it."""
-    return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).hexdigest(8) if tenant else ""
+    return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).hexdigest(_SALT // 2) if tenant else ""
 
 
 @lru_cache(maxsize=1024)
 def _id_salt(tenant: str) -> bytes:
-    """The same for the tree of ids: one page."""
-    return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).digest(4 * PAGE)
+    """The same for the tree of ids."""
+    return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).digest(4 * _SALT)
 
 
 def _salted_ids(tenant: str, *pieces: memoryview) -> Sequence[int]:

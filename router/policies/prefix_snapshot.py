@@ -74,9 +74,9 @@ class TreeCopy(Generic[AnyStr]):
         self._numbers: dict[str, int] = {}
         self._records: list[_Record] = []
         # A node that was copied, who has it, the number of its record, and its children that are left.
-        self._stack: list[
-            tuple[PrefixNode[AnyStr], Mapping[str, int] | None, int, Iterator[PrefixNode[AnyStr]]]
-        ] = [(root, None, -1, _children(root))]
+        self._stack: list[tuple[PrefixNode[AnyStr], Mapping[str, int] | None, int, Iterator[PrefixNode[AnyStr]]]] = [
+            (root, None, -1, _children(root))
+        ]
 
     def step(self, most: int) -> bool:
         """Copy so many nodes. Whether there are more."""

@@ -64,7 +64,7 @@ class Walk(NamedTuple, Generic[AnyStr]):
 
 
 class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
-    """See the top of this file; made as one of the two kinds below.
+    """See the top of this file; made as one of the kinds below.
 
     An empty key, and ids that do not fill a page, have no place in it: they match nothing, and inserting them does nothing.
 
@@ -93,7 +93,8 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
     def prefix_match_with_counts(self, key: Key) -> Match:
         """The same, and how long that beginning is."""
         packed, given = self._pack(key)
-        return self._found(*self._descend(self.root, packed)[:2], given)
+        path, matched, _ = self._descend(self.root, packed)
+        return Match(path[-1].last_tenant() if path else None, matched // self.width, given)
 
     def walk(self, key: Key) -> Walk[AnyStr]:
         """How far this key runs through the tree, for `follow`."""
@@ -230,9 +231,6 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
     def _unpack(cls, packed: AnyStr) -> Key:
         raise NotImplementedError
 
-    def _found(self, path: list[PrefixNode[AnyStr]], matched: int, given: int) -> Match:
-        return Match(path[-1].last_tenant() if path else None, matched // self.width, given)
-
 
 class StringTree(PrefixTree[str, str]):
     """Over texts; a unit is a character."""
@@ -280,3 +278,10 @@ class TokenTree(PrefixTree[Sequence[int], bytes]):
     @classmethod
     def _unpack(cls, packed: bytes) -> Sequence[int]:
         return unpack_ids(packed)
+
+
+class ExactTokenTree(TokenTree):
+    """In pages of one id, as SGLang's own cache has them unless it is told otherwise: questions are told apart that are shorter
+    than a longer page."""
+
+    page = 4

@@ -8,8 +8,8 @@ the picture `*`), and its next turn will begin with all of that, or with nearly 
     the next turn     |== system prompt ==|= first question ==|== the reply ==|- next question -|
                                                               ^ history drops the generation prompt: just before a mark
 
-So a prompt continues a conversation if it runs through a mark, or leaves the tree a little before one. What most of the fleet holds tells nobody apart, however long it is: all is
-measured from there on.
+So a prompt continues a conversation if it runs through a mark, or leaves the tree a little before one. What most of the fleet
+holds tells nobody apart, however long it is: all is measured from there on.
 """
 
 from __future__ import annotations
@@ -119,28 +119,21 @@ class RememberedPrompts(Generic[Key, AnyStr]):
         return [node for node in walk.path[max(first, len(walk.path) - _LOOK_BACK) :] if node.ends and node.end <= end]
 
     def _left(self, walk: Walk[AnyStr], first: int) -> PrefixNode[AnyStr] | None:
-        """The node that the prompt leaves just before the mark there, having twice as much behind the last branch as it lacks.
+        """The node that the prompt leaves just before the mark there, if it looks like the same conversation.
 
-        A few characters that any two questions have in common are no conversation.
+        It does if it ends itself with what it lacks there: a generation prompt. Or if it has twice as much behind the last
+        branch: a few characters that any two questions have in common are no conversation.
         """
         if not walk.cut or walk.matched == len(walk.key):
             return None
-        path, at = walk.path, len(walk.path) - 1
+        path, at, has = walk.path, len(walk.path) - 1, walk.cut
         node = path[at]
-        lacks, has = node.end - walk.matched, walk.cut
-        if not node.ends or lacks > self._slip + self.tree.page:
+        lacks = node.end - walk.matched
+        if not node.ends or lacks > self._slip:
             return None
-        more = _common(walk.key, walk.matched, node.edge, walk.cut, self.tree.page)
-        lacks, has = lacks - more, has + more
+        if walk.key.endswith(node.edge[walk.cut :]):
+            return node
         while has < 2 * lacks and at > first and len(path[at - 1].children) == 1:
             at -= 1
             has += len(path[at].edge)
-        return node if lacks <= self._slip and has >= 2 * lacks else None
-
-
-def _common(key: AnyStr, at: int, edge: AnyStr, cut: int, page: int) -> int:
-    """How much of a page that differs is the same: the tree knows whole pages only."""
-    same = 0
-    while same < page - 1 and key[at + same : at + same + 1] == edge[cut + same : cut + same + 1]:
-        same += 1
-    return same
+        return node if has >= 2 * lacks else None
