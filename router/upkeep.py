@@ -59,14 +59,14 @@ class PolicyUpkeep:
 
     async def _save(self, policy: CacheAware, path: Path) -> None:
         """Again and again, where there is anything new: a router that is killed has not forgotten more than that."""
-        saved, loop = policy.ticks, asyncio.get_running_loop()
+        saved, loop = -1, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._config.snapshot_interval)
             ticks = policy.ticks
             if ticks == saved:
                 continue
             copy = policy.copy()
-            while copy.step(_COPIED_AT_ONCE):
+            while copy.step(_COPIED_AT_ONCE):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0)
             self._writing = loop.run_in_executor(None, write_snapshot, copy, path)
             await asyncio.shield(self._writing)  # two must not write at once, so the end has to wait for it

@@ -17,11 +17,6 @@ _SEED = 1337
 _pair = struct.Struct("<QQ").pack
 
 
-def content_hash(ids: Sequence[int]) -> int:
-    """The hash of one block, whatever stands before it. OverflowError for what is no u32."""
-    return xxh3_64_intdigest(_packed(ids), _SEED)
-
-
 def content_hashes(ids: Sequence[int], block_size: int) -> Iterator[int]:
     """The hashes of the whole blocks of a prompt, computed as they are asked for; a shorter rest is no block, and blocks of
     no size are none.

@@ -52,6 +52,9 @@ _SLACK = 4
 _FEW = 2
 """Prompts that a worker may have been given more than the mean: it takes some for a mean to mean something."""
 
+_MANY = 16
+"""The same for turns of conversations that it has: a group of samples that all come back at once is no lack of balance."""
+
 _HALF_LIFE = 2048.0
 """Decisions after which what was routed counts half."""
 
@@ -167,7 +170,9 @@ class CacheAware:
         if self._leaving:
             self._sweep(next(iter(self._leaving)), _AT_ONCE)
             if chosen.worker.url in self._leaving:  # it is back already
-                self._sweep(chosen.worker.url, self.texts.size + self.ids.size)
+                self._leaving.discard(chosen.worker.url)
+                self.texts.remove_tenant(chosen.worker.url)
+                self.ids.remove_tenant(chosen.worker.url)
         prompts.learn(walk, chosen.worker.url, known)
         self._recent.add(chosen.worker.url, length)
         return chosen
@@ -182,7 +187,7 @@ class CacheAware:
         holder = self._holder(workers, known.holders)
         if holder is None:
             return Decision(self._least(workers, least), "least_loaded")
-        if self._has_too_much(holder, least, self._recent.total / len(workers), 0 if known.continued else length):
+        if self._has_too_much(holder, least, self._recent.total / len(workers), length, stays=known.continued):
             return Decision(self._least(workers, least), "spilled")
         return Decision(holder, "continued" if known.continued else "cached")
 
@@ -193,12 +198,16 @@ class CacheAware:
         if not self.texts.tenant_size(url) and not self.ids.tenant_size(url):
             self._leaving.discard(url)
 
-    def _has_too_much(self, worker: Worker, least: int, mean: float, length: int) -> bool:
-        """More than its part of what was routed lately; and of what is in flight, or (with a `length`) by some such prompts."""
-        given = self._recent.given(worker.url)
-        if given <= _BOUND * mean:
+    def _has_too_much(self, worker: Worker, least: int, mean: float, length: int, *, stays: bool) -> bool:
+        """More than its part of what was routed lately, by some prompts; and of what is in flight.
+
+        What is no turn of a conversation is kept from it however little is in flight.
+        """
+        more = self._recent.given(worker.url) - mean
+        if more <= (_BOUND - 1) * mean:
             return False
-        return worker.inflight > least + _SLACK or 0 < _FEW * length < given - mean
+        busy = worker.inflight > least + _SLACK
+        return busy and more > _MANY * self._recent.mean if stays else busy or more > _FEW * length > 0
 
     def _holder(self, workers: Sequence[Worker], holders: Collection[str]) -> Worker | None:
         """The least loaded of those who have it; None if that is half of the fleet, or nobody who is there."""

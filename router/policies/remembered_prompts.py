@@ -4,7 +4,7 @@ A node at which a prompt ended is marked, and so is one at which what is known o
 the picture `*`), and its next turn will begin with all of that, or with nearly all of it:
 
     the prompt        |== system prompt ==|= first question =|-gen-|
-    the tree          |== held by most ===|== held by w2 =========*|== the reply ==*   what the worker was given, and what it said
+    the tree          |== held by most ===|== held by w2 =========*|== the reply ==*
     the next turn     |== system prompt ==|= first question ==|== the reply ==|- next question -|
                                                               ^ history drops the generation prompt: just before a mark
 

@@ -143,7 +143,7 @@ def test_what_is_remembered_survives_a_restart(start: Start, middlewares: tuple[
     with start("cache_aware", middlewares, snapshot=snapshot) as routed:
         after = [routed.generate(text + "How many?").headers for text in texts]
     assert [headers["x-router-worker"] for headers in after] == before
-    assert {headers["x-router-reason"] for headers in after} == {"cached"}
+    assert {headers["x-router-reason"] for headers in after} == {"continued"}
 
 
 def test_a_damaged_snapshot_is_told_of_and_left_aside(
