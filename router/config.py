@@ -158,8 +158,8 @@ class CacheAwareConfig:
     """The policy `cache_aware`: the share of a prompt that has to be cached, and what the fleet being out of balance is.
 
     Requests in flight are out of balance where the most are more than `balance_abs` above the least, and more than
-    `balance_rel` times as many. A tree is cut back to `max_tree_size` characters (or ids) every `eviction_interval` seconds, and
-    written to `snapshot` every `snapshot_interval` seconds.
+    `balance_rel` times as many. A tree is cut back to `max_tree_size` characters (or ids) every `eviction_interval` seconds,
+    and written to `snapshot` every `snapshot_interval` seconds.
     """
 
     threshold: float = 0.3

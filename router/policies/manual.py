@@ -1,8 +1,8 @@
 """The same worker for the same key, whatever the load: the one that it got first.
 
-Unlike `consistent_hashing` this remembers: a key is given to the least loaded worker, and stays there until that is lost or nobody
-has used the key for a while. A worker that comes changes nothing. Several routers do not agree on it, and none knows a key after
-its restart.
+Unlike `consistent_hashing` this remembers: a key is given to the least loaded worker, and stays there until that is lost or
+nobody has used the key for a while. A worker that comes changes nothing. Several routers do not agree on it, and none knows a
+key after its restart.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Manual:
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Decision:
         """One of them, with the reason.
 
-        `key`: it has this key. `new_key`: it has it from now on. `moved`: the same, and who had it is lost. `elsewhere`: who has
-        it is there, but must not be asked now; the key stays there. `no_key`: there is none.
+        `key`: it has this key. `new_key`: it has it from now on. `moved`: the same, and who had it is lost. `elsewhere`: who
+        has it is there, but must not be asked now; the key stays there. `no_key`: there is none.
         """
         key, now = _name(query), self._clock()
         if key is None:

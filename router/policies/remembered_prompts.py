@@ -40,6 +40,7 @@ class Known(NamedTuple):
         shared: how much of it most of the fleet has.
         marks: nodes where the conversation stood that it continues.
         left: the node that it has left just before the mark there.
+        similar: whether it has left one that looks like it, but may be another conversation's.
     """
 
     holders: Collection[str] = ()
@@ -47,11 +48,12 @@ class Known(NamedTuple):
     shared: int = 0
     marks: Sequence[PrefixNode[Any]] = ()
     left: PrefixNode[Any] | None = None
+    similar: bool = False
 
     @property
     def continued(self) -> bool:
         """Whether the prompt continues a conversation."""
-        return bool(self.marks) or self.left is not None
+        return bool(self.marks) or self.left is not None or self.similar
 
 
 class RememberedPrompts(Generic[Key, AnyStr]):
@@ -80,9 +82,14 @@ class RememberedPrompts(Generic[Key, AnyStr]):
         if first == len(path):
             return Known((), matched, matched)
         shared = max(start, path[first - 1].end if first else 0)
-        marks, left = self._marks(walk, first), self._left(walk, first)
-        if marks or left is not None:
-            return Known(path[-1].tenants.keys(), matched, shared // width - base, marks, left)
+        marks, left, similar = self._marks(walk, first), None, False
+        if self._slips(walk):
+            if walk.key.endswith(path[-1].edge[walk.cut :]):
+                left = path[-1]
+            else:
+                similar = self._is_little(walk, first)
+        if marks or left is not None or similar:
+            return Known(path[-1].tenants.keys(), matched, shared // width - base, marks, left, similar)
         sure = max(shared + 1, walk.matched - (len(walk.key) - shared) // COMMON)
         holders = next(node.tenants.keys() for node in path[first:] if node.end >= sure)
         return Known(holders, matched, shared // width - base)
@@ -118,22 +125,23 @@ class RememberedPrompts(Generic[Key, AnyStr]):
         end = min(walk.matched, len(walk.key) - 1)
         return [node for node in walk.path[max(first, len(walk.path) - _LOOK_BACK) :] if node.ends and node.end <= end]
 
-    def _left(self, walk: Walk[AnyStr], first: int) -> PrefixNode[AnyStr] | None:
-        """The node that the prompt leaves just before the mark there, if it looks like the same conversation.
-
-        It does if it ends itself with what it lacks there: a generation prompt. Or if it has twice as much behind the last
-        branch: a few characters that any two questions have in common are no conversation.
-        """
+    def _slips(self, walk: Walk[AnyStr]) -> bool:
+        """Whether the prompt leaves the tree just before a mark. If it ends itself with what it lacks there, that is a
+        generation prompt, which history drops."""
         if not walk.cut or walk.matched == len(walk.key):
-            return None
+            return False
+        node = walk.path[-1]
+        return node.ends > 0 and node.end - walk.matched <= self._slip
+
+    @staticmethod
+    def _is_little(walk: Walk[AnyStr], first: int) -> bool:
+        """Whether what it lacks up to the mark is little beside what it has behind the last branch, twice as much or more.
+
+        A few characters that any two questions have in common are no conversation.
+        """
         path, at, has = walk.path, len(walk.path) - 1, walk.cut
-        node = path[at]
-        lacks = node.end - walk.matched
-        if not node.ends or lacks > self._slip:
-            return None
-        if walk.key.endswith(node.edge[walk.cut :]):
-            return node
+        lacks = path[at].end - walk.matched
         while has < 2 * lacks and at > first and len(path[at - 1].children) == 1:
             at -= 1
             has += len(path[at].edge)
-        return node if has >= 2 * lacks else None
+        return has >= 2 * lacks
