@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import re
 import time
@@ -14,7 +15,7 @@ import aiohttp
 import msgspec
 
 from benchmarks.routing_fleet import WIDTH
-from benchmarks.routing_skew import SHARED, SYSTEM_TOKENS
+from benchmarks.routing_skew import SHARED, Kind
 from tests.support.vocabularies import load, vocabulary
 
 VOCABULARY: Final = "qwen"
@@ -59,15 +60,19 @@ class Words:
 class Load:
     """Conversations that ask, wait, think and ask again, until enough was asked."""
 
-    def __init__(self, url: str, words: Words, inflight: int, requests: int, seed: int, *, keyed: bool) -> None:
+    def __init__(
+        self, url: str, words: Words, kind: Kind, inflight: int, requests: int, seed: int, *, keyed: bool
+    ) -> None:
         self._url = f"{url}/generate"
         self._words = words
+        self._kind = kind
         self._inflight = inflight
         self._keyed = keyed
         self._left = requests
         self._over = asyncio.Event()
         self._random = random.Random(seed)
-        self._system = words.cut(SYSTEM_TOKENS)
+        self._system = words.cut(kind.system)
+        self._generation = words.cut(kind.dropped) if kind.dropped else ""
         self._decode = msgspec.json.Decoder(Reply).decode
         self.served: Counter[int] = Counter()  # tokens, by worker
         self.later = self.kept = self.prompt = self.cached = 0
@@ -85,7 +90,7 @@ class Load:
         ):
             talks = [
                 group.create_task(self._talk(session, number, self._random.uniform(0, 3 * generation)))
-                for number in range(3 * self._inflight)  # one generates while two think
+                for number in range(3 * self._inflight // self._kind.group)  # one generates while two think
             ]
             await self._over.wait()
             took, used = time.perf_counter() - begun, cpu() - before
@@ -97,29 +102,35 @@ class Load:
         return max(1, round(self._random.lognormvariate(0, 1) * median))
 
     async def _talk(self, session: aiohttp.ClientSession, number: int, wait: float) -> None:
+        """Conversations one after the other, or groups of them with one first prompt."""
         await asyncio.sleep(wait)
-        name = 0
-        while True:
+        for name in itertools.count():
             text = self._system if self._random.random() < SHARED else self._words.cut(self._length(200))
-            at: int | None = None
-            name += 1
-            for _ in range(min(40, self._length(5))):
+            text += self._words.cut(self._length(150))
+            async with asyncio.TaskGroup() as group:
+                for sample in range(self._kind.group):
+                    group.create_task(self._converse(session, f"{number}-{name}-{sample}", text))
+
+    async def _converse(self, session: aiohttp.ClientSession, key: str, text: str) -> None:
+        at: int | None = None
+        for turn in range(min(40, self._length(5))):
+            if turn:
                 text += self._words.cut(self._length(150))
-                self._left -= 1
-                if self._left < 0:
-                    self._over.set()
-                    return
-                begun = time.perf_counter()
-                reply = await self._ask(session, f"{number}-{name}", text)
-                took = time.perf_counter() - begun
-                if reply is None:
-                    await asyncio.sleep(took)
-                    break
-                self.latencies.append(took)
-                self._count(reply.meta_info, at)
-                at = reply.meta_info.worker
-                text += reply.text
-                await asyncio.sleep(took * self._random.uniform(1, 3))
+            self._left -= 1
+            if self._left < 0:
+                self._over.set()
+                await asyncio.Event().wait()  # until it is cancelled: nobody begins another one
+            begun = time.perf_counter()
+            reply = await self._ask(session, key, text + self._generation)
+            took = time.perf_counter() - begun
+            if reply is None:
+                await asyncio.sleep(took)
+                return
+            self.latencies.append(took)
+            self._count(reply.meta_info, at)
+            at = reply.meta_info.worker
+            text += reply.text[WIDTH:-WIDTH] if self._kind.stripped else reply.text
+            await asyncio.sleep(took * self._random.uniform(1, 3))
 
     async def _ask(self, session: aiohttp.ClientSession, key: str, text: str) -> Reply | None:
         sampling = {"max_new_tokens": self._length(300), "ignore_eos": True}

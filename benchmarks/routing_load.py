@@ -1,6 +1,6 @@
 """What each policy makes of real requests to four timed workers: ours, and those of `sglang-router` and `smg` beside them.
 
-`python -m benchmarks.routing_load [--out FILE] [--page FILE]`. The load is that of `benchmarks.routing_skew`, over
+`python -m benchmarks.routing_load [--out FILE] [--page FILE]`. The loads are those of `benchmarks.routing_skew`, over
 HTTP: as many conversations as keep so many requests in flight, as text, to `/generate`. Only policies that go by the key of
 a conversation are given it, in `x-smg-routing-key`; and `smg` once more, which goes by it whatever the policy. The workers
 (`benchmarks.routing_fleet`) are as much faster than those of the simulation as makes about `--rate` requests a second, whatever
@@ -33,7 +33,7 @@ import psutil
 from benchmarks import foreign_routers
 from benchmarks.pages import machine
 from benchmarks.routing_conversations import VOCABULARY, Load, Words
-from benchmarks.routing_skew import CROWD, DECODE
+from benchmarks.routing_skew import CROWD, DECODE, LOADS
 from benchmarks.routing_table import Result, Row, write
 from router.policies import POLICIES
 from tests.support.sglang_server import free_port
@@ -42,6 +42,7 @@ from tests.support.vocabularies import vocabulary
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = 4
 KEYED = {"consistent_hashing", "manual"}  # nothing but the key of a conversation tells them where it goes
+BLIND = {"least_inflight", "random", "round_robin", "power_of_two", "least_load"}  # know conversations in no load
 WITH_KEY = ", with a key"
 MEAN_REPLY = 495  # tokens, of a log-normal length around 300
 
@@ -145,12 +146,13 @@ def _cpu(process: psutil.Process) -> float:
     return float(sum(one.user + one.system for one in every))
 
 
-def measure(target: Target, words: Words, inflight: int, args: argparse.Namespace, seed: int) -> Result:
+def measure(target: Target, words: Words, load: str, inflight: int, args: argparse.Namespace, seed: int) -> Result:
     """One run."""
+    kind = LOADS[load]
     slow = MEAN_REPLY * DECODE * (1 + inflight / WORKERS / CROWD)  # seconds of a generation at the simulation's speed
-    generation = inflight / args.rate
+    generation = inflight / args.rate * max(1, kind.system / 4_000)  # long prompts: fewer of them a second
     with fleet(words, slow / generation) as worker_urls, router(target, worker_urls) as (url, process):
-        one = Load(url, words, inflight, max(args.requests, 12 * inflight), seed, keyed=target.keyed)
+        one = Load(url, words, kind, inflight, max(args.requests, 12 * inflight), seed, keyed=target.keyed)
         took, used = asyncio.run(one.run(generation, partial(_cpu, process)))
     if not one.latencies:
         raise DidNotStartError(f"answered nothing but {dict(one.failures)}")
@@ -189,7 +191,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.routing_load", description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, default=4_000, help="of a run, and at least 12 for each in flight")
     parser.add_argument("--rate", type=float, default=300, help="requests a second that the load is made for")
-    parser.add_argument("--inflight", type=int, nargs="+", default=[64, 128, 512])
+    parser.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--inflight", type=int, nargs="+", help="instead of those of each load")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[], metavar="ROUTER:POLICY")
     parser.add_argument("--out", type=Path, help="where to write the rows as JSON")
@@ -198,21 +201,22 @@ def main() -> None:
     words = Words()
     compared, versions = targets(args.only)
     rows = [Row(one.router, one.policy) for one in compared]
+    cells = [(load, inflight) for load in args.load for inflight in args.inflight or LOADS[load].levels]
     print(machine(), json.dumps(versions), flush=True)
     for seed in range(args.rounds):
-        for inflight in args.inflight:
+        for load, inflight in cells:
             for one, row in zip(compared, rows, strict=True):
-                if row.missing:
+                if row.missing or (one.policy in BLIND and load != "conversations"):
                     continue
                 try:
-                    result = measure(one, words, inflight, args, seed)
+                    result = measure(one, words, load, inflight, args, seed)
                 except DidNotStartError as error:
                     row.missing = str(error)
                     print(f"{row.router} {row.policy}: {row.missing}", flush=True)
                     continue
-                row.results.setdefault(inflight, []).append(result)
+                row.results.setdefault(f"{load} {inflight}", []).append(result)
                 shown = " ".join(f"{key} {value:.3f}" for key, value in asdict(result).items())
-                print(f"{row.router} {row.policy} {inflight}: {shown}", flush=True)
+                print(f"{load} {inflight}: {row.router} {row.policy}: {shown}", flush=True)
                 write(rows, versions, out=args.out, page=args.page)  # what there is, should the rest be cut short
 
 

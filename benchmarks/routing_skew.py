@@ -5,7 +5,7 @@ choose among the router's own workers; only the workers' time is made up. Nothin
 
 Four workers. 80% of the conversations share one system prompt, the others have one of their own. Lengths are log-normal, a
 client thinks for one to three generations before its next turn, and as many conversations are held that so many requests
-are in flight on average.
+are in flight on average. `LOADS` are the kinds of them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,42 @@ from pathlib import Path
 
 from benchmarks.pages import put_between
 from router.policies import POLICIES, create_policy
-from router.policies.base import Decision, Policy, RouteQuery
+from router.policies.base import Decision, HearsReplies, Policy, RouteQuery
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.prefix_tree import TokenTree
 from router.policies.random_choice import RandomChoice
 from router.workers.worker import Worker
 
-SYSTEM_TOKENS = 2_000
 SHARED = 0.8
 PREFILL = 8_000.0  # tokens a second
 DECODE = 0.02  # seconds a token of a worker that has nothing else to do
 CROWD = 64  # requests that halve a worker's speed
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What conversations are like.
+
+    Attributes:
+        system: tokens of the system prompt.
+        dropped: tokens at the end of each prompt that history drops: a generation prompt.
+        stripped: whether history drops a token at both ends of each reply.
+        group: conversations that begin with the same prompt at the same time.
+        levels: how many requests are in flight.
+    """
+
+    system: int = 2_000
+    dropped: int = 0
+    stripped: bool = False
+    group: int = 1
+    levels: tuple[int, ...] = (64, 128, 512)
+
+
+LOADS = {
+    "conversations": Kind(),
+    "edited": Kind(system=14_000, dropped=17, stripped=True, levels=(64,)),
+    "groups": Kind(group=16, levels=(256,)),
+}
 
 
 @dataclass
@@ -42,6 +67,7 @@ class Conversation:
     """Who talks: what was said so far, and where it was said."""
 
     number: int
+    group: int
     ids: array[int]
     shared: bool
     turns: int
@@ -55,12 +81,13 @@ class Engine:
 
     worker: Worker
     known: dict[int, int] = field(default_factory=dict)
-    warm: bool = False
+    groups: dict[int, int] = field(default_factory=dict)
+    warm: int = 0
     served: int = 0
 
     def cached(self, one: Conversation) -> int:
         """Tokens of this prompt that are in the cache."""
-        return max(self.known.get(one.number, 0), SYSTEM_TOKENS if one.shared and self.warm else 0)
+        return max(self.known.get(one.number, 0), self.groups.get(one.group, 0), self.warm if one.shared else 0)
 
 
 @dataclass(frozen=True)
@@ -87,10 +114,9 @@ class PlainCacheAware:
         least, most = min(loads), max(loads)
         chosen = workers[loads.index(least)]
         if not (most - least > 64 and most > 1.5 * least):
-            tenants, matched, length = self._tree.holders(query.token_ids)
-            if length and matched / length > 0.3:
-                last = list(tenants)[-1]
-                chosen = next(worker for worker in workers if worker.url == last)
+            match = self._tree.prefix_match_with_counts(query.token_ids)
+            if match.matched > 0.3 * match.input:
+                chosen = next(worker for worker in workers if worker.url == match.tenant)
         self._tree.insert(query.token_ids, chosen.url)
         return chosen
 
@@ -98,19 +124,25 @@ class PlainCacheAware:
 class Simulation:
     """One policy under one load."""
 
-    def __init__(self, policy: Policy, inflight: int, *, workers: int = 4, seed: int = 1) -> None:
+    def __init__(
+        self, policy: Policy, inflight: int, *, kind: Kind = LOADS["conversations"], workers: int = 4, seed: int = 1
+    ) -> None:
         self._policy = policy
+        self._kind = kind
         self._random = random.Random(seed)
         self._engines = {f"http://w{n}:1": Engine(Worker(f"http://w{n}:1")) for n in range(workers)}
         self._workers = tuple(engine.worker for engine in self._engines.values())
         self._numbers = itertools.count()
         self._ticks = itertools.count()  # of equal times, the first planned
-        self._system = self._tokens(SYSTEM_TOKENS)
+        self._groups = itertools.count()
+        self._left: Counter[int] = Counter()  # conversations of a group that are not over
+        self._system = self._tokens(kind.system)
+        self._generation = self._tokens(kind.dropped)
         self._later = self._kept = self._prompt = self._hits = 0
         self._reasons: Counter[str] = Counter()
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        for _ in range(3 * inflight):  # one generates while two think
-            self._plan(0.0, self._asks(self._newcomer()))
+        for _ in range(3 * inflight // kind.group):  # one generates while two think
+            self._begin(0.0)
 
     def run(self, requests: int) -> Outcome:
         """So many requests."""
@@ -136,15 +168,22 @@ class Simulation:
     def _length(self, median: float) -> int:
         return max(1, round(self._random.lognormvariate(0, 1) * median))
 
-    def _newcomer(self) -> Conversation:
-        shared = self._random.random() < SHARED
+    def _begin(self, when: float) -> None:
+        """A conversation, or a group of them with one first prompt."""
+        shared, group = self._random.random() < SHARED, next(self._groups)
         begin = self._system[:] if shared else self._tokens(self._length(200))
-        return Conversation(next(self._numbers), begin, shared, turns=min(40, self._length(5)))
+        begin += self._tokens(self._length(150))
+        self._left[group] = self._kind.group
+        for _ in range(self._kind.group):
+            one = Conversation(next(self._numbers), group, begin, shared, turns=min(40, self._length(5)))
+            self._plan(when, self._asks(one))
 
     def _asks(self, one: Conversation) -> Callable[[float], None]:
         def ask(now: float) -> None:
-            one.ids = one.ids + self._tokens(self._length(150))
-            query = RouteQuery(token_ids=memoryview(one.ids), routing_key=str(one.number))
+            if one.done:
+                one.ids = one.ids + self._tokens(self._length(150))
+            prompt = one.ids + self._generation
+            query = RouteQuery(token_ids=memoryview(prompt), routing_key=str(one.number))
             chosen = self._policy.select(self._workers, query)
             worker, reason = chosen if isinstance(chosen, Decision) else (chosen, "policy")
             self._reasons[reason] += 1
@@ -154,27 +193,39 @@ class Simulation:
             one.at = worker.url
             engine, reply = self._engines[worker.url], self._tokens(self._length(300))
             cached = engine.cached(one)
-            self._prompt += len(one.ids)
+            self._prompt += len(prompt)
             self._hits += cached
-            engine.served += len(one.ids) + len(reply)
+            engine.served += len(prompt) + len(reply)
             worker.inflight += 1
             slow = DECODE * (1 + worker.inflight / CROWD)
-            seconds = (len(one.ids) - cached) / PREFILL + len(reply) * slow
-            self._plan(now + seconds, self._answered(one, engine, reply, seconds))
+            seconds = (len(prompt) - cached) / PREFILL + len(reply) * slow
+            self._plan(now + seconds, self._answered(one, engine, query, reply, seconds))
 
         return ask
 
     def _answered(
-        self, one: Conversation, engine: Engine, reply: array[int], seconds: float
+        self, one: Conversation, engine: Engine, query: RouteQuery, reply: array[int], seconds: float
     ) -> Callable[[float], None]:
         def answered(now: float) -> None:
             engine.worker.inflight -= 1
-            one.ids = one.ids + reply  # a new one: nobody may change what was handed out
-            engine.known[one.number] = len(one.ids)
-            engine.warm = engine.warm or one.shared
+            if isinstance(self._policy, HearsReplies):
+                self._policy.replied(engine.worker, query, memoryview(reply))
+            engine.groups.setdefault(one.group, len(one.ids))
+            said = reply[1:-1] if self._kind.stripped else reply
+            # The cache has what the next prompt begins with: less than was said, if history drops some of it.
+            engine.known[one.number] = len(one.ids) + (0 if self._kind.dropped else len(reply))
+            one.ids = one.ids + said  # a new one: nobody may change what was handed out
+            if one.shared:
+                engine.warm = self._kind.system
             one.done += 1
-            asker = one if one.done < one.turns else self._newcomer()
-            self._plan(now + seconds * self._random.uniform(1, 3), self._asks(asker))
+            when = now + seconds * self._random.uniform(1, 3)
+            if one.done < one.turns:
+                self._plan(when, self._asks(one))
+                return
+            self._left[one.group] -= 1
+            if not self._left[one.group]:
+                del self._left[one.group]
+                self._begin(when)
 
         return answered
 
@@ -193,21 +244,23 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--requests", type=int, default=8_000)
     options.add_argument("--workers", type=int, default=4)
-    options.add_argument("--inflight", type=int, nargs="+", default=[64, 128, 512])
+    options.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS))
+    options.add_argument("--inflight", type=int, nargs="+", help="instead of those of each load")
     options.add_argument("--policy", nargs="+", choices=candidates(), default=list(candidates()))
     options.add_argument("--reasons", action="store_true")
     options.add_argument("--page", type=Path)
     args = options.parse_args()
     rows = [
-        "| policy | in flight | busiest / mean | turns on their worker | prompt tokens cached |",
-        "|---|---|---|---|---|",
+        "| load | policy | in flight | busiest / mean | turns on their worker | prompt tokens cached |",
+        "|---|---|---|---|---|---|",
     ]
     print(*rows, sep="\n")
-    for name in args.policy:
-        for inflight in args.inflight:
-            one = Simulation(candidates()[name](), inflight, workers=args.workers).run(args.requests)
+    for load, name in itertools.product(args.load, args.policy):
+        for inflight in args.inflight or LOADS[load].levels:
+            policy = candidates()[name]()
+            one = Simulation(policy, inflight, kind=LOADS[load], workers=args.workers).run(args.requests)
             shown = f"`{name}`" if name in POLICIES else name
-            rows.append(f"| {shown} | {inflight} | {one.busiest:.2f} | {one.kept:.1%} | {one.hits:.1%} |")
+            rows.append(f"| {load} | {shown} | {inflight} | {one.busiest:.2f} | {one.kept:.1%} | {one.hits:.1%} |")
             print(rows[-1], flush=True)
             if args.reasons:
                 print(dict(one.reasons))

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.pages import machine, put_between
+from benchmarks.routing_skew import LOADS
 
 HEAD = ("router", "policy", "busiest / mean", "turns on their worker", "prompt tokens cached", "CPU a request, ms")
 
@@ -29,18 +30,18 @@ class Result:
 
 @dataclass
 class Row:
-    """A router with one policy: its runs by what was in flight, or why there are none."""
+    """A router with one policy: its runs by the load and what was in flight, or why there are none."""
 
     router: str
     policy: str
-    results: dict[int, list[Result]] = field(default_factory=dict)
+    results: dict[str, list[Result]] = field(default_factory=dict)
     missing: str = ""
 
-    def median(self, inflight: int) -> dict[str, float] | None:
+    def median(self, cell: str) -> dict[str, float] | None:
         """Of its rounds; None if there was no run."""
-        if inflight not in self.results:
+        if cell not in self.results:
             return None
-        rounds = [asdict(one) for one in self.results[inflight]]
+        rounds = [asdict(one) for one in self.results[cell]]
         return {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
 
 
@@ -54,23 +55,37 @@ def write(rows: Sequence[Row], versions: Mapping[str, str], *, out: Path | None,
 
 
 def table(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
-    """A row for each policy, and in each cell what came of all that was in flight."""
-    levels = sorted({level for row in rows for level in row.results})
-    shown = " / ".join(map(str, levels))
-    measured = ", ".join([machine(), *(f"`{name}` {version}" for name, version in versions.items())])
-    lines = [f"{measured}. In each cell: at {shown} in flight.", ""]
-    lines += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-    formats: dict[str, Callable[[float], str]] = {
-        "busiest": "{:.2f}".format,
-        "kept": "{:.0%}".format,
-        "cached": "{:.0%}".format,
-        "cpu": "{:.2f}".format,
-    }
-    for row in (one for one in rows if one.results):
-        medians = [row.median(level) for level in levels]
-        cells = [" / ".join(form(one[key]) if one else "not run" for one in medians) for key, form in formats.items()]
-        lines.append(f"| {row.router} | `{row.policy}` | {' | '.join(cells)} |")
+    """A table for each load, a row for each policy, and in each cell what came of all that was in flight."""
+    cells = list(dict.fromkeys(cell for row in rows for cell in row.results))
+    lines = [", ".join([machine(), *(f"`{name}` {version}" for name, version in versions.items())]) + "."]
+    for load in LOADS:
+        lines += _of_load(rows, load, [cell for cell in cells if cell.split()[0] == load])
     lines += [f"\n{row.router} with `{row.policy}` did not run: {row.missing}" for row in rows if row.missing]
     failed = [(row, sum(one.failures for runs in row.results.values() for one in runs)) for row in rows]
     lines += [f"\n{row.router} with `{row.policy}` failed {count} requests." for row, count in failed if count]
     return "\n".join(lines)
+
+
+def _of_load(rows: Sequence[Row], load: str, cells: Sequence[str]) -> list[str]:
+    if not cells:
+        return []
+    shown = " / ".join(cell.split()[1] for cell in cells)
+    lines = [
+        "",
+        f"*{load}*, in each cell: at {shown} in flight." if len(cells) > 1 else f"*{load}*, at {shown} in flight.",
+    ]
+    lines += ["", f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+    formats: dict[str, Callable[[float], str]] = {
+        "busiest": "{:.2f}".format,
+        "kept": "{:.1%}".format,
+        "cached": "{:.0%}".format,
+        "cpu": "{:.2f}".format,
+    }
+    for row in rows:
+        medians = [row.median(cell) for cell in cells]
+        if any(medians):
+            texts = [
+                " / ".join(form(one[key]) if one else "not run" for one in medians) for key, form in formats.items()
+            ]
+            lines.append(f"| {row.router} | `{row.policy}` | {' | '.join(texts)} |")
+    return lines

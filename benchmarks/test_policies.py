@@ -13,6 +13,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from router.config import BreakerConfig
 from router.policies import POLICIES, create_policy
 from router.policies.base import Policy, RouteQuery
+from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
@@ -73,6 +74,15 @@ def test_decision_by_the_prompt(benchmark: BenchmarkFixture, kind: str, characte
         fleet(64),
         conversations(characters // (4 if kind == "ids" else 1), kind, 16),
     )
+
+
+def test_a_reply_is_learnt(benchmark: BenchmarkFixture) -> None:
+    """Of 500 ids, behind a prompt of 1,000 to 2,000, once per request of cache_aware."""
+    policy, workers, asked = CacheAware(), fleet(512), conversations(1_000, "ids")
+    said = memoryview(array("i", range(500)))
+    for query in itertools.islice(asked, 1000):
+        policy.select(workers, query)
+    benchmark.pedantic(policy.replied, setup=lambda: ((workers[0], next(asked), said), {}), rounds=1000)
 
 
 def test_a_worker_joins_512_with_keys(benchmark: BenchmarkFixture) -> None:

@@ -118,9 +118,10 @@ class RadixTreeMiddleware:
                 if number:
                     await asyncio.sleep(0)
             out = request.with_ids([prompt.ids for prompt in prompts], force_logprobs=self.force_logprobs)
-            responder = Responder(self.recorder, self, request, prompts, send, force_logprobs=self.force_logprobs)
+            hint = RouteHint(prompts[0].match.text, prompts[0].ids, header(scope, b"x-smg-routing-key"))
+            responder = Responder(self.recorder, self, request, prompts, send, hint, force_logprobs=self.force_logprobs)
             try:
-                await self.app(_inner(scope, out, prompts[0]), replay(out, receive), responder.send)
+                await self.app(_inner(scope, out, hint), replay(out, receive), responder.send)
             finally:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()
@@ -256,12 +257,11 @@ def _parents(scope: Scope, prompts: int) -> list[str | None]:
     return names if len(names) == prompts else [named] * prompts
 
 
-def _inner(scope: Scope, body: bytes, prompt: Prompt) -> Scope:
+def _inner(scope: Scope, body: bytes, hint: RouteHint) -> Scope:
     """The scope of the rewritten request: JSON, whatever the client called it, and what a routing policy may want to know."""
     inner = with_body(scope, body)
     inner["headers"] = [h for h in inner["headers"] if h[0] != b"content-type"] + [
         (b"content-type", b"application/json")
     ]
-    hint = RouteHint(prompt.match.text, prompt.ids, header(scope, b"x-smg-routing-key"))
     inner["state"][ROUTE_HINT] = hint
     return inner

@@ -13,6 +13,7 @@ from starlette.types import Message, Send
 from middleware_hub import retrieval
 from middleware_hub.prompting import Prompt
 from middleware_hub.recording import INTERNAL_ERROR, UNREADABLE, Asked, Recorder, Verdict, summary
+from router.asgi import RouteHint
 from router.sglang import (
     LOGPROB_FIELDS,
     EventSplitter,
@@ -41,11 +42,20 @@ class _Generation:
     """One of the generations of a request: what was asked for, and what has come of it."""
 
     def __init__(
-        self, recorder: Recorder, prompt: Prompt, asked: Asked, *, drop_logprobs: bool, trajectory: bool
+        self,
+        recorder: Recorder,
+        prompt: Prompt,
+        asked: Asked,
+        hint: RouteHint | None,
+        *,
+        drop_logprobs: bool,
+        trajectory: bool,
     ) -> None:
+        """`hint`: what was told of its prompt to whoever chose the worker; None if nothing was."""
         self._recorder = recorder
         self._prompt = prompt
         self._asked = asked
+        self._hint = hint
         self._drop = LOGPROB_FIELDS if drop_logprobs else frozenset[str]()
         self._trajectory = trajectory
         self.worker = ""
@@ -86,6 +96,8 @@ class _Generation:
 
     def record(self, reply: Reply) -> None:
         """Remember a reply."""
+        if self._hint is not None:
+            self._hint.reply(reply.ids)
         try:
             with self._recorder.tracer.span("record", tokens=len(reply.ids)) as span:
                 self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
@@ -126,6 +138,7 @@ class Responder:
         request: GenerateRequest,
         prompts: list[Prompt],
         send: Send,
+        hint: RouteHint,
         *,
         force_logprobs: bool,
     ) -> None:
@@ -150,6 +163,7 @@ class Responder:
                     sent_at,
                     recorder.tree.clock.steps,
                 ),
+                hint if number == 0 else None,
                 drop_logprobs=force_logprobs and not request.asked_for_logprobs(number),
                 trajectory=request.wants_trajectory,
             )

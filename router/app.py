@@ -78,7 +78,7 @@ def create_app(
     requests = Requests()
     tracer = create_tracer(config.trace) if tracer is None else tracer
     workers = config.workers
-    policy = create_policy(workers.policy, workers.cache_aware)
+    policy = create_policy(workers.policy, workers.cache_aware, workers.max_idle)
     pool = WorkerPool(
         policy,
         health=workers.health,

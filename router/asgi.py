@@ -34,12 +34,24 @@ KEPT = "kept"
 """Key in `scope["state"]`: whoever sends this request keeps its reply by itself, under an id that it has made up."""
 
 
-class RouteHint(msgspec.Struct, frozen=True):
-    """What a middleware knows about a request that a routing policy may want to know."""
+class RouteHint(msgspec.Struct):
+    """What a middleware knows about a request that a routing policy may want to know.
+
+    Attributes:
+        text, token_ids, routing_key: of the request; of a batch, the first prompt.
+        replied: set by the proxy if the policy wants to know of replies. The middleware calls it with the ids of each reply to
+            that prompt, before the client has all of it.
+    """
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
     routing_key: str | None = None
+    replied: Callable[[Sequence[int]], None] | None = None
+
+    def reply(self, ids: Sequence[int]) -> None:
+        """Tell the policy of a reply, if it wants to know."""
+        if self.replied is not None:
+            self.replied(ids)
 
 
 # RFC 9110, 7.6.1, and the older names that are still seen.

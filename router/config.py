@@ -158,7 +158,8 @@ class CacheAwareConfig:
     """The policy `cache_aware`: the share of a prompt that has to be cached, and what the fleet being out of balance is.
 
     Requests in flight are out of balance where the most are more than `balance_abs` above the least, and more than
-    `balance_rel` times as many. A tree is cut back to `max_tree_size` characters (or ids) every `eviction_interval` seconds.
+    `balance_rel` times as many. A tree is cut back to `max_tree_size` characters (or ids) every `eviction_interval` seconds,
+    and written to `snapshot` every `snapshot_interval` seconds.
     """
 
     threshold: float = 0.3
@@ -167,6 +168,7 @@ class CacheAwareConfig:
     eviction_interval: float = 60.0
     max_tree_size: int = 1 << 26
     snapshot: Path | None = None
+    snapshot_interval: float = 60.0
     kv_events: bool = False
 
     def __post_init__(self) -> None:
@@ -177,6 +179,7 @@ class CacheAwareConfig:
         if not 1 <= self.balance_rel < math.inf:
             raise BadRequestError(f"--balance-rel-threshold must be at least 1, not {self.balance_rel}")
         _positive("--eviction-interval-secs", self.eviction_interval)
+        _positive("--policy-snapshot-interval-secs", self.snapshot_interval)
         _at_least_one("--max-tree-size", self.max_tree_size)
 
 
@@ -187,6 +190,7 @@ class WorkersConfig:
     urls: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     policy: str = "least_inflight"
+    max_idle: float = 3600.0
     connect_timeout: float = 5.0
     probe_timeout: float = 2.0
     request_timeout: float | None = None
@@ -206,6 +210,7 @@ class WorkersConfig:
         ):
             if given and not self.routes_by_prompt:
                 raise BadRequestError(f"{flag} is of --policy cache_aware, not {self.policy}")
+        _positive("--max-idle-secs", self.max_idle)
         _positive("--connect-timeout-secs", self.connect_timeout)
         _positive("--fleet-timeout", self.fleet_timeout)
         for flag, value in (

@@ -184,6 +184,13 @@ def _workers_flags(group: argparse._ArgumentGroup) -> None:
     )
 
     group.add_argument(
+        "--max-idle-secs",
+        type=float,
+        default=WorkersConfig.max_idle,
+        metavar="S",
+        help="of the policy manual: after which a key that nobody uses is forgotten (%(default)g)",
+    )
+    group.add_argument(
         "--connect-timeout-secs",
         type=float,
         default=WorkersConfig.connect_timeout,
@@ -257,7 +264,14 @@ def _cache_aware_flags(group: argparse._ArgumentGroup) -> None:
         "--policy-snapshot",
         type=Path,
         metavar="FILE",
-        help="where what is remembered is kept over a restart: read at the start, written at the end",
+        help="where what is remembered is kept over a restart: read at the start, written while it runs and at the end",
+    )
+    group.add_argument(
+        "--policy-snapshot-interval-secs",
+        type=float,
+        default=CacheAwareConfig.snapshot_interval,
+        metavar="S",
+        help="between two times that it is written (%(default)g)",
     )
 
 
@@ -623,6 +637,7 @@ def _workers_config(args: argparse.Namespace) -> WorkersConfig:
         urls=tuple(normalize_url(url) for url in args.worker_urls),
         allow=tuple(args.worker_allow),
         policy=args.policy,
+        max_idle=args.max_idle_secs,
         cache_aware=CacheAwareConfig(
             threshold=args.cache_threshold,
             balance_abs=args.balance_abs_threshold,
@@ -630,6 +645,7 @@ def _workers_config(args: argparse.Namespace) -> WorkersConfig:
             eviction_interval=args.eviction_interval_secs,
             max_tree_size=args.max_tree_size,
             snapshot=args.policy_snapshot,
+            snapshot_interval=args.policy_snapshot_interval_secs,
             kv_events=args.kv_events,
         ),
         connect_timeout=args.connect_timeout_secs,

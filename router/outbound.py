@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Scope
 
-from router.asgi import ROUTE_HINT, HeaderList, header, request_headers, request_target
+from router.asgi import ROUTE_HINT, HeaderList, RouteHint, header, request_headers, request_target
 from router.callers import TENANT
 from router.flights import FLIGHT, Flight
 from router.policies.base import RouteQuery
 from router.requests import REQUEST, RequestRecord
-from router.sglang.route_prompt import prompt_of
+from router.sglang.route_prompt import PromptOf, prompt_of
 from router.workers.queue import Key
 
 _END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
@@ -29,6 +29,8 @@ class OutboundRequest(msgspec.Struct):
         limited: whether it is work, for which there may have to be room.
         key: the line that it stands in when there is none.
         query: what a routing policy may want to know.
+        hint: what a middleware knows; it tells of the replies, too.
+        alone: whether the prompt was read here, and is the only one.
         flight: the generations that it asks for; None if it is about something else.
         record: where it is told how far it has come.
         body: what is sent; None if there is none, or it is passed on as it comes.
@@ -44,6 +46,8 @@ class OutboundRequest(msgspec.Struct):
     limited: bool
     key: Key
     query: RouteQuery
+    hint: RouteHint | None
+    alone: bool
     flight: Flight | None
     record: RequestRecord
     body: bytes | None
@@ -62,15 +66,17 @@ class OutboundRequest(msgspec.Struct):
     ) -> OutboundRequest:
         """Raises BadRequestError for a target that is no path. `reads_prompt`: the policy wants what no middleware has told."""
         method, state = scope["method"], scope.get("state") or {}
-        hint = state.get(ROUTE_HINT)
+        alone = False
+        hint, tenant = state.get(ROUTE_HINT), state.get(TENANT, "")
         routing_key = header(scope, b"x-smg-routing-key") or header(scope, b"x-session-id")
         target = header(scope, b"x-smg-target-worker")
         if hint is not None:
             routing_key = hint.routing_key or routing_key
-            query = RouteQuery(hint.text, hint.token_ids, routing_key, target)
+            query = RouteQuery(hint.text, hint.token_ids, routing_key, target, tenant)
         else:
-            text, ids = prompt_of(body) if reads_prompt and body else (None, None)
-            query = RouteQuery(text, ids, routing_key, target)
+            prompt = prompt_of(body) if reads_prompt and body else PromptOf()
+            query = RouteQuery(prompt.text, prompt.ids, routing_key, target, tenant)
+            alone = prompt.alone
         headers = request_headers(scope, forward_authorization=forward_authorization)
         if streams_body:
             # A body passed through keeps its framing, so that a worker sees one that was cut short.
@@ -82,8 +88,10 @@ class OutboundRequest(msgspec.Struct):
             headers=headers,
             repeatable=body is not None or (method in ("GET", "HEAD") and not streams_body),
             limited=method in ("POST", "PUT"),
-            key=(state.get(TENANT, ""), routing_key or ""),
+            key=(tenant, routing_key or ""),
             query=query,
+            hint=hint,
+            alone=alone,
             flight=state.get(FLIGHT),
             record=state.get(REQUEST) or RequestRecord("", method, scope["path"]),
             body=body,

@@ -24,8 +24,10 @@ from router.errors import NoWorkerError
 from router.flights import Flight
 from router.metrics import RouterMetrics
 from router.outbound import OutboundRequest
+from router.policies.base import ENOUGH_IDS
 from router.requests import Phase
 from router.sglang.attempt import is_error, refusal_status
+from router.sglang.beginnings import StreamBeginnings, tell_whole
 from router.sglang.stream import END_BYTES, has_ended
 from router.tracing import OFF, Span, Tracer
 from router.upstream import (
@@ -274,6 +276,28 @@ class Proxy:
         self._metrics.failures.labels(why).inc()
         attempts.failed(worker, why, message, kept=kept, gone=gone)
 
+    def _listener(
+        self, request: OutboundRequest, lease: Lease, response: UpstreamResponse, first: bytes
+    ) -> StreamBeginnings | None:
+        """See to it that the policy hears how replies begin, if it wants to, before the client has all of them.
+
+        A middleware that knows the prompt tells of the replies itself. Else a reply in one piece is told of here, and what has
+        to hear a stream is given back.
+        """
+        if self._pool.listener is None or response.status != 200:
+            return None
+        if request.hint is not None:
+            request.hint.replied = lease.replied
+            return None
+        if not request.alone or request.flight is None:
+            return None
+        ids = request.query.token_ids is not None
+        if is_event_stream(response):
+            return StreamBeginnings(lease.replied, ids=ids, enough=ENOUGH_IDS)
+        if request.flight.whole:
+            tell_whole(first, lease.replied, ids=ids)
+        return None
+
     async def _relay(
         self,
         request: OutboundRequest,
@@ -285,6 +309,7 @@ class Proxy:
     ) -> None:
         """The reply to the client, as it comes."""
         worker, headers = lease.worker, reply_headers(response.headers)
+        listener = self._listener(request, lease, response, first)
         headers.append((b"x-router-worker", worker.url.encode("ascii")))
         headers.append((b"x-router-reason", lease.reason.encode("latin-1", "replace")))
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
@@ -293,6 +318,8 @@ class Proxy:
         end = b""
         while chunk:
             end = end[-END_BYTES:] + chunk[-END_BYTES:]
+            if listener is not None:
+                listener.feed(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             try:
                 if seconds is None:

@@ -28,7 +28,7 @@ from middleware_hub.sessions.told import Told
 from middleware_hub.sessions.worker_request import never, worker_request
 from middleware_hub.sessions.worker_stream import WorkerStream
 from middleware_hub.spans import SpanFlag, TokenSpan
-from router.asgi import collected, replay, with_body
+from router.asgi import ROUTE_HINT, RouteHint, collected, replay, with_body
 from router.errors import RouterError, UpstreamError
 from router.sglang import Reply, StreamedReply, UnreadableReplyError, read_reply
 from router.sglang.reply import further_fields, read_fields
@@ -267,6 +267,8 @@ class Generation:
         self.commit_seconds = time.perf_counter() - begun
 
     def _attach(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
+        hint: RouteHint = self._inner["state"][ROUTE_HINT]
+        hint.reply(reply.ids)
         if self._trie.closed:
             raise TrieClosedError
         judgement = self._judge.judge(asked, reply, self.worker)

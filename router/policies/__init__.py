@@ -10,6 +10,7 @@ from router.policies.base import Policy
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.policies.least_inflight import LeastInflight
+from router.policies.manual import Manual
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
 from router.policies.round_robin import RoundRobin
@@ -20,17 +21,20 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "random": RandomChoice,
     "power_of_two": PowerOfTwo,
     "consistent_hashing": ConsistentHashing,
+    "manual": Manual,
     "cache_aware": CacheAware,
 }
 
 
-def create_policy(name: str, cache_aware: CacheAwareConfig | None = None) -> Policy:
+def create_policy(name: str, cache_aware: CacheAwareConfig | None = None, max_idle: float | None = None) -> Policy:
     """A new policy of this name. BadRequestError lists the names that there are.
 
-    `cache_aware`: the parameters of the one that has some.
+    `cache_aware`, `max_idle`: the parameters of `cache_aware` and of `manual`.
     """
     if name == "cache_aware":
         return CacheAware(cache_aware)
+    if name == "manual" and max_idle is not None:
+        return Manual(max_idle)
     try:
         return POLICIES[name]()
     except KeyError:

@@ -18,6 +18,8 @@ class RouteQuery(msgspec.Struct, frozen=True):
     routing_key: str | None = None
     target_worker: str | None = None
     """The URL or the id of the worker that the client would like."""
+    tenant: str = ""
+    """Whose request it is. What a policy remembers of one tenant decides and tells nothing for another."""
 
 
 class Decision(NamedTuple):
@@ -35,6 +37,30 @@ class Policy(Protocol):
 
         A policy that always has the same reason returns the worker alone.
         """
+
+
+ENOUGH_CHARACTERS = 512
+ENOUGH_IDS = 128
+"""Of a reply, to tell it from others to the same prompt."""
+
+
+@runtime_checkable
+class HearsReplies(Protocol):
+    """A policy that wants to know how replies begin: the next turn of a conversation begins with that as well."""
+
+    def replied(self, worker: Worker, query: RouteQuery, beginning: str | Sequence[int]) -> None:
+        """A worker has replied to this prompt: text to a text, ids to ids. More than enough of it does no harm."""
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """A policy under which some requests have to have a certain worker, and wait for it."""
+
+    def keeper(self, query: RouteQuery) -> Worker | None:
+        """That worker; None if any will do."""
+
+    def over(self, query: RouteQuery) -> None:
+        """A request that was given to a worker is not in flight any more."""
 
 
 @runtime_checkable

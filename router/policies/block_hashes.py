@@ -17,19 +17,17 @@ _SEED = 1337
 _pair = struct.Struct("<QQ").pack
 
 
-def content_hash(ids: Sequence[int]) -> int:
-    """The hash of one block, whatever stands before it. OverflowError for what is no u32."""
-    return xxh3_64_intdigest(_packed(ids), _SEED)
-
-
 def content_hashes(ids: Sequence[int], block_size: int) -> Iterator[int]:
-    """The hashes of the whole blocks of a prompt, computed as they are asked for; a shorter rest is no block.
+    """The hashes of the whole blocks of a prompt, computed as they are asked for; a shorter rest is no block, and blocks of
+    no size are none.
 
     A memoryview or array of 32-bit numbers is taken as it is, which saves a third of the time. OverflowError, at once, for what
     is no u32.
     """
     data = _packed(ids)
     step = 4 * block_size
+    if step <= 0:
+        return iter(())
     return (xxh3_64_intdigest(data[start : start + step], _SEED) for start in range(0, len(data) - step + 1, step))
 
 

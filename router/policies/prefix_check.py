@@ -43,6 +43,7 @@ def _check_child(
     assert first == child.edge[: tree.page], f"{child} stands under {first!r}"
     assert len(child.edge) % tree.page == 0 < len(child.edge), f"{child} is not made of pages"
     assert child.end == node.end + len(child.edge), f"{child} does not end at {child.end}"
+    assert child.ends >= 0, f"fewer than no conversations stand at {child}"
     assert child.tenants, f"nobody holds {child}"
     ticks = list(child.tenants.values())
     assert ticks == sorted(ticks), f"{child} does not have its tenants in order of their accesses"

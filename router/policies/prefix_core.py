@@ -55,10 +55,12 @@ class PrefixCore(Generic[AnyStr]):
             node = below
         return path, at, 0
 
-    def _hold(self, key: AnyStr, tenant: str, path: list[PrefixNode[AnyStr]], matched: int, cut: int) -> None:
-        """Stamp the way of a key, which is made where it is missing."""
+    def _hold(
+        self, key: AnyStr, tenant: str, path: list[PrefixNode[AnyStr]], matched: int, cut: int
+    ) -> PrefixNode[AnyStr] | None:
+        """Stamp the way of a key, which is made where it is missing. Returns its last node; None for an empty key."""
         if not key:
-            return
+            return None
         path = self._reach(self.root, key, path, matched, cut)
         self.ticks += 1
         ticks, gained = self.ticks, 0
@@ -73,6 +75,7 @@ class PrefixCore(Generic[AnyStr]):
         holding.size += gained
         self._size += gained
         holding.offer(path[-1])
+        return path[-1]
 
     def _reach(
         self, above: PrefixNode[AnyStr], key: AnyStr, path: list[PrefixNode[AnyStr]], matched: int, cut: int

@@ -33,6 +33,8 @@ class PrefixNode(msgspec.Struct, Generic[AnyStr], gc=False, eq=False):
         end: how long its key is. Never changes: a split puts a new node above.
         tenants: tenant -> tick of its last access, in order of these; never empty but at the root.
         children: by the first page of their edges.
+        ends: how many conversations stand here: their last prompt, or what is known of the reply to it, ends with this
+            node, and no later turn of them has come.
     """
 
     edge: AnyStr
@@ -40,6 +42,7 @@ class PrefixNode(msgspec.Struct, Generic[AnyStr], gc=False, eq=False):
     end: int
     tenants: dict[str, int]
     children: dict[AnyStr, PrefixNode[AnyStr]]
+    ends: int = 0
 
     def __repr__(self) -> str:
         edge = self.edge if len(self.edge) <= 20 else self.edge[:20]
@@ -52,7 +55,7 @@ class PrefixNode(msgspec.Struct, Generic[AnyStr], gc=False, eq=False):
         self.parent = None
 
     def split(self, cut: int, page: int) -> PrefixNode[AnyStr]:
-        """Put a node above that takes the first `cut` of the edge, and holds what this one does. Gives it back."""
+        """Put a node above that takes the first `cut` of the edge, and is held by the same tenants. Gives it back."""
         assert self.parent is not None, "the root has nothing to split"
         edge = self.edge
         self.edge = edge[cut:]

@@ -3,9 +3,10 @@
     4  "PFXT"
     2  version, little-endian
     8  of blake3 of the rest
-       msgpack: [kind, ticks, [tenant, ...], [[edge, [tenant, tick, tenant, tick, ...], children], ...]]
+       msgpack: [kind, ticks, [tenant, ...], [[edge, [tenant, tick, tenant, tick, ...], children, ends], ...]]
 
-The nodes stand parents first, each followed by its children in the order of their keys; `children` counts them. Edges are bytes
+The nodes stand parents first, each followed by its children in the order of their keys; `children` counts them, and `ends` the
+conversations that stand there. Edges are bytes
 (texts as UTF-8, half a surrogate pair like a character), a tenant of a node is its place in the list. Everything has one order,
 so equal trees have equal bytes.
 """
@@ -13,13 +14,15 @@ so equal trees have equal bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import AnyStr, Generic, NamedTuple
 
 import blake3
 import msgspec
 
-VERSION = 1
+from router.policies.prefix_node import PrefixNode
+
+VERSION = 2
 
 _MAGIC = b"PFXT"
 _HEADER = struct.Struct("<4sH8s")
@@ -35,12 +38,14 @@ class Node(NamedTuple, Generic[AnyStr]):
     edge: AnyStr
     tenants: dict[str, int]
     children: int
+    ends: int
 
 
 class _Record(msgspec.Struct, array_like=True, gc=False):
     edge: bytes
     accesses: list[int]
     children: int
+    ends: int
 
 
 class _Payload(msgspec.Struct, array_like=True):
@@ -58,18 +63,71 @@ def by_access(item: tuple[str, int]) -> tuple[int, str]:
     return item[1], item[0]
 
 
-def encode(kind: str, ticks: int, nodes: Iterable[Node[AnyStr]]) -> bytes:
-    """A snapshot of these nodes, which come parents first."""
-    numbers: dict[str, int] = {}
-    records = []
-    for edge, tenants, children in nodes:
-        accesses: list[int] = []
-        for tenant, tick in sorted(tenants.items(), key=by_access):
-            accesses += (numbers.setdefault(tenant, len(numbers)), tick)
-        packed = edge if isinstance(edge, bytes) else edge.encode("utf-8", "surrogatepass")
-        records.append(_Record(packed, accesses, children))
-    payload = msgspec.msgpack.encode(_Payload(kind, ticks, list(numbers), records))
-    return _HEADER.pack(_MAGIC, VERSION, _digest(payload)) + payload
+class TreeCopy(Generic[AnyStr]):
+    """A copy of a tree for a snapshot, taken a few nodes at a time, while the tree goes on changing in between.
+
+    What is inserted or forgotten meanwhile may be in the copy or not. What is there holds together: a node that was split
+    since its parent was copied is copied from its upper part on, and nobody has a node without what is above it.
+    """
+
+    def __init__(self, root: PrefixNode[AnyStr]) -> None:
+        self._numbers: dict[str, int] = {}
+        self._records: list[_Record] = []
+        # A node that was copied, who has it, the number of its record, and its children that are left.
+        self._stack: list[tuple[PrefixNode[AnyStr], Mapping[str, int] | None, int, Iterator[PrefixNode[AnyStr]]]] = [
+            (root, None, -1, _children(root))
+        ]
+
+    def step(self, most: int) -> bool:
+        """Copy so many nodes. Whether there are more."""
+        stack, records = self._stack, self._records
+        while stack and most > 0:
+            above, holders, number, children = stack[-1]
+            node = next(children, None)
+            if node is None:
+                stack.pop()
+                continue
+            most -= 1
+            while node.parent is not None and node.parent is not above:
+                node = node.parent
+            tenants = node.tenants if holders is None else _within(node.tenants, holders)
+            if node.parent is None or not tenants:
+                continue
+            accesses: list[int] = []
+            for tenant, tick in sorted(tenants.items(), key=by_access):
+                accesses += (self._numbers.setdefault(tenant, len(self._numbers)), tick)
+            edge = node.edge
+            packed = edge if isinstance(edge, bytes) else edge.encode("utf-8", "surrogatepass")
+            if number >= 0:
+                records[number].children += 1
+            stack.append((node, dict(tenants), len(records), _children(node)))
+            records.append(_Record(packed, accesses, 0, node.ends))
+        return bool(stack)
+
+    def encode(self, kind: str, ticks: int) -> bytes:
+        """The snapshot. It touches no tree, and may run in another thread, which it leaves room for others."""
+        pack = msgspec.msgpack.Encoder().encode
+        pieces = [b"\x94", pack(kind), pack(ticks), pack(list(self._numbers)), _array_head(len(self._records))]
+        pieces += [pack(record) for record in self._records]
+        payload = b"".join(pieces)
+        return b"".join((_HEADER.pack(_MAGIC, VERSION, _digest(payload)), payload))
+
+
+def _children(node: PrefixNode[AnyStr]) -> Iterator[PrefixNode[AnyStr]]:
+    """Those that it has now, in the order of their keys."""
+    return iter([child for _, child in sorted(node.children.items())])
+
+
+def _within(tenants: Mapping[str, int], holders: Mapping[str, int]) -> Mapping[str, int]:
+    """Those who have what is above, and used this no later."""
+    return {tenant: min(tick, holders[tenant]) for tenant, tick in tenants.items() if tenant in holders}
+
+
+def _array_head(count: int) -> bytes:
+    """How msgpack begins an array."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    return struct.pack(">BH", 0xDC, count) if count < 1 << 16 else struct.pack(">BI", 0xDD, count)
 
 
 def decode(data: bytes, kind: str, empty: AnyStr, page: int) -> tuple[int, list[Node[AnyStr]]]:
@@ -119,13 +177,13 @@ def _nodes(found: _Payload, empty: AnyStr, page: int) -> Iterator[Node[AnyStr]]:
             raise SnapshotError(f"the snapshot has an edge of {len(edge)}")
         if 2 * len(tenants) != len(record.accesses) or not tenants:
             raise SnapshotError("the snapshot has a node with a tenant twice, or without any")
-        yield Node(edge, tenants, record.children)
+        yield Node(edge, tenants, record.children, record.ends)
 
 
 def _check_shape(nodes: list[Node[AnyStr]], ticks: int, page: int) -> None:
     """Children under their parents, told apart by their first page, held by who holds the parent, and used no later."""
     above: list[tuple[Mapping[str, int] | None, set[AnyStr], int]] = [(None, set(), -1)]
-    for edge, tenants, children in nodes:
+    for edge, tenants, children, ends in nodes:
         while not above[-1][2]:
             above.pop()
         holders, siblings, left = above[-1]
@@ -137,8 +195,8 @@ def _check_shape(nodes: list[Node[AnyStr]], ticks: int, page: int) -> None:
         for tenant, tick in tenants.items():
             if not 0 < tick <= (ticks if holders is None else holders.get(tenant, 0)):
                 raise SnapshotError(f"the snapshot has an access of {tenant} that cannot be")
-        if children < 0:
-            raise SnapshotError("the snapshot has a node with fewer than no children")
+        if children < 0 or ends < 0:
+            raise SnapshotError("the snapshot has a node with fewer than no children, or conversations")
         above.append((tenants, set(), children))
     if any(left > 0 for _, _, left in above):
         raise SnapshotError("the snapshot ends early")

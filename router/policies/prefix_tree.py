@@ -15,23 +15,20 @@ Three rules carry them:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, KeysView, Sequence
+from collections.abc import Iterator, Sequence
 from typing import AnyStr, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from router.policies import prefix_check, prefix_snapshot
-from router.policies.path_hashes import pack_ids, unpack_ids
+from router.policies.packed_ids import pack_ids, unpack_ids
 from router.policies.prefix_core import PrefixCore
 from router.policies.prefix_node import PrefixNode
-from router.policies.prefix_snapshot import Node
+from router.policies.prefix_snapshot import TreeCopy
 
 Key = TypeVar("Key")
 """What callers give; it is kept as `AnyStr`."""
 
 PAGE = 16
 """Token ids of a page."""
-
-Select = Callable[[str | None, int, int], str | None]
-"""Of the tenant of a match, matched and input units: the tenant that gets the key, None for nobody."""
 
 
 class Match(NamedTuple):
@@ -47,14 +44,27 @@ class Match(NamedTuple):
     matched: int
     input: int
 
-    @property
-    def hit_ratio(self) -> float:
-        """How much of the key that is, 0 to 1; 0 of an empty one."""
-        return self.matched / self.input if self.input else 0.0
+
+class Walk(NamedTuple, Generic[AnyStr]):
+    """How far a key runs through a tree. Good until the tree is changed.
+
+    Attributes:
+        key: as the tree keeps it, in whole pages.
+        path: the nodes that it runs through, from below the root.
+        matched: how much of the key the nodes have, as long as it is kept.
+        cut: how much that is of the edge of the last node, if it is not all of it, else 0.
+        changes: of the tree, by then.
+    """
+
+    key: AnyStr
+    path: list[PrefixNode[AnyStr]]
+    matched: int
+    cut: int
+    changes: int
 
 
 class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
-    """See the top of this file; made as one of the two kinds below.
+    """See the top of this file; made as one of the kinds below.
 
     An empty key, and ids that do not fill a page, have no place in it: they match nothing, and inserting them does nothing.
 
@@ -83,24 +93,13 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
     def prefix_match_with_counts(self, key: Key) -> Match:
         """The same, and how long that beginning is."""
         packed, given = self._pack(key)
-        return self._found(*self._descend(self.root, packed)[:2], given)
-
-    def holders(self, key: Key) -> tuple[KeysView[str], int, int]:
-        """All who hold the longest known beginning, the last user last; how many units it has, and how many the key.
-
-        The first is a view: it is good until the tree is changed.
-        """
-        packed, given = self._pack(key)
         path, matched, _ = self._descend(self.root, packed)
-        return (path[-1] if path else self.root).tenants.keys(), matched // self.width, given
+        return Match(path[-1].last_tenant() if path else None, matched // self.width, given)
 
-    def levels(self, key: Key) -> list[tuple[int, KeysView[str]]]:
-        """The known beginnings of a key, the shortest first: how many units, and who holds that many.
-
-        Who holds a longer one holds the shorter ones, too. The views are good until the tree is changed.
-        """
-        path, matched, _ = self._descend(self.root, self._pack(key)[0])
-        return [(min(node.end, matched) // self.width, node.tenants.keys()) for node in path]
+    def walk(self, key: Key) -> Walk[AnyStr]:
+        """How far this key runs through the tree, for `follow`."""
+        packed, _ = self._pack(key)
+        return Walk(packed, *self._descend(self.root, packed), self._changes)
 
     def tenant_size(self, tenant: str) -> int:
         """Units that it holds."""
@@ -125,20 +124,11 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
         packed, _ = self._pack(key)
         self._hold(packed, tenant, *self._descend(self.root, packed))
 
-    def match_and_insert(self, key: Key, select: Select) -> str | None:
-        """Match, let `select` choose by what was found, insert for whom it chose. Gives back who that is.
-
-        There is one descent; if `select` changes the tree, because the tenant that it is told is gone, there is another.
-        """
-        packed, given = self._pack(key)
-        path, matched, cut = self._descend(self.root, packed)
-        changes = self._changes
-        tenant = select(*self._found(path, matched, given))
-        if tenant is not None:
-            if self._changes != changes:
-                path, matched, cut = self._descend(self.root, packed)
-            self._hold(packed, tenant, path, matched, cut)
-        return tenant
+    def follow(self, walk: Walk[AnyStr], tenant: str) -> PrefixNode[AnyStr] | None:
+        """Insert the key of a walk, which saves another descent. Returns the node at its end; None for an empty key."""
+        if walk.changes != self._changes:
+            return self._hold(walk.key, tenant, *self._descend(self.root, walk.key))
+        return self._hold(walk.key, tenant, walk.path, walk.matched, walk.cut)
 
     def evict(self, tenant: str, max_units: int) -> int:
         """Let a tenant hold so many units at most: its least recently used leaves go. Gives back how many it lost."""
@@ -191,11 +181,13 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
 
     def dump(self) -> bytes:
         """Everything, for a restart or for another replica. Equal trees give equal bytes."""
-        return prefix_snapshot.encode(
-            self.kind,
-            self.ticks,
-            (Node(node.edge, node.tenants, len(node.children)) for node, _ in self._walk()),
-        )
+        copy = self.copy()
+        copy.step(self.nodes + 1)
+        return copy.encode(self.kind, self.ticks)
+
+    def copy(self) -> TreeCopy[AnyStr]:
+        """A copy for a snapshot, to be taken in steps."""
+        return TreeCopy(self.root)
 
     @classmethod
     def load(cls, snapshot: bytes) -> Self:
@@ -217,7 +209,7 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
         ticks, nodes = prefix_snapshot.decode(snapshot, self.kind, self.root.edge, self.page)
         self.ticks = max(self.ticks, ticks)
         stack = [(self.root, -1)]
-        for edge, tenants, children in nodes:
+        for edge, tenants, children, ends in nodes:
             while not stack[-1][1]:
                 stack.pop()
             above, left = stack[-1]
@@ -225,6 +217,7 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
             path = self._reach(above, edge, *self._descend(above, edge))
             for node in path:
                 self._learn(node, tenants)
+            path[-1].ends = max(path[-1].ends, ends)
             stack.append((path[-1], children))
 
     # Inside ------------------------------------------------------------------------------------------------------------
@@ -237,9 +230,6 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
     @classmethod
     def _unpack(cls, packed: AnyStr) -> Key:
         raise NotImplementedError
-
-    def _found(self, path: list[PrefixNode[AnyStr]], matched: int, given: int) -> Match:
-        return Match(path[-1].last_tenant() if path else None, matched // self.width, given)
 
 
 class StringTree(PrefixTree[str, str]):
@@ -288,3 +278,10 @@ class TokenTree(PrefixTree[Sequence[int], bytes]):
     @classmethod
     def _unpack(cls, packed: bytes) -> Sequence[int]:
         return unpack_ids(packed)
+
+
+class ExactTokenTree(TokenTree):
+    """In pages of one id, as SGLang's own cache has them unless it is told otherwise: questions are told apart that are shorter
+    than a longer page."""
+
+    page = 4

@@ -19,6 +19,7 @@ class RecentWork:
         self._weight = 1.0
         self._sums: dict[str, float] = {}
         self._total = 0.0
+        self._requests = 0.0
 
     def add(self, worker: str, units: int) -> None:
         """A request of so many units goes to a worker."""
@@ -28,6 +29,7 @@ class RecentWork:
         heavy = units * self._weight
         self._sums[worker] = self._sums.get(worker, 0.0) + heavy
         self._total += heavy
+        self._requests += self._weight
 
     def given(self, worker: str) -> float:
         """What a worker was given lately."""
@@ -38,15 +40,23 @@ class RecentWork:
         """And all of them."""
         return max(0.0, self._total / self._weight)
 
+    @property
+    def mean(self) -> float:
+        """Units of a request, on average."""
+        return self._total / self._requests if self._requests else 0.0
+
     def forget(self, worker: str) -> None:
         """It is gone, and its work with it."""
-        self._total -= self._sums.pop(worker, 0.0)
+        share = self._sums.pop(worker, 0.0)
+        self._requests *= 1 - share / self._total if self._total else 0.0
+        self._total -= share
         if not self._sums:
-            self._total = 0.0
+            self._total = self._requests = 0.0
 
     def _rescale(self) -> None:
         self._sums = {worker: heavy / self._weight for worker, heavy in self._sums.items()}
         self._total = sum(self._sums.values())
+        self._requests /= self._weight
         self._weight = 1.0
 
     def __len__(self) -> int:

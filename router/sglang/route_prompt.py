@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-_Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class _Prompt(msgspec.Struct):
@@ -18,16 +18,24 @@ class _Prompt(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Prompt)
 
 
-def prompt_of(body: bytes) -> tuple[str | None, Sequence[int] | None]:
-    """The text and the ids of a body of `/generate`, of a batch the first one's; None for what there is not."""
+class PromptOf(NamedTuple):
+    """The text and the ids of a request, of a batch the first one's; None for what there is not. `alone`: it is no batch."""
+
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    alone: bool = False
+
+
+def prompt_of(body: bytes) -> PromptOf:
+    """Read a body of `/generate`."""
     try:
         asked = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None, None
+        return PromptOf()
     text = asked.text if isinstance(asked.text, str) or not asked.text else asked.text[0]
-    ids = asked.input_ids
+    ids, alone = asked.input_ids, text is asked.text
     if ids and isinstance(ids[0], list):
-        ids = ids[0]  # type: ignore[assignment]  # a list of ids, by its first member
+        ids, alone = ids[0], False  # type: ignore[assignment]  # a list of ids, by its first member
     elif ids and not all(isinstance(one, int) for one in ids):
         ids = None
-    return text or None, ids or None  # type: ignore[return-value]  # ids only, as was just seen
+    return PromptOf(text or None, ids or None, alone)  # type: ignore[arg-type]  # ids only, as was just seen

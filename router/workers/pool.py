@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from types import TracebackType
 
 from router.config import BreakerConfig, HealthConfig
 from router.errors import NotFoundError, NoWorkerError
-from router.policies.base import Decision, Policy, Remembers, RouteQuery
+from router.policies.base import Decision, HearsReplies, Keeps, Policy, Remembers, RouteQuery
 from router.workers.breaker import Breaker, BreakerState
 from router.workers.worker import ROUTABLE, Worker, WorkerState, normalize_url
 
@@ -26,21 +26,34 @@ _NAMED = 8
 
 
 class FullError(Exception):
-    """There are workers, and none of them has room now."""
+    """There are workers, and none of them that may have the request has room now."""
+
+
+class KeeperFullError(FullError):
+    """The one worker that may have it is full; others may have room."""
 
 
 class Lease:
     """One request's hold on a worker, from the choice to the end of the reply's body. Ending it twice does no harm."""
 
-    __slots__ = ("_held", "_pool", "_trial", "reason", "worker")
+    __slots__ = ("_held", "_pool", "_query", "_trial", "reason", "worker")
 
-    def __init__(self, pool: WorkerPool, worker: Worker, reason: str, *, trial: bool = False) -> None:
+    def __init__(
+        self, pool: WorkerPool, worker: Worker, query: RouteQuery, reason: str, *, trial: bool = False
+    ) -> None:
         """`reason`: why this worker, see `WorkerPool.lease`. `trial`: its breaker wants to know when this is over."""
         self.worker = worker
+        self._query = query
         self.reason = reason
         self._pool = pool
         self._trial = trial
         self._held = True
+
+    def replied(self, beginning: str | Sequence[int]) -> None:
+        """Tell the policy how a reply begins: text to a text, ids to ids."""
+        listener = self._pool.listener
+        if listener is not None:
+            listener.replied(self.worker, self._query, beginning)
 
     def release(self) -> None:
         """The worker is done with this request."""
@@ -48,7 +61,7 @@ class Lease:
             self._held = False
             if self._trial:
                 self.worker.breaker.trial_over()
-            self._pool._returned(self.worker)
+            self._pool._returned(self.worker, self._query)
 
     def __enter__(self) -> Lease:
         return self
@@ -85,6 +98,9 @@ class WorkerPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = policy
+        self._keeping = policy if isinstance(policy, Keeps) else None
+        self.listener = policy if isinstance(policy, HearsReplies) else None
+        """The policy, if it wants to know of replies."""
         self._health = health or HealthConfig()
         self._breaker = breaker or BreakerConfig()
         self._max_inflight = max_inflight
@@ -206,6 +222,7 @@ class WorkerPool:
         Raises:
             NoWorkerError: none is left.
             FullError: some are, and all have as much as they may.
+            KeeperFullError: so has the one that the policy keeps this request for.
         """
         workers, reason = self._candidates(exclude)
         if not workers:
@@ -213,6 +230,9 @@ class WorkerPool:
         if limited and self._max_inflight is not None and self._inflight >= self._max_inflight:
             raise FullError
         if limited and self._max_per_worker is not None:
+            keeper = self._keeping.keeper(query) if self._keeping is not None else None
+            if keeper in workers and keeper.inflight >= self._max_per_worker:
+                raise KeeperFullError
             workers = tuple(worker for worker in workers if worker.inflight < self._max_per_worker)
             if not workers:
                 raise FullError
@@ -224,7 +244,7 @@ class WorkerPool:
             reason = told if len(workers) > 1 else "only_one"
         worker.inflight += 1
         self._inflight += 1
-        return Lease(self, worker, reason, trial=trial)
+        return Lease(self, worker, query, reason, trial=trial)
 
     def has_other(self, exclude: AbstractSet[str]) -> bool:
         """Whether a worker is left whose id is not in `exclude`."""
@@ -265,9 +285,11 @@ class WorkerPool:
     def _at_version(self, worker: Worker) -> bool:
         return not self._health.version_gate or self.version is None or worker.version == self.version
 
-    def _returned(self, worker: Worker) -> None:
+    def _returned(self, worker: Worker, query: RouteQuery) -> None:
         worker.inflight -= 1
         self._inflight -= 1
+        if self._keeping is not None:
+            self._keeping.over(query)
         assert worker.inflight >= 0, worker
         self._forget_if_drained(worker)
         self.on_room()

@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from router.config import QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
 from router.policies.base import RouteQuery
-from router.workers.pool import FullError, Lease, WorkerPool
+from router.workers.pool import FullError, KeeperFullError, Lease, WorkerPool
 
 Key = tuple[str, str]
 """Tenant and routing key."""
@@ -121,10 +121,10 @@ class RequestQueue:
                 continue
             try:
                 lease = self._pool.lease(waiter.query, waiter.exclude)
-            except FullError:
-                if not waiter.exclude:
+            except FullError as error:
+                if not waiter.exclude and not isinstance(error, KeeperFullError):
                     return  # so there is room for nobody
-                passed_over += 1  # there may be, at the workers that it has tried
+                passed_over += 1  # there may be, at the workers that it has tried or does not want
                 self._lines.move_to_end(key)
                 continue
             except NoWorkerError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,7 +14,14 @@ from typing import Any
 import pytest
 
 from router.app import RouterApp, create_app
-from router.config import RADIX_TREE_MIDDLEWARE, CacheAwareConfig, RadixConfig, RouterConfig, WorkersConfig
+from router.config import (
+    RADIX_TREE_MIDDLEWARE,
+    CacheAwareConfig,
+    RadixConfig,
+    RouterConfig,
+    ServerConfig,
+    WorkersConfig,
+)
 from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking
 from tests.support.client import Answer, call
@@ -102,7 +110,7 @@ def test_the_next_turns_of_a_conversation_stay_on_their_worker(start: Start, mid
                 assert turn == 0 or reason == "continued"
                 texts[number] = text + answer.json()["text"] + f" And then, for the {turn}th time?"
         assert len(set(at.values())) == 4, Counter(at.values())
-        assert routed.decisions()["continued"] == 32
+        assert routed.decisions()["continued"] in (32, 33), "the second question looks like one more of the first"
 
 
 @BOTH
@@ -134,6 +142,113 @@ def test_a_conversation_whose_worker_is_removed_goes_on_elsewhere_and_stays_ther
         assert (third["x-router-worker"], third["x-router-reason"]) == (second["x-router-worker"], "continued")
 
 
+GENERATION = " Answer:"
+
+
+@BOTH
+def test_later_turns_stay_though_history_drops_the_end_of_the_prompt(
+    start: Start, middlewares: tuple[str, ...]
+) -> None:
+    """And strips the reply, under a system prompt of which all that is said is a small part."""
+    system = " ".join(f"Rule {number}: be number {number * 7919}." for number in range(500))
+    assert len(system) > 14_000
+    with start("cache_aware", middlewares) as routed:
+        texts = [f"{system} Question {number}: what is {number * 7919}?" for number in range(16)]
+        at: dict[int, str] = {}
+        for _ in range(3):
+            for number, text in enumerate(texts):
+                answer = routed.generate(text + GENERATION)
+                worker = answer.headers["x-router-worker"]
+                assert at.setdefault(number, worker) == worker
+                texts[number] = f"{text} {answer.json()['text'].strip()} And what is {number}?"
+        assert max(Counter(at.values()).values()) <= 5, Counter(at.values())
+
+
+@BOTH
+@pytest.mark.parametrize("way", ["plain", "stream", "samples"])
+def test_samples_of_one_prompt_are_told_apart_by_their_replies(
+    start: Start, middlewares: tuple[str, ...], way: str, workers: list[EmbeddedWorker]
+) -> None:
+    """Though each worker has some of the group, so that the first prompt tells nothing."""
+    prompt = SYSTEM + "How many are there? Say it in some words."
+    with start("cache_aware", middlewares) as routed:
+        at: list[tuple[str, str]] = []
+        for number in range(8):
+            others = [worker.url for worker in workers if worker is not workers[number % 4]]
+            body: dict[str, Any] = {
+                "text": prompt,
+                "sampling_params": {"max_new_tokens": 24},
+                "stream": way == "stream",
+            }
+            body["sampling_params"]["n"] = 2 if way == "samples" else 1
+            for url in others:
+                routed.app.pool.get(url).inflight += 100  # so that it is the turn of one of them
+            answer = call(f"{routed.url}/generate", body)
+            for url in others:
+                routed.app.pool.get(url).inflight -= 100
+            assert answer.status == 200, answer.content
+            at += [(text, answer.headers["x-router-worker"]) for text in texts_of(answer, way)]
+        assert {worker for _, worker in at} == {worker.url for worker in workers}
+        told = [routed.generate(prompt + text + " Are you sure?").headers for text, _ in at]
+        assert [headers["x-router-worker"] for headers in told] == [worker for _, worker in at]
+
+
+def texts_of(answer: Answer, way: str) -> list[str]:
+    """What was said in a reply of one of three forms."""
+    if way == "samples":
+        return [one["text"] for one in answer.json()]
+    if way == "plain":
+        return [answer.json()["text"]]
+    events = [line for line in answer.content.decode().splitlines() if line.startswith("data: {")]
+    return [json.loads(events[-1].removeprefix("data: "))["text"]]
+
+
+@BOTH
+def test_the_reason_does_not_tell_a_tenant_what_another_one_has_sent(
+    workers: list[EmbeddedWorker], middlewares: tuple[str, ...]
+) -> None:
+    config = RouterConfig(
+        server=ServerConfig(api_keys=("one:key-of-one-tenant-1", "two:key-of-two-tenant-2")),
+        workers=WorkersConfig(urls=tuple(worker.url for worker in workers), policy="cache_aware"),
+        radix=RadixConfig(tokenizer_path=str(vocabulary("qwen"))),
+        middlewares=middlewares,
+    )
+    app = create_app(config)
+    with serve(app) as url:
+        routed = Routed(app, url)
+        reasons = {
+            key: [routed.generate(SYSTEM, authorization=f"Bearer {key}").headers["x-router-reason"] for _ in range(2)]
+            for key in ("key-of-one-tenant-1", "key-of-two-tenant-2")
+        }
+    assert set(map(tuple, reasons.values())) == {("least_loaded", "cached")}
+
+
+def test_a_key_stays_with_its_first_worker_whatever_the_load(
+    start: Start, workers: list[EmbeddedWorker], asks: list[Asking]
+) -> None:
+    """`X-SMG-Routing-Key`, then `X-Session-Id`; and elsewhere once that worker is gone."""
+    with start("manual") as routed:
+        for worker in workers:
+            worker.hold()
+        try:
+            for _ in range(12):
+                routed.ask(asks, "A:", x_smg_routing_key="k", x_session_id="s")
+            assert sorted(routed.inflight()) == [0, 0, 0, 12]
+        finally:
+            for worker in workers:
+                worker.release()
+        told = [asking.answer().headers for asking in asks]
+        assert [headers["x-router-reason"] for headers in told] == ["new_key"] + ["key"] * 11
+        first = told[0]["x-router-worker"]
+        assert routed.generate("B:", x_session_id="k").headers["x-router-worker"] == first
+        assert routed.generate("B:", x_session_id="s").headers["x-router-reason"] == "new_key"
+        assert call(f"{routed.url}/remove_worker?url={first}", {}).status == 200
+        moved = routed.generate("C:", x_smg_routing_key="k").headers
+        assert (moved["x-router-reason"], moved["x-router-worker"] == first) == ("moved", False)
+        again = routed.generate("D:", x_smg_routing_key="k").headers
+        assert (again["x-router-reason"], again["x-router-worker"]) == ("key", moved["x-router-worker"])
+
+
 @BOTH
 def test_what_is_remembered_survives_a_restart(start: Start, middlewares: tuple[str, ...], tmp_path: Path) -> None:
     snapshot, texts = tmp_path / "policy", [f"{number} bottles on the wall. " * 20 for number in range(6)]
@@ -143,7 +258,7 @@ def test_what_is_remembered_survives_a_restart(start: Start, middlewares: tuple[
     with start("cache_aware", middlewares, snapshot=snapshot) as routed:
         after = [routed.generate(text + "How many?").headers for text in texts]
     assert [headers["x-router-worker"] for headers in after] == before
-    assert {headers["x-router-reason"] for headers in after} == {"cached"}
+    assert {headers["x-router-reason"] for headers in after} == {"continued"}
 
 
 def test_a_damaged_snapshot_is_told_of_and_left_aside(

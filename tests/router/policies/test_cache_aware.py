@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
-from benchmarks.routing_skew import PlainCacheAware, Simulation
+from benchmarks.routing_skew import LOADS, PlainCacheAware, Simulation
 from router.config import CacheAwareConfig
 from router.policies import cache_aware
-from router.policies.base import RouteQuery
+from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, RouteQuery
 from router.policies.cache_aware import CacheAware
 from router.policies.kv_index import KvIndex
 from router.policies.prefix_snapshot import SnapshotError
@@ -181,6 +183,201 @@ def test_equals_are_told_apart_by_what_they_were_given_lately() -> None:
         given[worker] += length
 
 
+# -- later turns -------------------------------------------------------------------------------------------------------
+
+
+GENERATION = "<|assistant|><think></think>"
+
+
+class Talk:
+    """A conversation whose history drops the generation prompt, and strips what was said."""
+
+    def __init__(self, number: int, system: str, *, question: str = "What of {}? ") -> None:
+        self.history = system + question.replace("{}", str(number))
+        self.at: Worker | None = None
+        self.later = self.kept = 0
+
+    def turn(
+        self, policy: CacheAware, workers: tuple[Worker, ...], kind: str, said: str, *, heard: bool = False
+    ) -> str:
+        asked = query(self.history + GENERATION, kind)
+        worker, reason = policy.select(workers, asked)
+        if heard:
+            text = f" {said} "
+            policy.replied(worker, asked, text if kind == "text" else [ord(one) for one in text])
+        if self.at is not None:
+            self.later += 1
+            self.kept += worker is self.at
+        self.at = worker
+        self.history += f"{said} And then? "
+        return reason
+
+
+@KINDS
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("question", ["What of {}? ", "Tell me all there is to be known about the number {}. " * 4])
+def test_a_later_turn_stays_though_history_drops_the_generation_prompt(kind: str, heard: bool, question: str) -> None:
+    """Under a system prompt of 16,000, beside which all that is said is nothing, and with nothing in flight."""
+    system = "".join(random.Random(1).choices("abcdefgh ", k=16_000))
+    policy, workers = CacheAware(), fleet(0, 0, 0, 0)
+    talks = [Talk(number, system, question=question) for number in range(100, 164)]
+    served = Counter[str]()
+    for turn in range(4):
+        for number, talk in enumerate(talks):
+            talk.turn(policy, workers, kind, f"It is {number * 7919 % 997} of {turn}. " * 4, heard=heard)
+            assert talk.at is not None
+            served[talk.at.url] += 1
+    assert sum(talk.kept for talk in talks) >= 0.95 * sum(talk.later for talk in talks)
+    assert max(served.values()) <= 1.15 * served.total() / 4, served
+
+
+def test_a_question_that_is_nearly_the_same_is_no_later_turn() -> None:
+    """It ends with a generation prompt, too, but leaves the other one before that."""
+    policy, workers = CacheAware(), fleet(0, 0, 0, 0)
+    system = "Answer the question. " * 200
+    for worker in workers:
+        policy.select((worker,), query(system))
+    reasons = {
+        policy.select(workers, query(f"{system}What of {number}?{GENERATION}")).reason for number in range(100, 160)
+    }
+    assert reasons == {"least_loaded"}
+
+
+@KINDS
+def test_a_stripped_reply_is_continued(kind: str) -> None:
+    policy, workers = CacheAware(), fleet(0, 0, 0, 0)
+    prompt = SYSTEM + "Tell me a story. "
+    worker = policy.select(workers, query(prompt, kind)).worker
+    said = "  Once upon a time, there was a king. \n"
+    policy.replied(worker, query(prompt, kind), said if kind == "text" else [ord(one) for one in said])
+    worker.inflight = 3
+    assert policy.select(workers, query(prompt + said.strip() + " Go on, please.", kind)) == (worker, "continued")
+
+
+@KINDS
+def test_samples_of_one_prompt_are_told_apart_by_their_replies(kind: str) -> None:
+    """Groups of 16, of which some are spread because too much was in flight; all come back at once."""
+    generator = random.Random(3)
+    policy, workers = CacheAware(), fleet(0, 0, 0, 0)
+    later, kept, served, spread = 0, 0, Counter[str](), 0
+    for group in range(12):
+        prompt = SYSTEM + f"Problem {group * 7919}: how many are there? "
+        at: list[tuple[Worker, str]] = []
+        for _ in range(16):
+            asked = query(prompt, kind)
+            worker = policy.select(workers, asked).worker
+            said = "".join(generator.choices("abcdefgh ", k=generator.randrange(3, 900)))
+            policy.replied(worker, asked, said if kind == "text" else [ord(one) for one in said])
+            at.append((worker, prompt + said + " Are you sure? "))
+            worker.inflight += 1
+        for worker, _ in at:
+            worker.inflight -= 1
+        spread += len({worker.url for worker, _ in at}) > 1
+        generator.shuffle(at)
+        for worker, text in at:
+            later += 1
+            kept += policy.select(workers, query(text, kind)).worker is worker
+            served[worker.url] += 1
+    assert kept >= 0.95 * later
+    assert max(served.values()) <= 1.15 * served.total() / 4, served
+    assert spread, "else their first prompt would tell where they are"
+
+
+def test_a_group_whose_replies_nobody_heard_stays_together() -> None:
+    """Sixteen conversations stand where one prompt ended: each may be continued once, though history drops its end."""
+    policy, workers = CacheAware(), fleet(0, 0, 0, 0)
+    for number in range(800):
+        policy.select((workers[number % 4],), query(f"{SYSTEM}{number * 7919} is my number. "))
+    prompt = SYSTEM + "How many are there? "
+    first = policy.select(workers, query(prompt + GENERATION)).worker
+    for _ in range(15):
+        assert policy.select(workers, query(prompt + GENERATION)).worker is first
+    first.inflight = 3
+    longer = [prompt + f"{number * 7919 % 997} are there. " + "And more? " * 400 + GENERATION for number in range(17)]
+    told = [policy.select(workers, query(text)) for text in longer]
+    assert told[:16] == [(first, "continued")] * 16
+    assert told[16].reason != "continued"
+
+
+def test_a_short_reply_and_no_reply_do_no_harm() -> None:
+    policy, workers = CacheAware(), fleet(0, 0)
+    asked = query("a question", "list")
+    worker = policy.select(workers, asked).worker
+    policy.replied(worker, asked, [])
+    policy.replied(worker, asked, "a text, to ids")
+    policy.replied(worker, RouteQuery(), [1])
+    policy.replied(worker, RouteQuery(text="a"), [1])
+    assert (policy.ids.size, policy.texts.size) == (len("a question"), 0)
+
+
+def test_a_reply_of_a_worker_that_has_left_is_not_remembered() -> None:
+    policy, workers = CacheAware(), fleet(0, 0)
+    for number in range(40):
+        policy.select(workers[:1], query(f"{number} " * 400))
+    policy.forget(workers[0])
+    before = policy.texts.size
+    policy.replied(workers[0], query("a question"), "a reply")
+    assert policy.texts.size == before > 0
+
+
+def test_only_the_beginning_of_a_reply_is_kept() -> None:
+    policy, workers = CacheAware(), fleet(0, 0)
+    for kind in ("text", "list"):
+        policy.replied(workers[0], query("?", kind), "a" * 9_000 if kind == "text" else [7] * 9_000)
+    assert (policy.texts.size, policy.ids.size) == (1 + ENOUGH_CHARACTERS, 1 + ENOUGH_IDS)
+
+
+@pytest.mark.parametrize("ids", [[2**31, 2**32 - 1, 5], array("I", [2**31, 5]), memoryview(array("I", [2**32 - 1]))])
+def test_ids_of_32_bits_are_ids(ids: Any) -> None:
+    policy, workers = CacheAware(), fleet(0, 0, 0)
+    worker = policy.select(workers, RouteQuery(token_ids=ids)).worker
+    worker.inflight = 1
+    assert policy.select(workers, RouteQuery(token_ids=[*ids, 1, 2])) == (worker, "continued")
+
+
+# -- tenants -----------------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_nothing_tells_a_tenant_what_another_one_has_sent(kind: str) -> None:
+    """Neither the reason nor the worker: both are those of a router to which nobody else has sent anything."""
+    alone, shared = CacheAware(), CacheAware()
+    workers = fleet(0, 0, 0, 0)
+    secret = "The launch code is 4711, and nobody must know. " * 10
+    mine = msgspec.structs.replace(query(secret, kind), tenant="mine")
+    for _ in range(3):
+        chosen = shared.select(workers, mine).worker
+        shared.replied(chosen, mine, "Yes." if kind == "text" else [1, 2, 3])
+    for text in (secret, secret + "Yes. And?", secret[:100]):
+        asked = msgspec.structs.replace(query(text, kind), tenant="theirs")
+        chosen.inflight = 1
+        assert shared.select(workers, asked).reason == alone.select(workers, asked).reason
+        assert shared.select(workers, asked).reason == alone.select(workers, asked).reason
+
+
+@KINDS
+def test_a_tenants_own_conversations_stay(kind: str) -> None:
+    policy, workers = CacheAware(), fleet(0, 0, 0, 0)
+    for tenant in ("one", "another"):
+        asked = msgspec.structs.replace(query(SYSTEM + "What is this? ", kind), tenant=tenant)
+        worker = policy.select(workers, asked).worker
+        worker.inflight += 1
+        longer = msgspec.structs.replace(query(SYSTEM + "What is this? It is that. And that? ", kind), tenant=tenant)
+        assert policy.select(workers, longer) == (worker, "continued")
+
+
+def test_what_workers_say_of_other_tenants_decides_nothing() -> None:
+    index = KvIndex()
+    policy, workers = CacheAware(index=index), fleet(0, 0, 0)
+    for worker in workers:
+        index.reset(worker.url, complete=True)
+    prompt = "The launch code is 4711. " * 20
+    index.apply(workers[1].url, stored(prompt))
+    asked = msgspec.structs.replace(query(prompt, "view"), tenant="theirs")
+    assert policy.select(workers, asked).reason == "least_loaded"
+    assert policy.select(workers, query(prompt, "view")) == (workers[1], "cached")
+
+
 # -- snapshots ---------------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +404,48 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_half_loaded(spoil: Any) ->
     assert after.dump() == CacheAware().dump()
 
 
+@KINDS
+def test_a_restart_keeps_every_conversation_under_a_long_system_prompt(kind: str) -> None:
+    """Sixteen of them, under 18,000 characters that all workers have."""
+    system = "".join(random.Random(2).choices("abcdefgh ", k=18_000))
+    before, workers = CacheAware(), fleet(0, 0, 0, 0)
+    talks = [Talk(number, system) for number in range(16)]
+    for turn in range(2):
+        for number, talk in enumerate(talks):
+            talk.turn(before, workers, kind, f"It is {number} of {turn}.", heard=True)
+    after = CacheAware()
+    after.load(before.dump())
+    kept = [talk.kept for talk in talks]
+    reasons = [talk.turn(after, workers, kind, "Yes.") for talk in talks]
+    assert [talk.kept for talk in talks] == [one + 1 for one in kept]
+    assert set(reasons) == {"continued"}
+
+
+def test_a_copy_that_is_taken_in_steps_holds_together_while_all_goes_on() -> None:
+    """Prompts come, workers leave, and what is too much is forgotten, between any two steps."""
+    generator = random.Random(4)
+    policy, workers = CacheAware(), fleet(0, 0, 0, 0)
+
+    def something() -> None:
+        text = SYSTEM[: generator.randrange(1, 60)] + "".join(generator.choices("ab ", k=generator.randrange(40)))
+        policy.select(workers, query(text, generator.choice(("text", "list"))))
+
+    for _ in range(50):
+        for _ in range(20):
+            something()
+        copy = policy.copy()
+        while copy.step(3):
+            something()
+            if not generator.randrange(20):
+                policy.forget(generator.choice(workers))
+            if not generator.randrange(20):
+                policy.texts.evict_all(policy.texts.size // 2)
+        after = CacheAware()
+        after.load(copy.encode())
+        after.texts.check()
+        after.ids.check()
+
+
 # -- what workers say themselves ---------------------------------------------------------------------------------------
 
 
@@ -227,9 +466,9 @@ def test_a_workers_own_word_counts_more_than_the_tree() -> None:
     other = next(worker for worker in workers if worker is not first)
     index.apply(other.url, stored(prompt))
     other.inflight = 2
-    assert policy.select(workers, query(prompt + "And now?", "view")).worker is other
+    assert policy.select(workers, query(prompt + "And now, tell me more?", "view")).worker is other
     index.apply(other.url, [AllBlocksCleared()])
-    assert policy.select(workers, query(prompt + "And now?", "view")).reason == "least_loaded"
+    assert policy.select(workers, query(prompt + "And now, tell me more?", "view")).reason == "least_loaded"
 
 
 def test_workers_that_tell_nothing_are_known_by_the_tree() -> None:
@@ -239,9 +478,10 @@ def test_workers_that_tell_nothing_are_known_by_the_tree() -> None:
     prompt = "How was that again? " * 20
     policy.select(workers[1:2], query(prompt, "view"))
     workers[1].inflight = 2
-    assert policy.select(workers, query(prompt + "And now?", "view")) == (workers[1], "continued")
+    assert policy.select(workers, query(prompt + "And now, tell me more?", "view")) == (workers[1], "continued")
     index.apply(workers[0].url, stored(prompt[:48]))
-    assert policy.select(workers, query(prompt + "And now?", "view")) == (workers[1], "continued")
+    prompt += "And now, tell me more?"
+    assert policy.select(workers, query(prompt + " That is enough, I think.", "view")) == (workers[1], "continued")
     policy.forget(workers[0])
     assert not index.tracked(workers[0].url)
 
@@ -254,6 +494,13 @@ def test_a_run_under_one_system_prompt_neither_collapses_nor_wanders(inflight: i
     outcome = Simulation(CacheAware(), inflight).run(3000)
     assert outcome.busiest <= 1.25
     assert outcome.kept >= 0.9
+
+
+@pytest.mark.parametrize(("load", "inflight"), [("edited", 64), ("groups", 256)])
+def test_edited_histories_and_groups_of_samples_stay(load: str, inflight: int) -> None:
+    outcome = Simulation(CacheAware(), inflight, kind=LOADS[load]).run(3000)
+    assert outcome.kept >= 0.95
+    assert outcome.busiest <= 1.15
 
 
 def test_the_simulation_can_tell() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.policies import positional_indexer
-from router.policies.block_hashes import content_hash, content_hashes, prefix_hash, prefix_hashes, root_of
+from router.policies.block_hashes import content_hashes, prefix_hash, prefix_hashes, root_of
 from router.policies.positional_indexer import (
     OverlapScores,
     ParentNotFoundError,
@@ -46,11 +46,16 @@ def found(index: PositionalIndexer, *contents: int) -> dict[str, int]:
 
 class TestHashes:
     def test_a_blocks_content_is_hashed_as_little_endian_u32(self) -> None:
-        assert content_hash([1, 2, 70_000]) == xxhash.xxh3_64_intdigest(struct.pack("<3I", 1, 2, 70_000), 1337)
+        expected = xxhash.xxh3_64_intdigest(struct.pack("<3I", 1, 2, 70_000), 1337)
+        assert list(content_hashes([1, 2, 70_000, 4], 3)) == [expected]
+
+    @pytest.mark.parametrize("size", [0, -1])
+    def test_blocks_of_no_size_are_none(self, size: int) -> None:
+        assert list(content_hashes([1, 2, 3], size)) == []
 
     def test_what_they_were_when_replicas_began_to_exchange_them(self) -> None:
         contents = list(content_hashes(range(8), 4))
-        assert contents == [content_hash([0, 1, 2, 3]), content_hash([4, 5, 6, 7])] == GOLDEN_CONTENTS
+        assert contents == GOLDEN_CONTENTS
         assert list(prefix_hashes(contents)) == GOLDEN_PREFIXES
 
     def test_a_prefix_is_hashed_from_the_one_before_and_the_content(self) -> None:

@@ -32,7 +32,7 @@ def example() -> StringTree:
     return filled([("system: one", A), ("system: two", B), ("sys😀", A)])
 
 
-def signed(*payload: Any, version: int = 1) -> bytes:
+def signed(*payload: Any, version: int = 2) -> bytes:
     """A snapshot with a checksum that is right, whatever it says."""
     packed = msgspec.msgpack.encode(payload)
     return struct.pack("<4sH8s", b"PFXT", version, blake3.blake3(packed).digest(8)) + packed
@@ -40,14 +40,15 @@ def signed(*payload: Any, version: int = 1) -> bytes:
 
 def test_the_bytes_are_as_documented() -> None:
     tree = filled([("ab", B), ("aé", A)])
-    nodes = [[b"a", [0, 1, 1, 2], 2], [b"b", [0, 1], 0], ["é".encode(), [1, 2], 0]]
+    tree.root.children["a"].ends = 3
+    nodes = [[b"a", [0, 1, 1, 2], 2, 3], [b"b", [0, 1], 0, 0], ["é".encode(), [1, 2], 0, 0]]
     assert tree.dump() == signed("text", 2, [B, A], nodes)
 
 
 def test_a_tree_of_ids_has_little_endian_bytes() -> None:
     tree = TokenTree()
     tree.insert([258] * PAGE, A)
-    assert tree.dump() == signed("ids", 1, [A], [[b"\2\1\0\0" * PAGE, [0, 1], 0]])
+    assert tree.dump() == signed("ids", 1, [A], [[b"\2\1\0\0" * PAGE, [0, 1], 0, 0]])
     assert TokenTree.load(tree.dump()).prefix_match([258] * PAGE) == A
 
 
@@ -135,23 +136,24 @@ def test_every_damage_is_found() -> None:
     [
         (b"", "0 bytes are no snapshot"),
         (b"{" * 100, "no snapshot of a prefix tree"),
-        (signed("text", 1, [], [], version=2), "of version 2: this router reads version 1"),
+        (signed("text", 1, [], [], version=1), "of version 1: this router reads version 2"),
         (signed("ids", 0, [], []), "of ids, not of text"),
         (signed("text", "now", [], []), "malformed"),
-        (signed("text", 1, [A], [[b"a", [0], 0]]), "cannot be read"),
-        (signed("text", 1, [A], [[b"a", [1, 1], 0]]), "cannot be read"),
-        (signed("text", 1, [A], [[b"\xff", [0, 1], 0]]), "cannot be read"),
-        (signed("text", 1, [A], [[b"", [0, 1], 0]]), "an edge of 0"),
-        (signed("text", 1, [A, A], [[b"a", [0, 1], 0]]), "a tenant twice"),
-        (signed("text", 1, [A], [[b"a", [0, 1, 0, 1], 0]]), "a tenant twice"),
-        (signed("text", 1, [A], [[b"a", [], 0]]), "without any"),
-        (signed("text", 1, [A], [[b"a", [0, 2], 0]]), "cannot be"),
-        (signed("text", 1, [A], [[b"a", [0, 0], 0]]), "cannot be"),
-        (signed("text", 2, [A], [[b"a", [0, 1], 1], [b"b", [0, 2], 0]]), "cannot be"),
-        (signed("text", 2, [A, B], [[b"a", [0, 1], 1], [b"b", [1, 1], 0]]), "cannot be"),
-        (signed("text", 1, [A], [[b"ab", [0, 1], 0], [b"ac", [0, 1], 0]]), "the same key"),
-        (signed("text", 1, [A], [[b"a", [0, 1], 1]]), "ends early"),
-        (signed("text", 1, [A], [[b"a", [0, 1], -1]]), "fewer than no children"),
+        (signed("text", 1, [A], [[b"a", [0], 0, 0]]), "cannot be read"),
+        (signed("text", 1, [A], [[b"a", [1, 1], 0, 0]]), "cannot be read"),
+        (signed("text", 1, [A], [[b"\xff", [0, 1], 0, 0]]), "cannot be read"),
+        (signed("text", 1, [A], [[b"", [0, 1], 0, 0]]), "an edge of 0"),
+        (signed("text", 1, [A, A], [[b"a", [0, 1], 0, 0]]), "a tenant twice"),
+        (signed("text", 1, [A], [[b"a", [0, 1, 0, 1], 0, 0]]), "a tenant twice"),
+        (signed("text", 1, [A], [[b"a", [], 0, 0]]), "without any"),
+        (signed("text", 1, [A], [[b"a", [0, 2], 0, 0]]), "cannot be"),
+        (signed("text", 1, [A], [[b"a", [0, 0], 0, 0]]), "cannot be"),
+        (signed("text", 2, [A], [[b"a", [0, 1], 1, 0], [b"b", [0, 2], 0, 0]]), "cannot be"),
+        (signed("text", 2, [A, B], [[b"a", [0, 1], 1, 0], [b"b", [1, 1], 0, 0]]), "cannot be"),
+        (signed("text", 1, [A], [[b"ab", [0, 1], 0, 0], [b"ac", [0, 1], 0, 0]]), "the same key"),
+        (signed("text", 1, [A], [[b"a", [0, 1], 1, 0]]), "ends early"),
+        (signed("text", 1, [A], [[b"a", [0, 1], -1, 0]]), "fewer than no children"),
+        (signed("text", 1, [A], [[b"a", [0, 1], 0, -1]]), "fewer than no"),
     ],
 )
 def test_what_is_no_snapshot_is_refused(snapshot: bytes, reason: str) -> None:
@@ -166,7 +168,7 @@ def test_what_is_no_snapshot_is_refused(snapshot: bytes, reason: str) -> None:
 @pytest.mark.parametrize("edge", [b"\0" * 63, b"\0" * 68])
 def test_edges_of_ids_are_whole_pages(edge: bytes) -> None:
     with pytest.raises(SnapshotError, match="an edge of"):
-        TokenTree.load(signed("ids", 1, [A], [[edge, [0, 1], 0]]))
+        TokenTree.load(signed("ids", 1, [A], [[edge, [0, 1], 0, 0]]))
 
 
 @pytest.mark.parametrize("make", [StringTree, TokenTree])

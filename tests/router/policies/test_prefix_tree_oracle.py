@@ -92,24 +92,18 @@ class History(RuleBasedStateMachine):
         self.insert(key, tenant)
         assert (self.tree.tenant_sizes(), self.tree.nodes) == (sizes, nodes)
 
-    @rule(key=keys, tenant=st.none() | tenants, forget=st.booleans())
-    def match_and_insert(self, key: str, tenant: str | None, forget: bool) -> None:
-        """The match is that of before; who is told a tenant that is gone may remove it meanwhile."""
+    @rule(key=keys, tenant=tenants, forget=st.booleans())
+    def walk_and_follow(self, key: str, tenant: str, forget: bool) -> None:
+        """The walk is that of before; who had the longest beginning may be removed meanwhile."""
         holders, matched = self.naive.holders(key)
-        told: list[tuple[str | None, int, int]] = []
-
-        def select(*match: Any) -> str | None:
-            told.append(match)
-            if forget and match[0] is not None:
-                self.tree.remove_tenant(match[0])
-                del self.naive.held[match[0]]
-            return tenant
-
-        assert self.tree.match_and_insert(self.kind.key(key), select) == tenant
-        last = holders[-1] if holders else None
-        assert [(found, units) for found, units, _ in told] == [(last, self.units(matched))]
-        if tenant is not None:
-            self.naive.insert(key, tenant)
+        walk = self.tree.walk(self.kind.key(key))
+        assert walk.matched == self.units(matched) * self.tree.width
+        assert list(walk.path[-1].tenants if walk.path else ()) == holders
+        if forget and holders:
+            self.tree.remove_tenant(holders[0])
+            del self.naive.held[holders[0]]
+        self.tree.follow(walk, tenant)
+        self.naive.insert(key, tenant)
 
     @rule(tenant=tenants, max_letters=st.integers(-1, 25))
     def evict(self, tenant: str, max_letters: int) -> None:
@@ -161,10 +155,10 @@ class History(RuleBasedStateMachine):
         match = self.tree.prefix_match_with_counts(asked)
         assert match == Match(last, self.units(matched), given)
         assert self.tree.prefix_match(asked) == last
-        assert match.hit_ratio == (self.units(matched) / given if given else 0.0)
-        found, *counts = self.tree.holders(asked)
-        assert (list(found), counts) == (holders, [self.units(matched), given])
-        lengths = {tenant: length for length, holders in self.tree.levels(asked) for tenant in holders}
+        walk = self.tree.walk(asked)
+        lengths = {
+            tenant: min(node.end, walk.matched) // self.tree.width for node in walk.path for tenant in node.tenants
+        }
         assert lengths == {t: self.units(length) for t, length in self.naive.lengths(key).items() if length}
         assert self.tree.dump() == before
 

@@ -1,0 +1,138 @@
+"""The policy `manual`: a key stays where it was first."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.policies import manual
+from router.policies.base import RouteQuery
+from router.policies.manual import Manual
+from router.workers.pool import KeeperFullError, WorkerPool
+from router.workers.worker import Worker
+
+
+def fleet(count: int, pool: WorkerPool | None = None) -> tuple[Worker, ...]:
+    pool = pool or WorkerPool(Manual())
+    for number in range(count):
+        pool.probed(pool.add(f"http://w{number}:1"), None)
+    return pool.list()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def query(key: str | None, tenant: str = "") -> RouteQuery:
+    return RouteQuery(routing_key=key, tenant=tenant)
+
+
+def test_a_key_stays_with_its_first_worker_whatever_the_load() -> None:
+    policy, workers = Manual(), fleet(4)
+    first = policy.select(workers, query("k"))
+    assert first.reason == "new_key"
+    first.worker.inflight = 10_000
+    assert [policy.select(workers, query("k")) for _ in range(3)] == [(first.worker, "key")] * 3
+
+
+def test_a_new_key_goes_to_the_least_loaded() -> None:
+    policy, workers = Manual(), fleet(3)
+    workers[0].inflight = workers[2].inflight = 1
+    assert policy.select(workers, query("k")) == (workers[1], "new_key")
+    workers[1].inflight = 5
+    assert policy.select(workers, query("another")).worker is not workers[1]
+
+
+@pytest.mark.parametrize("key", [None, ""])
+def test_without_a_key_the_least_loaded_in_turn(key: str | None) -> None:
+    policy, workers = Manual(), fleet(3)
+    told = [policy.select(workers, query(key)) for _ in range(3)]
+    assert {decision.worker for decision in told} == set(workers)
+    assert {decision.reason for decision in told} == {"no_key"}
+    assert len(policy) == 0
+
+
+def test_a_lost_workers_keys_are_given_out_again_and_stay_there() -> None:
+    pool = WorkerPool(Manual())
+    workers = fleet(3, pool)
+    first = pool.lease(query("k"))
+    first.release()
+    pool.remove(first.worker.url)
+    second = pool.lease(query("k"))
+    second.release()
+    assert (second.reason, second.worker is first.worker) == ("moved", False)
+    back = pool.add(first.worker.url)
+    pool.probed(back, None)
+    third = pool.lease(query("k"))
+    assert (third.worker, third.reason) == (second.worker, "key")
+    assert len(workers) == 3
+
+
+def test_a_worker_that_is_only_not_to_be_asked_now_keeps_its_keys() -> None:
+    """Such as on another attempt, after it had no room."""
+    policy, workers = Manual(), fleet(3)
+    first = policy.select(workers, query("k")).worker
+    others = tuple(worker for worker in workers if worker is not first)
+    worker, reason = policy.select(others, query("k"))
+    assert (worker in others, reason) == (True, "elsewhere")
+    assert policy.select(workers, query("k")) == (first, "key")
+
+
+def test_a_full_worker_is_waited_for_and_the_others_take_other_keys() -> None:
+    pool = WorkerPool(Manual(), max_inflight_per_worker=1)
+    fleet(2, pool)
+    held = pool.lease(query("k"))
+    with pytest.raises(KeeperFullError):
+        pool.lease(query("k"))
+    other = pool.lease(query("another"))
+    assert other.worker is not held.worker
+    held.release()
+    assert pool.lease(query("k")).worker is held.worker
+
+
+def test_a_key_that_nobody_uses_is_forgotten() -> None:
+    clock = Clock()
+    policy, workers = Manual(10.0, clock), fleet(2)
+    for key in ("old", "new"):
+        policy.select(workers, query(key))
+        policy.over(query(key))
+        clock.now += 6.0
+    assert policy.select(workers, query("new")).reason == "key"
+    assert len(policy) == 1
+    assert policy.select(workers, query("old")).reason == "new_key"
+
+
+def test_a_generation_of_hours_uses_its_key_all_the_time_and_the_idle_time_begins_at_its_end() -> None:
+    clock = Clock()
+    pool = WorkerPool(Manual(10.0, clock))
+    fleet(2, pool)
+    long = pool.lease(query("k"))
+    clock.now += 100.0
+    assert pool.lease(query("other")).reason == "new_key"
+    assert pool.lease(query("k")).reason == "key"
+    clock.now += 100.0
+    long.release()
+    clock.now += 9.0
+    assert pool.lease(query("k")).worker is long.worker
+
+
+def test_keys_of_tenants_are_not_each_others() -> None:
+    policy, workers = Manual(), fleet(2)
+    first = policy.select(workers, query("k", "one"))
+    assert policy.select(workers, query("k", "two")).reason == "new_key"
+    assert policy.select(workers, query("k", "one")) == (first.worker, "key")
+    # Names that run into keys are no way around it.
+    policy.select(workers, query("bc", "a"))
+    assert policy.select(workers, query("c", "ab")).reason == "new_key"
+
+
+def test_keys_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manual, "MOST_KEYS", 10)
+    policy, workers = Manual(), fleet(2)
+    for number in range(100):
+        policy.select(workers, query(f"{number} " * 10_000))
+    assert len(policy) == 10
+    assert policy.select(workers, query("99 " * 10_000)).reason == "key"
