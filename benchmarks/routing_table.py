@@ -84,8 +84,6 @@ def _of_load(rows: Sequence[Row], load: str, cells: Sequence[str]) -> list[str]:
     for row in rows:
         medians = [row.median(cell) for cell in cells]
         if any(medians):
-            texts = [
-                " / ".join(form(one[key]) if one else "not run" for one in medians) for key, form in formats.items()
-            ]
+            texts = [" / ".join(form(one[key]) if one else "-" for one in medians) for key, form in formats.items()]
             lines.append(f"| {row.router} | `{row.policy}` | {' | '.join(texts)} |")
     return lines

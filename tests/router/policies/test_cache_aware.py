@@ -127,6 +127,36 @@ def test_forks_of_a_conversation_go_where_it_was() -> None:
     assert [decision.reason for decision in told] == ["continued", "cached"]
 
 
+def test_forks_go_where_it_was_though_all_have_most_of_what_they_begin_with() -> None:
+    policy, workers = CacheAware(), fleet(0, 0, 0, 0)
+    system = "".join(random.Random(1).choices("abcdefgh ", k=16_000))
+    for number in range(800):
+        policy.select((workers[number % 4],), query(f"{system}{number * 7919} is my number. "))
+    prompt = system + "Think of something, and tell me what it is. " * 5
+    first = policy.select(workers, query(prompt)).worker
+    first.inflight = 3
+    told = [policy.select(workers, query(prompt + f"{number}!" * 50)) for number in range(2)]
+    assert told == [(first, "continued"), (first, "cached")]
+
+
+def test_a_group_that_comes_back_at_once_is_no_lack_of_balance() -> None:
+    """All of it, to the worker that has it and nothing else to do: others have nothing in flight meanwhile."""
+    policy, workers, kept = CacheAware(), fleet(0, 0, 0, 0), 0
+    talks = [(group, sample) for group in range(5) for sample in range(16)]
+    at: dict[tuple[int, int], Worker] = {}
+    for turn in range(2):
+        for group, sample in talks:
+            asked = query(f"{SYSTEM} Problem {group}: {group * 7919}? " + f"It is {sample * 7919}. Sure? " * turn)
+            worker = policy.select(workers, asked).worker
+            kept += at.setdefault((group, sample), worker) is worker
+            worker.inflight += 1
+            if not turn:
+                policy.replied(worker, asked, f"It is {sample * 7919}.")
+        for worker in workers:
+            worker.inflight = 0
+    assert kept - len(talks) >= 0.95 * len(talks)
+
+
 def test_a_lone_conversation_never_spills() -> None:
     """It is all that was routed lately, and nobody is in anybody's way."""
     policy, workers, prompt = CacheAware(), fleet(0, 0, 0, 0), SYSTEM
