@@ -52,6 +52,22 @@ def test_names_and_prefixes_are_found(
     assert flights.shares_prefix(rid, workers[number]) is (longer or unnamed)
 
 
+def test_a_later_attempt_of_the_same_name_shares_its_beginning() -> None:
+    """Two requests under one id: the end of the one would end the other, which is at its second attempt at that worker."""
+    name, worker = "0" * RID_LENGTH, Worker("http://a:1")
+    flights, first, second = Flights(), Flight([name]), Flight([name])
+    for flight in (first, second):
+        flight.worker = worker
+        flights.begin(flight)
+    assert not flights.shares_prefix(name, worker)
+    second.rids = {}
+    assert not flights.shares_prefix(name, worker), "no worker has it now"
+    second.rids = {0: f"{name}-1"}
+    assert flights.shares_prefix(name, worker)
+    assert not flights.shares_prefix(f"{name}-1", worker)
+    assert not flights.shares_prefix(name, Worker("http://b:1"))
+
+
 def test_what_begins_while_everything_ends_is_to_end_too() -> None:
     flights = Flights()
     before, during, after = Flight(["a"]), Flight(["b"]), Flight(["c"])

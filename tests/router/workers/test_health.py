@@ -378,3 +378,18 @@ def test_a_worker_in_whose_place_something_else_answers_is_quarantined() -> None
             await watched.until(worker, WorkerState.HEALTHY)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("get", "post"), NO_ENGINES.values(), ids=NO_ENGINES)
+def test_a_probe_of_what_is_no_engine_is_a_bad_one(get: tuple[int, bytes], post: tuple[int, bytes]) -> None:
+    """A page with a 200, for one, where a worker's ping was before."""
+
+    async def main() -> None:
+        async with serving(web_server(get, post)) as url, AiohttpUpstream(connect_timeout=1) as upstream:
+            for wants_version in (False, True):
+                found = await Prober(upstream, seconds=5).probe(url, wants_version=wants_version)
+                assert found.refusal is None, "it was a worker once, and may be one again"
+                assert found.complaint is not None
+                assert f"no engine: GET /server_info is answered with {get[0]}" in found.complaint
+
+    asyncio.run(main())
