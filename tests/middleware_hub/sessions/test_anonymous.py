@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,10 @@ class Room:
         checkpoint = self.session.trie.commit(handle, message, span, finish="stop")
         self.session.committed(prompt, checkpoint)
         return checkpoint
+
+    def ends(self) -> list[Checkpoint]:
+        """The last turns of its conversations, in the order in which they were sampled."""
+        return self.session.trie.checkpoints(terminal=True)
 
     def check(self) -> None:
         """Counted anew: a token is held by a sample, or by a context that a sample stands on."""
@@ -103,3 +108,16 @@ def test_the_least_recently_used_conversation_goes_first_from_its_end() -> None:
     assert kept == {2, 4, 6}
     # Of the first conversation two turns are left: its last one went.
     assert sorted(map(len, words)) == [4, 8]
+
+
+def test_a_conversation_that_has_begun_to_go_goes_on_going() -> None:
+    """What stood before a turn that went was last used before it: later conversations stay until it is gone, too."""
+    place = Room(20)
+    for path in ((0,), (0, 1), (0, 1, 2), (1,)):
+        place.end(*place.begin(talk(path)), "r")
+    left = []
+    for word in (2, 3, 4, 5):
+        place.end(*place.begin(talk((word,))), "r")
+        place.check()
+        left.append([msgspec.json.decode(one.node.path()[0].message)["content"] for one in place.ends()])
+    assert left == [["0", "1", "2"], ["0", "1", "2", "3"], ["1", "2", "3", "4"], ["2", "3", "4", "5"]]

@@ -1,0 +1,45 @@
+"""`parallel_tool_calls: false`: a client that wants one call in a turn is told of one, whatever the model sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.middleware_hub.sessions.in_process import Room
+from tests.support.agents import TOOLS, call_text
+
+CALLS = "\n".join(call_text(where) for where in ("here", "there", "nowhere"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("parallel", "told"), [(True, 3), (False, 1)])
+def test_so_many_calls_are_told(stream: bool, parallel: bool, told: int) -> None:
+    """Every sampled token stays in the branch all the same: what the client is not told was sampled."""
+
+    async def work() -> None:
+        room = Room(tool_call_parser="hermes")
+        await room.open()
+        room.engine.says(CALLS)
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": "Look"}],
+            "tools": TOOLS,
+            "parallel_tool_calls": parallel,
+            "stream": stream,
+        }
+        status, reply = await room.ask(body).answer()
+        assert status == 200, reply
+        if stream:
+            deltas = [choice["delta"] for event in reply if event != b"[DONE]" for choice in event["choices"]]
+            calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        else:
+            calls = reply["choices"][0]["message"]["tool_calls"]
+        wheres = [call["function"]["arguments"] for call in calls]
+        assert len(wheres) == told
+        assert '"here"' in wheres[0]
+        head = room.session.trie.head
+        assert head is not None
+        assert len(head.span) == len(room.engine.log[0][1])
+
+    asyncio.run(work())
