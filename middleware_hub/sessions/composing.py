@@ -24,7 +24,6 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -154,7 +153,7 @@ class Composer:
             return await self._anew(turn, request, (), starts)
         if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
             return await self._spliced(await self._resident(checkpoint, request), turn, request, "rewritten", starts)
-        known = self._known(turn, checkpoint, request)
+        known = await self._known(turn, checkpoint, request)
         if known is not None:
             return known
         try:
@@ -195,7 +194,7 @@ class Composer:
             take = len(span)
             if verify or (self._verify_rate and self._dice.random() < self._verify_rate):
                 await _apart(request, partial(self._verify, span, take, request, checkpoint, place))
-        return self._composed(checkpoint, span, take, _reasons(span), self._asked_with(place.text, request))
+        return self._composed(checkpoint, span, take, _reasons(span), await self._asked_with(place.text, request))
 
     async def _spliced(
         self, found: _Resident, turn: PreparedTurn, request: ChatRequest, why: str, starts: Starts | None
@@ -269,12 +268,14 @@ class Composer:
         except (BadRequestError, RenderingError):
             return None
 
-    def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
+    async def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""
         if _shareable(request, turn.covered):
             for span in turn.node.contexts or ():
                 if span.parent is checkpoint.span:
-                    return self._composed(checkpoint, span, len(span), _reasons(span), self._asked_at(span, request))
+                    return self._composed(
+                        checkpoint, span, len(span), _reasons(span), await self._asked_at(span, request)
+                    )
         return None
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
@@ -287,7 +288,7 @@ class Composer:
         if starts is None and _shareable(request, 0):
             for span in turn.node.contexts or ():
                 if span.parent is None:
-                    return self._composed(None, span, len(span), reasons, self._asked_at(span, request))
+                    return self._composed(None, span, len(span), reasons, await self._asked_at(span, request))
         try:
             text = await _apart(request, partial(self._whole, request))
         except RenderingError as error:
@@ -298,7 +299,7 @@ class Composer:
                 "the chat template makes nothing of these messages: there is nothing to send to a worker"
             )
         span = self._shared(turn, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE), request)
-        made = self._composed(None, span, len(span), reasons, self._asked_with(text, request))
+        made = self._composed(None, span, len(span), reasons, await self._asked_with(text, request))
         return msgspec.structs.replace(made, reused=known)
 
     def _composed(
@@ -331,18 +332,20 @@ class Composer:
         contexts.append(span)
         return span
 
-    def _asked_with(self, text: str, request: ChatRequest) -> str:
+    async def _asked_with(self, text: str, request: ChatRequest) -> str:
         """The generation prompt at the end of a text: remembered as it was sent, whatever other renderings make of it."""
         if request.continue_final:
             return ""
-        with suppress(BadRequestError):
-            return self._template.asked_with(text, request.messages, request.tools, request.template)
-        return ""
+        known = self._template.asked_with(text, request.messages, request.tools, request.template)
+        if known is not None:
+            return known
+        here = partial(self._template.asked_here, text, request.messages, request.tools, request.template)
+        return await _apart(request, here)
 
-    def _asked_at(self, span: TokenSpan, request: ChatRequest) -> str:
+    async def _asked_at(self, span: TokenSpan, request: ChatRequest) -> str:
         """The same of a context that another request has left."""
         ends = unpack_ids(span.ids[-ID_BYTES * _ASKED_TOKENS :])
-        return self._asked_with(self._tokenizer.vocabulary.spell(ends), request)
+        return await self._asked_with(self._tokenizer.vocabulary.spell(ends), request)
 
     def _whole(self, request: ChatRequest) -> str:
         return self._template.whole(
