@@ -25,7 +25,6 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -181,7 +180,7 @@ class Composer:
             )
         if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
             return await self._spliced(await self._resident(checkpoint, request), turn, request, "rewritten", starts)
-        known = self._known(turn, checkpoint, request)
+        known = await self._known(turn, checkpoint, request)
         if known is not None:
             return known
         try:
@@ -228,7 +227,7 @@ class Composer:
             take = len(span)
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
                 await _apart(request, partial(self._verify, span, take, request, checkpoint, place))
-        return self._composed(checkpoint, span, take, _reasons(span), self._asked_with(place.text, request))
+        return self._composed(checkpoint, span, take, _reasons(span), await self._asked_with(place.text, request))
 
     def _edited(self, turn: PreparedTurn, request: ChatRequest) -> tuple[Checkpoint, Seam, bool] | None:
         """The sampled turn of which an edited echo keeps the most, where the rest begins, and whether all of it is kept.
@@ -338,12 +337,14 @@ class Composer:
         except (BadRequestError, RenderingError):
             return None
 
-    def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
+    async def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""
         if _shareable(request, turn.covered):
             for span in turn.node.contexts or ():
                 if span.parent is checkpoint.span:
-                    return self._composed(checkpoint, span, len(span), _reasons(span), self._asked_at(span, request))
+                    return self._composed(
+                        checkpoint, span, len(span), _reasons(span), await self._asked_at(span, request)
+                    )
         return None
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
@@ -356,7 +357,7 @@ class Composer:
         if starts is None and _shareable(request, 0):
             for span in turn.node.contexts or ():
                 if span.parent is None:
-                    return self._composed(None, span, len(span), reasons, self._asked_at(span, request))
+                    return self._composed(None, span, len(span), reasons, await self._asked_at(span, request))
         try:
             text = await _apart(request, partial(self._whole, request))
         except RenderingError as error:
@@ -367,7 +368,7 @@ class Composer:
                 "the chat template makes nothing of these messages: there is nothing to send to a worker"
             )
         span = self._shared(turn, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE), request)
-        made = self._composed(None, span, len(span), reasons, self._asked_with(text, request))
+        made = self._composed(None, span, len(span), reasons, await self._asked_with(text, request))
         return msgspec.structs.replace(made, reused=known)
 
     def _composed(
@@ -400,18 +401,20 @@ class Composer:
         contexts.append(span)
         return span
 
-    def _asked_with(self, text: str, request: ChatRequest) -> str:
+    async def _asked_with(self, text: str, request: ChatRequest) -> str:
         """The generation prompt at the end of a text: remembered as it was sent, whatever other renderings make of it."""
         if request.continue_final:
             return ""
-        with suppress(BadRequestError):
-            return self._template.asked_with(text, request.messages, request.tools, request.template)
-        return ""
+        known = self._template.asked_with(text, request.messages, request.tools, request.template)
+        if known is not None:
+            return known
+        here = partial(self._template.asked_here, text, request.messages, request.tools, request.template)
+        return await _apart(request, here)
 
-    def _asked_at(self, span: TokenSpan, request: ChatRequest) -> str:
+    async def _asked_at(self, span: TokenSpan, request: ChatRequest) -> str:
         """The same of a context that another request has left."""
         ends = unpack_ids(span.ids[-ID_BYTES * _ASKED_TOKENS :])
-        return self._asked_with(self._tokenizer.vocabulary.spell(ends), request)
+        return await self._asked_with(self._tokenizer.vocabulary.spell(ends), request)
 
     def _whole(self, request: ChatRequest) -> str:
         return self._template.whole(

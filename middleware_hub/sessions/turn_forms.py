@@ -96,8 +96,10 @@ class TurnForms(Renderer):
             remember(self._scaffolds, key, found)
         return found
 
-    def asked_with(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> str:
-        """The generation prompt at the end of a prompt: one that short conversations show, or that these messages have.
+    def asked_with(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options
+    ) -> str | None:
+        """The generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered.
 
         Args:
             text: a prompt, or the end of one.
@@ -107,9 +109,10 @@ class TurnForms(Renderer):
         found = _ending(text, known)
         if found or ("" in known and not self.reads(messages)):
             return found
-        found = _ending(text, self._asked_before)
-        if found:
-            return found
+        return _ending(text, self._asked_before) or None
+
+    def asked_here(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> str:
+        """The same, rendered from these messages; empty if the text does not end with one."""
         try:
             check_options(options)
             _, found = self._parted([self._plain(message) for message in messages], tools, options)

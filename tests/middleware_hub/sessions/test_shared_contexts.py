@@ -82,3 +82,18 @@ def test_requests_that_are_composed_at_once_share_it(template: str) -> None:
         assert await exported(room) == [(False, ["template_mismatch"])] * 3
 
     asyncio.run(work())
+
+
+def test_the_first_turn_of_its_kind_is_verified_whatever_the_rate(template: str) -> None:
+    """A kind is a system prompt, tools and options; the next conversation of the same kind is not."""
+
+    async def work() -> None:
+        room = Room(chat_template=template, verify_rate=0.0)
+        await room.open()
+        for word, told in (("odd", "template_mismatch"), ("odder", "")):
+            assert (await room.ask(body(word)).answer())[0] == 200
+            client = room.ask(body(word, "Yes."))
+            assert (await client.answer())[0] == 200
+            assert reasons(client) == told
+
+    asyncio.run(work())
