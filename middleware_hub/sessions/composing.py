@@ -25,6 +25,7 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
