@@ -80,8 +80,10 @@ class Program:
         return self._folder / f"{self._name}-{self._starts}.log"
 
     def freeze(self) -> None:
-        """It hangs: its connections stay, and nobody answers."""
+        """It hangs when this returns: its connections stay, and nobody answers."""
         self._signal(signal.SIGSTOP)
+        # On a busy machine some of its threads go on until another one has taken the signal.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
