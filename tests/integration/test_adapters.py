@@ -1,4 +1,4 @@
-"""Adapters at retrieval: each answers with what was sampled under it, whoever else was asked for the same text."""
+"""Adapters at retrieval: each adapter answers with its own tokens, also where others said the same text."""
 
 from __future__ import annotations
 

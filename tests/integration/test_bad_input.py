@@ -330,7 +330,7 @@ def test_a_faulty_reply_is_passed_on_and_never_exact(served: Stack, fault: Fault
 
 
 def never_exact(served: Stack, text: str, space: str, reason: str) -> None:
-    """Of this text nothing is exact, and the reason is told; whoever insists is refused."""
+    """Check that this text is not exact, that the reason is told, and that `strict` is refused."""
     found = served.retrieve(text, namespace=space)
     assert (found["exact"], found["reasons"]) == (False, [reason])
     body = {"text": text, "strict": True}

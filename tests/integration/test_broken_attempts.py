@@ -37,7 +37,7 @@ def words(served: Stack, pieces: tuple[str, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("stream", STYLES)
-def test_a_stream_that_breaks_after_its_first_event_is_not_begun_anew(
+def test_a_stream_that_breaks_after_its_first_event_is_not_started_again(
     served: Stack, asks: list[Asking], space: str, stream: StreamStyle
 ) -> None:
     """Behind the tokens of one attempt there are never those of another: the client sees that its stream has failed."""

@@ -76,7 +76,7 @@ class TestTenants:
     def test_another_tenants_chat_is_not_gone_on_with(
         self, served: Stack, opening: list[dict[str, Any]], path: str
     ) -> None:
-        """It has the same words, in the spelling of a tokenizer; nothing tells that somebody has had them."""
+        """The other tenant gets the tokenizer's own ids, and no sign that these words were sent before."""
         model = ChatModel("qwen3")
         _, first = ask(served, opening, A, path=path, ids=odd_ids(model))
         later = [*opening, ECHO, user("And?")]

@@ -79,7 +79,7 @@ def test_what_begins_while_everything_ends_is_to_end_too() -> None:
 
 
 def test_a_batch_is_unwanted_when_all_of_it_is() -> None:
-    """As long as somebody waits for one of its generations, another worker is asked for it."""
+    """While one of its generations is still wanted, another worker is asked for it."""
     flight = Flight(("a", "b"))
     assert not flight.unwanted
     flight.end((1,))

@@ -36,7 +36,7 @@ def content(reply: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("adopted_in_time", [True, False])
 def test_the_grace_ends_with_the_adoption(adopted_in_time: bool) -> None:
-    """Its time would be over before its reply is: whoever adopted it in time keeps it. Nobody else does."""
+    """An adopted generation outlives its grace; one without a client is given up."""
 
     async def work() -> None:
         composing = asyncio.Event()

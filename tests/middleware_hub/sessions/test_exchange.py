@@ -145,7 +145,7 @@ class TestWhatIsTheSame:
             assert (status, reply["choices"][0]["message"]["content"]) == (200, "one two three")
             assert (room.session.samples, len(room.engine.log)) == (2, 2)
 
-        asyncio.run(asyncio.wait_for(work(), 60))  # whoever adopts what is held waits for ever
+        asyncio.run(asyncio.wait_for(work(), 60))  # a wrong adoption would wait for ever
 
     def test_a_key_is_all_of_it(self) -> None:
         assert RequestKey("k", b"x", "OpenAI", "a") != RequestKey("k", b"x", "OpenAI", None)

@@ -231,7 +231,7 @@ class TestResponseBudget:
         asyncio.run(work())
 
     def test_every_branch_has_its_own(self) -> None:
-        """One that begins anew has all of it; one that forks behind a turn has what was left there."""
+        """A new conversation has all of it; a fork behind a turn has what was left there."""
 
         async def work() -> None:
             room = Room()
@@ -241,7 +241,7 @@ class TestResponseBudget:
             echo = reply["choices"][0]["message"]
             for content in ("And?", "Or?"):
                 await room.ask({"messages": [*self.LONG, echo, {"role": "user", "content": content}]}).answer()
-            await room.ask({"messages": [{"role": "user", "content": "Anew"}]}).answer()
+            await room.ask({"messages": [{"role": "user", "content": "Hello"}]}).answer()
             sent = [(len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]) for body, _ in room.engine.log]
             behind = sent[1][0] - sent[0][0]
             assert [limit for _, limit in sent] == [
