@@ -17,6 +17,7 @@ from router.config import RouterConfig
 from router.fleet import Fleet
 from router.generations import Generations
 from router.guard import ApiKeyGuard
+from router.intake import Intake
 from router.keys import Keys
 from router.kv_watch import KvWatch
 from router.lag import LoopLag
@@ -150,7 +151,7 @@ def create_app(
         app = plugins.load(path)(app, context)
     if keys:
         app = ApiKeyGuard(app, keys)
-    app = LoopGuard(app, instance)
+    app = Intake(LoopGuard(app, instance), config.server.body_timeout)
     return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
 
 

@@ -124,16 +124,25 @@ def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole request body.
+    """The whole request body, for somebody who has to understand it.
 
     Raises:
-        BodyTooLargeError: more than `limit` bytes are announced, or come.
         BadRequestError: the body is compressed.
-        ClientDisconnectedError: the client left before the end.
+        BodyTooLargeError, ClientDisconnectedError: as `gather_body` does.
     """
     encoding = header(scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise BadRequestError(f"content-encoding {encoding!r} is not supported here: send the body uncompressed")
+    return await gather_body(scope, receive, limit)
+
+
+async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body, as it came.
+
+    Raises:
+        BodyTooLargeError: more than `limit` bytes are announced, or come.
+        ClientDisconnectedError: the client left before the end.
+    """
     announced = header(scope, b"content-length")
     bounded = not (scope.get("state") or {}).get(BODY_READ)
     if bounded and announced is not None and announced.isdecimal() and int(announced) > limit:

@@ -1,8 +1,8 @@
 """One client's connection, within limits: how many there are, how long a head is, and how long it takes to come.
 
 uvicorn's protocol has no such limits: a head may grow for ever, and may take for ever, and so may the trailers behind a chunked
-body, and the rest of a body whose request has its answer already. Whatever is answered here never reaches the application, so it
-is written by hand, as JSON of the same form. Only public names of uvicorn's class are used and overridden: the callbacks of
+body, and the rest of a body whose request has its answer already. Whatever is answered here never reaches the application, so
+it is written by hand, as JSON of the same form. Only public names of uvicorn's class are used and overridden: the callbacks of
 asyncio and of httptools, `on_response_complete`, and the attributes without an underscore.
 
 Such an answer is the last one of its connection. The sending side is closed behind it and what still comes is thrown away for a
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from router.errors import BadRequestError, RouterError
+from router.errors import BadRequestError, RequestTimeoutError, RouterError
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,6 @@ class HeadersTooLargeError(RouterError):
 
     status = 431
     type = "headers_too_large"
-
-
-class RequestTimeoutError(RouterError):
-    """The head of a request took too long."""
-
-    status = 408
-    type = "request_timeout"
 
 
 class TooManyConnectionsError(RouterError):
@@ -54,7 +47,8 @@ class Limits:
     Args:
         max_header_bytes: of a request's first line and headers, as they come; of its trailers, too.
         max_connections: how many there may be at once.
-        header_seconds: what a head may take, from its first byte; and until that comes; and the rest of a body behind an answer.
+        header_seconds: what a head may take, from its first byte; and until that comes. The same for what is left of a body
+            when its request has been answered.
     """
 
     def __init__(self, *, max_header_bytes: int, max_connections: int, header_seconds: float = 60.0) -> None:

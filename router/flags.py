@@ -124,7 +124,14 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=ServerConfig.max_body_bytes,
         metavar="N",
-        help="of a request's body; more gets 413 (%(default)s)",
+        help="of a request's body, whatever it is for; more gets 413 (%(default)s)",
+    )
+    group.add_argument(
+        "--body-timeout-secs",
+        type=float,
+        default=ServerConfig.body_timeout,
+        metavar="S",
+        help="between two pieces of a body; then the request gets 408 (%(default)g)",
     )
     group.add_argument(
         "--max-header-bytes",
@@ -138,6 +145,13 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="of clients; one more gets 503 (half as many as files may be open)",
+    )
+    group.add_argument(
+        "--idle-timeout-secs",
+        type=int,
+        default=ServerConfig.idle_timeout,
+        metavar="S",
+        help="that a connection is kept without a request (%(default)s)",
     )
     group.add_argument(
         "--shutdown-grace",
@@ -558,6 +572,8 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             max_body_bytes=args.max_body_bytes,
             max_header_bytes=args.max_header_bytes,
             max_connections=args.max_connections,
+            body_timeout=args.body_timeout_secs,
+            idle_timeout=args.idle_timeout_secs,
             shutdown_grace=args.shutdown_grace,
             log_level=args.log_level,
             log_format=args.log_format,

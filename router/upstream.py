@@ -11,7 +11,7 @@ import asyncio
 import io
 import socket
 import time
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -22,7 +22,7 @@ import aiohttp
 from yarl import URL
 
 Headers = Sequence[tuple[bytes, bytes]]
-Body = bytes | AsyncIterable[bytes] | None
+Body = bytes | None
 
 # SGLang's server (uvicorn) closes a connection that was idle for 5 s.
 IDLE_SECONDS = 4.0

@@ -160,7 +160,7 @@ class Controls:
             seconds = -1.0
         if not 0 <= seconds <= MAX_WAIT:
             raise BadRequestError(f"timeout_s must be 0 to {MAX_WAIT:g} seconds, not {given!r}")
-        async with ClientConnection(receive, reads_body=False):  # who left does not wait any more
+        async with ClientConnection(receive):  # who left does not wait any more
             await session.completed(seconds)
         completed = session.phase in (Phase.COMPLETE, Phase.FINALIZED)
         session.touch()
@@ -196,7 +196,7 @@ class Controls:
         head = {"session_id": session.id, "phase": session.phase.value, "metadata": session.metadata}
         samples = session.samples
         # To a server it is all the same whether anybody is there to whom it sends.
-        async with ClientConnection(receive, reads_body=False) as client:
+        async with ClientConnection(receive) as client:
             if form == "json":
                 await self._as_json(found, head, send)
             else:

@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.logs",
         "router.routes",
         "router.guard",
+        "router.intake",
         "router.demo.*",
         "middleware_hub.*_middleware",
         "middleware_hub.completions.*",
