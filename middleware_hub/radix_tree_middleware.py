@@ -14,6 +14,7 @@ from contextvars import Context
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub import prompting, retrieval
@@ -23,11 +24,14 @@ from middleware_hub.prompting import Prompt
 from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.recording import Recorder, Verdict
 from middleware_hub.responder import Responder
-from middleware_hub.retrieval import RetrievalRequest
-from router.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_body, replay, send_json, with_body
+from middleware_hub.retrieval import MANY_TOKENS, RetrievalRequest
+from router.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_json, replay, send_json, with_body
+from router.beside import beside
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
 from router.sglang import GenerateRequest, new_weight_version
+from router.sglang.limits import PromptLimits
+from router.sglang.weight import LIGHT
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +72,7 @@ class RadixTreeMiddleware:
         self.force_logprobs = config.force_logprobs
         self._tracer = context.tracer
         self._max_body_bytes = context.config.server.max_body_bytes
+        self._limits = PromptLimits(context.config.server.max_batch, config.max_text_tokens)
         self._max_context = context.config.sessions.max_context
         self._collecting = False
         self._routes: dict[str, ASGIApp] = {
@@ -90,11 +95,8 @@ class RadixTreeMiddleware:
     # /generate -----------------------------------------------------------------------------------------------------------
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._max_body_bytes)
-        request = GenerateRequest.parse(body)
-        for ids in request.ids or ():
-            prompting.check_ids(self.tokenizer, ids)
-        prompting.check_options(self.tokenizer, request)
+        body = await read_json(scope, receive, self._max_body_bytes, ids=True)
+        request = await beside(len(body) > LIGHT, self._parsed, body)
         encoded: list[list[range]] = []
         if request.segments is not None:
             assembled = await prompting.assemble(
@@ -116,7 +118,9 @@ class RadixTreeMiddleware:
                 prompts.append(await self._prompt(scope, request, number, encoded[number] if encoded else ()))
                 if number:
                     await asyncio.sleep(0)
-            out = request.with_ids([prompt.ids for prompt in prompts], force_logprobs=self.force_logprobs)
+            ids = [prompt.ids for prompt in prompts]
+            heavy = sum(map(len, ids)) > MANY_TOKENS
+            out = await beside(heavy, request.with_ids, ids, force_logprobs=self.force_logprobs)
             responder = Responder(self.recorder, self, request, prompts, send, force_logprobs=self.force_logprobs)
             try:
                 await self.app(_inner(scope, out, prompts[0]), replay(out, receive), responder.send)
@@ -126,6 +130,13 @@ class RadixTreeMiddleware:
         finally:
             for prompt in prompts:
                 self.tree.unpin(prompt.match)
+
+    def _parsed(self, body: bytes) -> GenerateRequest:
+        request = GenerateRequest.parse(body, self._limits)
+        for ids in request.ids or ():
+            prompting.check_ids(self.tokenizer, ids)
+        prompting.check_options(self.tokenizer, request)
+        return request
 
     async def _prompt(
         self, scope: Scope, request: GenerateRequest, number: int, encoded: Sequence[range] = ()
@@ -194,7 +205,7 @@ class RadixTreeMiddleware:
 
     async def _new_version(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A call that gives all workers new weights: when it is done, its version is the current one."""
-        body = await read_body(scope, receive, self._max_body_bytes)
+        body = await read_json(scope, receive, self._max_body_bytes)
         version = new_weight_version(body)
 
         async def observing(message: Message) -> None:
@@ -208,18 +219,22 @@ class RadixTreeMiddleware:
     # The tree ------------------------------------------------------------------------------------------------------------
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = RetrievalRequest.parse(await read_body(scope, receive, self._max_body_bytes))
+        request = await self._asked(scope, receive)
         namespace = self._namespace(scope, request.lora_path or "")
-        answers = []
+        parts: list[bytes] = []
         for text in [request.text] if isinstance(request.text, str) else request.text:
             answer = await retrieval.retrieve(self.tree, self.tokenizer, namespace, text, request)
             self.metrics.retrievals.labels(str(answer["exact"]).lower()).inc()
-            answers.append(msgspec.json.encode(answer))
+            parts += (b",", await beside(answer["token_length"] > MANY_TOKENS, _encoded, answer))
             await asyncio.sleep(0)
-        await send_json(send, 200, answers[0] if isinstance(request.text, str) else b"[%b]" % b",".join(answers))
+        await send_json(send, 200, parts[1] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"])
+
+    async def _asked(self, scope: Scope, receive: Receive) -> RetrievalRequest:
+        body = await read_json(scope, receive, self._max_body_bytes)
+        return await beside(len(body) > LIGHT, RetrievalRequest.parse, body, self._limits)
 
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = RetrievalRequest.parse(await read_body(scope, receive, self._max_body_bytes))
+        request = await self._asked(scope, receive)
         if not isinstance(request.text, str):
             raise BadRequestError("`text` must be one string")
         namespace = self._namespace(scope, request.lora_path or "")
@@ -243,6 +258,18 @@ class RadixTreeMiddleware:
             "evicted_tokens": stats.evicted_tokens,
         }
         await send_json(send, 200, msgspec.json.encode(answer))
+
+
+def _encoded(answer: dict[str, Any]) -> bytes:
+    """An answer as JSON, its long lists by pieces: from a thread, one long call would hold up the event loop all the same."""
+    return msgspec.json.encode({key: _by_pieces(value) for key, value in answer.items()})
+
+
+def _by_pieces(value: Any) -> Any:
+    if not isinstance(value, list) or len(value) <= MANY_TOKENS:
+        return value
+    pieces = [msgspec.json.encode(value[at : at + MANY_TOKENS])[1:-1] for at in range(0, len(value), MANY_TOKENS)]
+    return Raw(b"[%b]" % b",".join(pieces))
 
 
 def _inner(scope: Scope, body: bytes, prompt: Prompt) -> Scope:

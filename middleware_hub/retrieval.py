@@ -13,10 +13,14 @@ from middleware_hub.recording import ENGINE_MISMATCH
 from middleware_hub.records import Recall
 from middleware_hub.spans import flatten, pack_ids
 from middleware_hub.tokenizer import Tokenizer
+from router.beside import beside
 from router.errors import BadRequestError, NotExactError, NotFoundError
 from router.sglang.json import JSON_ERRORS
+from router.sglang.limits import PROMPT_LIMITS, PromptLimits
 
 RETOKENIZED = "retokenized"
+MANY_TOKENS = 50_000
+"""From so many on, what is done with each of them is done beside the event loop."""
 
 
 class RetrievalRequest(msgspec.Struct):
@@ -30,8 +34,8 @@ class RetrievalRequest(msgspec.Struct):
     lora_path: str | None = None
 
     @classmethod
-    def parse(cls, body: bytes) -> RetrievalRequest:
-        """Raises BadRequestError with the field that is wrong."""
+    def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> RetrievalRequest:
+        """Raises BadRequestError with the field that is wrong; TextTooLongError."""
         try:
             request = msgspec.json.decode(body, type=cls)
         except JSON_ERRORS as error:
@@ -40,6 +44,10 @@ class RetrievalRequest(msgspec.Struct):
             ) from error
         if not request.text or not all(request.text):
             raise BadRequestError("`text` is empty, or has an empty text in it")
+        texts = [request.text] if isinstance(request.text, str) else request.text
+        limits.check_replies(len(texts))
+        for text in texts:
+            limits.check_text(text)
         if request.max_staleness is not None and request.max_staleness < 0:
             raise BadRequestError(f"`max_staleness` must not be negative, got {request.max_staleness}")
         return request
@@ -73,7 +81,8 @@ async def retrieve(
     if cut.start < len(text):
         # The chain cannot go away meanwhile: spans are immutable, and `cut` holds them.
         tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
-    return _answer(tree, text, recall, cut, tail, request)
+    heavy = cut.tokens + len(tail) // 4 > MANY_TOKENS
+    return await beside(heavy, _answer, tree, text, recall, cut, tail, request)
 
 
 def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def create_app(
         metrics,
         config.abort,
         max_body_bytes=config.server.max_body_bytes,
+        max_batch=config.server.max_batch,
         isolated=keys.several,
     )
     control = ControlRoutes(pool, admission, registry, lifecycle, requests)

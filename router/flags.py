@@ -154,6 +154,13 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         help="that a connection is kept without a request (%(default)s)",
     )
     group.add_argument(
+        "--max-batch",
+        type=int,
+        default=ServerConfig.max_batch,
+        metavar="N",
+        help="replies that one request may ask for, its prompts times `n`; more gets 400 (%(default)s)",
+    )
+    group.add_argument(
         "--shutdown-grace",
         type=float,
         default=ServerConfig.shutdown_grace,
@@ -420,6 +427,13 @@ def _radix_flags(group: argparse._ArgumentGroup) -> None:
         help="what encodes texts: the workers' library, or a faster one for byte-level BPE; auto is fastokens where both"
         " give the same ids (%(default)s)",
     )
+    group.add_argument(
+        "--max-text-tokens",
+        type=int,
+        default=RadixConfig.max_text_tokens,
+        metavar="N",
+        help="of one text or prompt, and 8 characters for each; more gets 413 (%(default)s)",
+    )
     group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the tokenizer")
     group.add_argument(
         "--radix-max-tokens",
@@ -574,6 +588,7 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             max_connections=args.max_connections,
             body_timeout=args.body_timeout_secs,
             idle_timeout=args.idle_timeout_secs,
+            max_batch=args.max_batch,
             shutdown_grace=args.shutdown_grace,
             log_level=args.log_level,
             log_format=args.log_format,
@@ -588,6 +603,7 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             unretrieved_versions=args.radix_unretrieved_versions,
             force_logprobs=args.force_logprobs == "on",
             add_special_tokens=args.add_special_tokens,
+            max_text_tokens=args.max_text_tokens,
             tokenizer_backend=args.tokenizer_backend,
         ),
         sessions=SessionsConfig(

@@ -16,7 +16,7 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.asgi import ByMethod, Handler, HeaderList, read_body, request_headers, request_target, send_json
+from router.asgi import ByMethod, Handler, HeaderList, read_json, request_headers, request_target, send_json
 from router.callers import caller_of
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.flights import Flight, Flights
@@ -90,7 +90,7 @@ class Fleet:
 
         Raises BadRequestError for a body that is no object, and ForbiddenError for an end of all by somebody who may not.
         """
-        raw = await read_body(scope, receive, self._max_body_bytes)
+        raw = await read_json(scope, receive, self._max_body_bytes)
         fields, body, caller = parse_object(raw), _object(raw), caller_of(scope)
         rid = body.get("rid")
         if body.get("abort_all") or not isinstance(rid, str) or not rid:
@@ -196,7 +196,7 @@ class _Everywhere:
         self._aborts = aborts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._fleet._max_body_bytes)
+        body = await read_json(scope, receive, self._fleet._max_body_bytes)
         if not body and scope["method"] == "POST" and scope["path"] in _WANT_AN_OBJECT:
             body = b"{}"
             kept = [pair for pair in scope["headers"] if pair[0] != b"content-type"]

@@ -22,7 +22,7 @@ from middleware_hub.sessions.chat import ReplyHead
 from middleware_hub.sessions.dialects.openai import OpenAI
 from middleware_hub.sessions.refusals import refusal
 from middleware_hub.tokenizer import Tokenizer
-from router.asgi import HeaderList, collected, read_body, replay, send_json, with_body
+from router.asgi import HeaderList, collected, read_json, replay, send_json, with_body
 from router.errors import RouterError, UpstreamError
 from router.sglang import EventSplitter, UnreadableReplyError, event_data, event_index, split_list
 from router.sglang.attempt import new_rid
@@ -57,7 +57,7 @@ class Completions:
             await send_json(send, error.status, _ERRORS.error(error), headers)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = requests.parse(await read_body(scope, receive, self._max_body_bytes))
+        request = requests.parse(await read_json(scope, receive, self._max_body_bytes))
         for prompt in request.prompts:
             if not isinstance(prompt, str):
                 prompting.check_ids(self._tokenizer, prompt, "prompt")

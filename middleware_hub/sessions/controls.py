@@ -20,7 +20,7 @@ from middleware_hub.sessions.message_key import KeyFunction
 from middleware_hub.sessions.session import Act, Phase, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
-from router.asgi import Handler, header, read_body, send_json
+from router.asgi import Handler, header, read_json, send_json
 from router.client import ClientConnection
 from router.config import SessionsConfig
 from router.errors import BadRequestError
@@ -224,7 +224,7 @@ class Controls:
 
     async def _fields(self, scope: Scope, receive: Receive) -> dict[str, Raw]:
         """The fields of a body; of none, none."""
-        body = await read_body(scope, receive, self._max_body_bytes)
+        body = await read_json(scope, receive, self._max_body_bytes)
         return parse_object(body) if body.strip() else {}
 
 

@@ -42,7 +42,7 @@ from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
 from middleware_hub.sessions.thoughts import Thoughts
 from middleware_hub.sessions.turns import Turns
-from router.asgi import ByMethod, Handler, header, read_body, replay, send_json, with_body
+from router.asgi import ByMethod, Handler, header, read_json, replay, send_json, with_body
 from router.callers import caller_of
 from router.config import SessionsConfig
 from router.errors import BadRequestError, NotFoundError, RouterError
@@ -166,7 +166,7 @@ class SessionsMiddleware:
         """A turn of a client that has no session in its path. What cannot be served here is for the worker's own chat."""
         dialect = TURNS.get(place, ANTHROPIC)
         try:
-            body = await read_body(scope, receive, self._max_body_bytes)
+            body = await read_json(scope, receive, self._max_body_bytes)
             session = self._meant(scope)
             try:
                 if place == COUNT:
@@ -206,11 +206,11 @@ class SessionsMiddleware:
 
         async def talk(scope: Scope, receive: Receive, send: Send) -> None:
             assert dialect is not None
-            body = await read_body(scope, receive, self._max_body_bytes)
+            body = await read_json(scope, receive, self._max_body_bytes)
             await self._required().talk(dialect, session, body, scope, receive, send)
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:
-            request = ANTHROPIC.parse_count(await read_body(scope, receive, self._max_body_bytes))
+            request = ANTHROPIC.parse_count(await read_json(scope, receive, self._max_body_bytes))
             await send_json(send, 200, ANTHROPIC.count(await self._required().count(session, request)))
 
         async def models(scope: Scope, receive: Receive, send: Send) -> None:
