@@ -148,7 +148,7 @@ class RadixTreeMiddleware:
         else:
             assert request.ids is not None
             ids = request.ids[number]
-            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, ids, parent, self._tracer, encoded)
+            prompt = await prompting.from_ids(self.tree, self.tokenizer, namespace, ids, parent, self._tracer, encoded)
         self._count_prompt(prompt)
         return prompt
 
@@ -177,20 +177,28 @@ class RadixTreeMiddleware:
         for reason in match.reasons:
             self.metrics.matched(reason)
 
-    def count(self, verdict: Verdict) -> None:
-        """Take note of what became of a reply, and make room if the budget is passed."""
+    def count(self, verdicts: Sequence[Verdict]) -> None:
+        """Take note of what became of the replies of a request, and make room if the budget is passed."""
+        bad: dict[tuple[str, str], list[Verdict]] = {}
+        for verdict in verdicts:
+            self._count(verdict)
+            if verdict.outcome != "exact":
+                bad.setdefault((verdict.outcome, verdict.reason), []).append(verdict)
+        for alike in bad.values():  # one line, however large the batch
+            level = logging.WARNING if any(one.suspicious for one in alike) else logging.INFO
+            what = "a reply was" if len(alike) == 1 else f"{len(alike)} of {len(verdicts)} replies were"
+            logger.log(level, "%s not recorded as exact: %s %s", what, alike[0].reason, alike[0].detail)
+        if self.tree.over_budget and not self._collecting:
+            self._collecting = True
+            asyncio.get_running_loop().call_soon(self._collect, context=Context())  # not a part of this request
+
+    def _count(self, verdict: Verdict) -> None:
         self.metrics.replies.labels(verdict.outcome, verdict.reason).inc()
         if verdict.generation is not None:
             span = verdict.generation.span
             assert span.versions is not None, "a reply was sampled"
             self.metrics.sampled.inc(len(span))
             self.metrics.staleness.observe(self.tree.clock.staleness(span.versions))
-        if verdict.outcome != "exact":
-            level = logging.WARNING if verdict.suspicious else logging.INFO
-            logger.log(level, "a reply was not recorded as exact: %s %s", verdict.reason, verdict.detail)
-        if self.tree.over_budget and not self._collecting:
-            self._collecting = True
-            asyncio.get_running_loop().call_soon(self._collect, context=Context())  # not a part of this request
 
     def _collect(self) -> None:
         """One step of the collection; the event loop turns between steps."""

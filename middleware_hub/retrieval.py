@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from middleware_hub.prefix_match import Cut
 from middleware_hub.radix_node import Generation
@@ -15,8 +16,9 @@ from middleware_hub.spans import flatten, pack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.beside import beside
 from router.errors import BadRequestError, NotExactError, NotFoundError
-from router.sglang.json import JSON_ERRORS
+from router.sglang.json import JSON_ERRORS, decode_object
 from router.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.sglang.request import read_texts
 
 RETOKENIZED = "retokenized"
 MANY_TOKENS = 50_000
@@ -37,17 +39,19 @@ class RetrievalRequest(msgspec.Struct):
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> RetrievalRequest:
         """Raises BadRequestError with the field that is wrong; TextTooLongError."""
         try:
-            request = msgspec.json.decode(body, type=cls)
+            fields = decode_object(body)
+            texts, listed = read_texts(fields, "text", limits)
+            if texts is not None:
+                fields["text"] = Raw(b'""')  # it may be long, and it is read already
+            request = msgspec.json.decode(msgspec.json.encode(fields), type=cls)
+            request.text = (texts if listed else texts[0]) if texts else request.text
         except JSON_ERRORS as error:
             raise BadRequestError(
                 f"the body must be {{'text': a string or a list of strings, ...}}: {error}"
             ) from error
         if not request.text or not all(request.text):
             raise BadRequestError("`text` is empty, or has an empty text in it")
-        texts = [request.text] if isinstance(request.text, str) else request.text
-        limits.check_replies(len(texts))
-        for text in texts:
-            limits.check_text(text)
+        limits.check_replies(len(texts or ""))
         if request.max_staleness is not None and request.max_staleness < 0:
             raise BadRequestError(f"`max_staleness` must not be negative, got {request.max_staleness}")
         return request

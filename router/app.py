@@ -90,7 +90,7 @@ def create_app(
     queue = RequestQueue(pool, workers.queue, metrics.waited)
     registry.register(WorkerCollector(pool.list, queue))
     ProcessCollector(registry=registry)
-    upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout)
+    upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout, permits=allowed.permits)
     prober = Prober(upstream, seconds=workers.health.timeout, headers=instance.headers)
     checks = HealthChecks(pool, prober, workers.health, metrics.probed)
     kv_watch = KvWatch(pool, prober, policy.index if isinstance(policy, CacheAware) else None)

@@ -279,7 +279,7 @@ class RadixConfig:
     unretrieved_versions: int | None = None  # None: what nobody retrieved goes last, however old
     force_logprobs: bool = True
     add_special_tokens: SpecialTokens = "auto"
-    max_text_tokens: int = 1024 * 1024
+    max_text_tokens: int = 512 * 1024
     tokenizer_backend: TokenizerBackend = "auto"
 
     def __post_init__(self) -> None:

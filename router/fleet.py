@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +33,9 @@ CALL_SECONDS = 60.0
 
 ABORT_SECONDS = 10.0
 """How long a worker is told about a client that left."""
+
+ABORTS_AT_ONCE = 16
+"""Generations of one request that a worker is told to end at the same time, each over a connection of its own."""
 
 RECALL_SECONDS = 1.0
 """How long a request that goes elsewhere waits for its old worker to have heard of it. A well one answers in milliseconds."""
@@ -139,14 +142,14 @@ class Fleet:
 
     def abandon(self, flight: Flight, scope: Scope) -> list[asyncio.Task[None]]:
         """Nobody waits for a request any more: tell its worker, which would take seconds to notice. Returns what does so."""
-        worker, tasks = flight.worker, []
-        if worker is not None:
-            for abort in self._aborts_of(flight, worker, scope):
-                task = asyncio.create_task(abort)
-                self._aborts.add(task)
-                task.add_done_callback(self._aborts.discard)
-                tasks.append(task)
-        return tasks
+        worker = flight.worker
+        rids = [] if worker is None else [r for r in flight.rids.values() if not self.flights.shares_prefix(r, worker)]
+        if worker is None or not rids:
+            return []
+        task = asyncio.create_task(self._abort(worker, rids, self._headers(scope)))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+        return [task]
 
     async def recall(self, flight: Flight, scope: Scope) -> None:
         """A request goes to another worker: the one that has it now is told to end it, and has a moment to say so."""
@@ -154,21 +157,31 @@ class Fleet:
         if aborts:
             await asyncio.wait(aborts, timeout=RECALL_SECONDS)
 
-    def _aborts_of(self, flight: Flight, worker: Worker, scope: Scope) -> list[Coroutine[None, None, None]]:
-        headers = self._headers(scope)
-        alone = [rid for rid in flight.rids.values() if not self.flights.shares_prefix(rid, worker)]
-        return [self._abort(worker, rid, headers) for rid in alone]
-
     async def close(self) -> None:
         """Let the last aborts go out."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=1.0)
 
-    async def _abort(self, worker: Worker, rid: str, headers: HeaderList) -> None:
-        body = msgspec.json.encode({"rid": rid})
-        answer = await self._ask(worker, "POST", "/abort_request", headers, body, ABORT_SECONDS)
-        if answer["status"] != 200:
-            logger.info("worker %s was not told to abort: %s", worker.url, answer)
+    async def _abort(self, worker: Worker, rids: Sequence[str], headers: HeaderList) -> None:
+        """Tell a worker to end the generations of one request, some of them at a time."""
+        left, failed = iter(rids), []
+
+        async def tell() -> None:
+            for rid in left:
+                body = msgspec.json.encode({"rid": rid})
+                answer = await self._ask(worker, "POST", "/abort_request", headers, body, ABORT_SECONDS)
+                if answer["status"] != 200:
+                    failed.append(answer)
+
+        await asyncio.gather(*(tell() for _ in range(min(ABORTS_AT_ONCE, len(rids)))))
+        if failed:
+            logger.info(
+                "worker %s was not told to abort %d of %d generations: %s",
+                worker.url,
+                len(failed),
+                len(rids),
+                failed[0],
+            )
 
     async def _ask(
         self, worker: Worker, method: str, target: str, headers: HeaderList, body: bytes, seconds: float | None

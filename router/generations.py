@@ -64,11 +64,9 @@ class Generations:
         state = scope.get("state") or {}
         made = state.get(ATTEMPT)
         # A middleware in between may have written another body.
-        attempt: Attempt | None = (
-            made[1]
-            if made is not None and made[0] is body
-            else await beside(len(body) > LIGHT, Attempt.first, body, self._limits)
-        )
+        attempt: Attempt | None = made[1] if made is not None and made[0] is body else None
+        if attempt is None:
+            attempt = await beside(len(body) > LIGHT, Attempt.first, body, self._limits)
         names = () if attempt is None else attempt.rids
         if self._isolated and not state.get(KEPT):
             body, attempt, disguise = disguised(body, attempt)

@@ -199,9 +199,7 @@ def _prompts(
     nested = _NESTED.match(fields.get("input_ids", b"")) is not None
     expected = "a list of token ids, or a list of such lists"
     prompts = _each(fields, "input_ids", list[int], expected, limits, nested=nested)
-    expected = "a string, or a list of strings"
-    listed = _LIST.match(fields.get("text", b"")) is not None
-    texts = _each(fields, "text", str, expected, limits, nested=listed)
+    texts, listed = read_texts(fields, "text", limits)
     if prompts is not None:
         if not all(prompts):
             raise BadRequestError("`input_ids` is empty, or has an empty prompt in it: give at least one token id")
@@ -232,12 +230,22 @@ def _each(
     found = []
     for one in decoded(raw, key, list[Raw], expected) if nested else [raw]:
         if kind is str:
-            limits.check_text(text := decoded(one, key, str, expected))
-            found.append(text)
+            limits.check_raw_text(one)
         else:
             check_items(one, limits.tokens, f"`{key}` has a prompt of more tokens", "--max-text-tokens")
-            found.append(decoded(one, key, kind, expected))
+        found.append(decoded(one, key, kind, expected))
+        if kind is str:
+            limits.check_text(found[-1])
     return found
+
+
+def read_texts(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
+    """The texts of a field that is one or a list of them, and whether it is a list.
+
+    Raises BadRequestError, TextTooLongError.
+    """
+    listed = _LIST.match(fields.get(key, b"")) is not None
+    return _each(fields, key, str, "a string, or a list of strings", limits, nested=listed), listed
 
 
 def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
