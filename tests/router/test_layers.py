@@ -70,6 +70,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.upstream",
         "router.kv_events",
         "router.asgi",
+        "router.beside",
         "router.client",
         "router.loops",
         "router.lag",
@@ -88,6 +89,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "core": (
         "router.sglang",
+        "router.unpacking",
         "router.sglang.*",
         "router.policies",
         "router.policies.*",

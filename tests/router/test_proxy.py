@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import re
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import pytest
 from yarl import URL
 
@@ -302,6 +304,26 @@ def test_body_limit(path: str) -> None:
             assert not worker.seen
             async with router.client.post(path, data=b"x" * 100) as reply:
                 assert reply.status != 413
+
+    asyncio.run(main())
+
+
+def test_a_small_reply_that_unpacks_to_hundreds_of_megabytes_breaks_off() -> None:
+    async def main() -> None:
+        bomb = gzip.compress(bytes(100 * 1024 * 1024))
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                await answer(send, 200, bomb, [(b"content-encoding", b"gzip")])
+
+        async with serving(app) as url, running([url]) as router:
+            for path in ("/generate", "/v1/embeddings"):
+                seen = 0
+                with contextlib.suppress(aiohttp.ClientPayloadError):
+                    async with router.client.post(path, data=GENERATE) as reply:
+                        async for piece in reply.content.iter_any():
+                            seen += len(piece)
+                assert seen < 20 * 1024 * 1024
 
     asyncio.run(main())
 
