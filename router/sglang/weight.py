@@ -20,7 +20,7 @@ LIGHT = 256 * 1024
 MAX_NAMES = 50_000
 """Names of fields, in all objects together: half a microsecond each."""
 
-MAX_CONTAINERS = 200_000
+MAX_CONTAINERS = 100_000
 """Lists and objects, and as many strings: a tenth of a microsecond each."""
 
 MAX_ITEMS = 500_000
