@@ -55,6 +55,19 @@ def test_a_batch_over_the_limit_is_refused_on_every_route(served: Stack) -> None
     assert len(served.workers[0].log) == before
 
 
+ROUTES = (
+    "/generate /retrieve_from_text /radix_tree/explain /v1/completions /v1/chat/completions /sessions /abort_request"
+)
+
+
+@pytest.mark.parametrize("path", [*ROUTES.split(), "/update_weight_version"])
+def test_a_million_small_things_are_refused_unread_on_every_route_that_reads(served: Stack, path: str) -> None:
+    """Reading them would hold up everybody for seconds."""
+    answer = served.post(path, None, raw=b'{"text": "a", "x": [' + b"[]," * 1_000_000 + b"[]]}")
+    assert answer.status == 413, answer.content
+    assert b"too many values" in answer.content
+
+
 def test_a_large_batch_that_is_not_recorded_is_one_line(served: Stack, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         served.post("/generate", {"text": ["a b"] * 100, "sampling_params": {**SHORT, "temperature": -1}})
