@@ -22,6 +22,7 @@ from tokenizers import pre_tokenizers
 
 from router.config import TokenizerBackend
 from router.errors import BadRequestError
+from router.sglang.limits import PROMPT_LIMITS, PromptLimits, TextTooLongError
 
 try:
     import fastokens
@@ -45,13 +46,15 @@ Encode = Callable[[str], list[int]]
 """A text's ids, with nothing put before or behind them."""
 
 
-def encoder(backend: Backend, settings: dict[str, Any], choice: TokenizerBackend) -> Encode:
+def encoder(
+    backend: Backend, settings: dict[str, Any], choice: TokenizerBackend, limits: PromptLimits = PROMPT_LIMITS
+) -> Encode:
     """The encoder of a tokenizer, whose JSON is `settings`. BadRequestError if it must be fastokens and cannot be."""
-    slow = _by_tokenizers(backend)
+    slow = _by_tokenizers(backend, limits)
     if choice == "huggingface":
         return slow
     try:
-        fast = _by_fastokens(settings)
+        fast = _by_fastokens(settings, limits)
         _compare(slow, fast, backend)
     except _UnfitError as error:
         if choice == "fastokens":
@@ -79,6 +82,8 @@ class FastEncoder:
             return self._slow(text)
         try:
             ids = self._fast(text)
+        except TextTooLongError:
+            raise
         except Exception:
             # Of whatever kind: there is a way to go on without it.
             logger.exception("fastokens failed on a text: from here on Hugging Face's tokenizers encode all of them")
@@ -94,9 +99,11 @@ class FastEncoder:
         return ids
 
 
-def _by_tokenizers(backend: Backend) -> Encode:
+def _by_tokenizers(backend: Backend, limits: PromptLimits) -> Encode:
     def encode(text: str) -> list[int]:
-        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
+        limits.check_tokens(len(encoding))  # before there is a list of them
+        ids: list[int] = encoding.ids
         return ids
 
     return encode
@@ -122,7 +129,7 @@ def is_verbatim(settings: dict[str, Any]) -> bool:
     )
 
 
-def _by_fastokens(settings: dict[str, Any]) -> Encode:
+def _by_fastokens(settings: dict[str, Any], limits: PromptLimits) -> Encode:
     if fastokens is None:
         raise _UnfitError("it is not installed")
     kinds = {part["type"] for key in ("normalizer", "pre_tokenizer") for part in parts(settings[key])}
@@ -136,7 +143,9 @@ def _by_fastokens(settings: dict[str, Any]) -> Encode:
     fast = _built(msgspec.json.encode({**settings, "post_processor": None}).decode())
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = fast.encode(text, add_special_tokens=False).ids
+        encoding = fast.encode(text, add_special_tokens=False)
+        limits.check_tokens(len(encoding))
+        ids: list[int] = encoding.ids
         return ids
 
     return encode

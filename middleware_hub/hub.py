@@ -12,6 +12,7 @@ from middleware_hub.versions import VersionClock
 from router.config import RadixConfig
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
+from router.sglang.limits import PromptLimits
 
 
 class Hub:
@@ -62,4 +63,5 @@ def load(config: RadixConfig) -> Tokenizer:
         trust_remote_code=config.trust_remote_code,
         add_special_tokens=config.add_special_tokens,
         encodes_by=config.tokenizer_backend,
+        limits=PromptLimits(tokens=config.max_text_tokens),
     )

@@ -65,7 +65,7 @@ class _TreeCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         stats = self._tree.stats
         for name, text, value in (
-            ("tokens", "Tokens held", stats.tokens),
+            ("held_tokens", "Tokens held", stats.tokens),
             ("generations", "Replies held", stats.generations),
             ("nodes", "Nodes of the tree", stats.nodes),
             ("bytes", "Bytes held, estimated from the counts", self._tree.estimated_bytes),

@@ -12,10 +12,14 @@ from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.records import Context
 from middleware_hub.spans import SpanFlag, chain_ids, pack_ids, unpack_ids
 from middleware_hub.tokenizer import LONG_TEXT, Tokenizer
+from router.beside import beside
 from router.errors import BadRequestError
 from router.sglang import GenerateRequest
 from router.sglang.segments import FIELD, Segment, place
 from router.tracing import OFF, Tracer
+
+MANY_TOKENS = 20_000
+"""Ids from which on what is done with each of them is done beside the event loop."""
 
 _SEGMENT_COST = 64
 """What a segment costs an event loop apart from its text, in characters of a text."""
@@ -95,7 +99,7 @@ def check_options(tokenizer: Tokenizer, request: GenerateRequest) -> None:
         )
 
 
-def from_ids(
+async def from_ids(
     tree: RadixTree,
     tokenizer: Tokenizer,
     namespace: Namespace,
@@ -108,7 +112,8 @@ def from_ids(
 
     `encoded`: which of them were encoded here, from segments.
     """
-    text, packed = tokenizer.spell_prompt(ids), pack_ids(ids)
+    heavy = len(ids) > MANY_TOKENS
+    text, packed = await beside(heavy, lambda: (tokenizer.spell_prompt(ids), pack_ids(ids)))
 
     def width(count: int) -> int:
         return len(tokenizer.spell_prompt(ids[:count]))
@@ -116,12 +121,16 @@ def from_ids(
     with tracer.span("match", characters=len(text)) as span:
         match = tree.match_ids(namespace, text, packed, width, parent=parent)
         span.set(tokens=match.cut.tokens)
-    rest = ids[match.cut.tokens :]
-    context = None
-    if rest or match.cut.start < len(text):
-        alignment = tokenizer.align(rest, text[match.cut.start :], start=match.cut.span is None)
-        context = Context(pack_ids(rest), alignment.flags | SpanFlag.GIVEN, alignment.ends)
     tree.pin(match)
+    rest, start = ids[match.cut.tokens :], match.cut.span is None
+    context = None
+    try:
+        if rest or match.cut.start < len(text):
+            alignment = await beside(heavy, tokenizer.align, rest, text[match.cut.start :], start=start)
+            context = Context(pack_ids(rest), alignment.flags | SpanFlag.GIVEN, alignment.ends)
+    except BaseException:
+        tree.unpin(match)
+        raise
     return Prompt(match, context, ids, sum(len(run[max(0, match.cut.tokens - run.start) :]) for run in encoded))
 
 

@@ -14,6 +14,7 @@ from contextvars import Context
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub import prompting, retrieval
@@ -23,11 +24,14 @@ from middleware_hub.prompting import Prompt
 from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.recording import Recorder, Verdict
 from middleware_hub.responder import Responder
-from middleware_hub.retrieval import RetrievalRequest
-from router.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_body, replay, send_json, with_body
+from middleware_hub.retrieval import MANY_TOKENS, RetrievalRequest
+from router.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_json, replay, send_json, with_body
+from router.beside import beside
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
 from router.sglang import GenerateRequest, new_weight_version
+from router.sglang.limits import PromptLimits
+from router.sglang.weight import LIGHT
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +72,7 @@ class RadixTreeMiddleware:
         self.force_logprobs = config.force_logprobs
         self._tracer = context.tracer
         self._max_body_bytes = context.config.server.max_body_bytes
+        self._limits = PromptLimits(context.config.server.max_batch, config.max_text_tokens)
         self._max_context = context.config.sessions.max_context
         self._collecting = False
         self._routes: dict[str, ASGIApp] = {
@@ -90,11 +95,8 @@ class RadixTreeMiddleware:
     # /generate -----------------------------------------------------------------------------------------------------------
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._max_body_bytes)
-        request = GenerateRequest.parse(body)
-        for ids in request.ids or ():
-            prompting.check_ids(self.tokenizer, ids)
-        prompting.check_options(self.tokenizer, request)
+        body = await read_json(scope, receive, self._max_body_bytes, ids=True)
+        request = await beside(len(body) > LIGHT, self._parsed, body)
         encoded: list[list[range]] = []
         if request.segments is not None:
             assembled = await prompting.assemble(
@@ -117,7 +119,9 @@ class RadixTreeMiddleware:
                 prompts.append(await self._prompt(scope, request, number, parent, encoded[number] if encoded else ()))
                 if number:
                     await asyncio.sleep(0)
-            out = request.with_ids([prompt.ids for prompt in prompts], force_logprobs=self.force_logprobs)
+            ids = [prompt.ids for prompt in prompts]
+            heavy = sum(map(len, ids)) > MANY_TOKENS
+            out = await beside(heavy, request.with_ids, ids, force_logprobs=self.force_logprobs)
             hint = RouteHint(prompts[0].match.text, prompts[0].ids, header(scope, b"x-smg-routing-key"))
             responder = Responder(self.recorder, self, request, prompts, send, hint, force_logprobs=self.force_logprobs)
             try:
@@ -129,6 +133,13 @@ class RadixTreeMiddleware:
             for prompt in prompts:
                 self.tree.unpin(prompt.match)
 
+    def _parsed(self, body: bytes) -> GenerateRequest:
+        request = GenerateRequest.parse(body, self._limits)
+        for ids in request.ids or ():
+            prompting.check_ids(self.tokenizer, ids)
+        prompting.check_options(self.tokenizer, request)
+        return request
+
     async def _prompt(
         self, scope: Scope, request: GenerateRequest, number: int, parent: str | None, encoded: Sequence[range]
     ) -> Prompt:
@@ -139,7 +150,7 @@ class RadixTreeMiddleware:
         else:
             assert request.ids is not None
             ids = request.ids[number]
-            prompt = prompting.from_ids(self.tree, self.tokenizer, namespace, ids, parent, self._tracer, encoded)
+            prompt = await prompting.from_ids(self.tree, self.tokenizer, namespace, ids, parent, self._tracer, encoded)
         self._count_prompt(prompt)
         return prompt
 
@@ -168,20 +179,28 @@ class RadixTreeMiddleware:
         for reason in match.reasons:
             self.metrics.matched(reason)
 
-    def count(self, verdict: Verdict) -> None:
-        """Take note of what became of a reply, and make room if the budget is passed."""
+    def count(self, verdicts: Sequence[Verdict]) -> None:
+        """Take note of what became of the replies of a request, and make room if the budget is passed."""
+        bad: dict[tuple[str, str], list[Verdict]] = {}
+        for verdict in verdicts:
+            self._count(verdict)
+            if verdict.outcome != "exact":
+                bad.setdefault((verdict.outcome, verdict.reason), []).append(verdict)
+        for alike in bad.values():  # one line, however large the batch
+            level = logging.WARNING if any(one.suspicious for one in alike) else logging.INFO
+            what = "a reply was" if len(alike) == 1 else f"{len(alike)} of {len(verdicts)} replies were"
+            logger.log(level, "%s not recorded as exact: %s %s", what, alike[0].reason, alike[0].detail)
+        if self.tree.over_budget and not self._collecting:
+            self._collecting = True
+            asyncio.get_running_loop().call_soon(self._collect, context=Context())  # not a part of this request
+
+    def _count(self, verdict: Verdict) -> None:
         self.metrics.replies.labels(verdict.outcome, verdict.reason).inc()
         if verdict.generation is not None:
             span = verdict.generation.span
             assert span.versions is not None, "a reply was sampled"
             self.metrics.sampled.inc(len(span))
             self.metrics.staleness.observe(self.tree.clock.staleness(span.versions))
-        if verdict.outcome != "exact":
-            level = logging.WARNING if verdict.suspicious else logging.INFO
-            logger.log(level, "a reply was not recorded as exact: %s %s", verdict.reason, verdict.detail)
-        if self.tree.over_budget and not self._collecting:
-            self._collecting = True
-            asyncio.get_running_loop().call_soon(self._collect, context=Context())  # not a part of this request
 
     def _collect(self) -> None:
         """One step of the collection; the event loop turns between steps."""
@@ -196,7 +215,7 @@ class RadixTreeMiddleware:
 
     async def _new_version(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A call that gives all workers new weights: when it is done, its version is the current one."""
-        body = await read_body(scope, receive, self._max_body_bytes)
+        body = await read_json(scope, receive, self._max_body_bytes)
         version = new_weight_version(body)
 
         async def observing(message: Message) -> None:
@@ -210,21 +229,27 @@ class RadixTreeMiddleware:
     # The tree ------------------------------------------------------------------------------------------------------------
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = RetrievalRequest.parse(await read_body(scope, receive, self._max_body_bytes))
+        request = await self._asked(scope, receive)
         namespace = self._namespace(scope, request.lora_path or "")
-        answers = []
+        parts: list[bytes] = []
         for number, text in enumerate([request.text] if isinstance(request.text, str) else request.text):
             answer = await retrieval.retrieve(
                 self.tree, self.tokenizer, namespace, text, request, request.expected(number)
             )
-            for one in answer["trajectories"] if request.cover else [answer]:
+            found = answer["trajectories"] if request.cover else [answer]
+            for one in found:
                 self.metrics.retrievals.labels(str(one["exact"]).lower()).inc()
-            answers.append(msgspec.json.encode(answer))
+            heavy = sum(one["token_length"] for one in found) > MANY_TOKENS
+            parts += (b",", await beside(heavy, _encoded, answer))
             await asyncio.sleep(0)
-        await send_json(send, 200, answers[0] if isinstance(request.text, str) else b"[%b]" % b",".join(answers))
+        await send_json(send, 200, parts[1] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"])
+
+    async def _asked(self, scope: Scope, receive: Receive) -> RetrievalRequest:
+        body = await read_json(scope, receive, self._max_body_bytes)
+        return await beside(len(body) > LIGHT, RetrievalRequest.parse, body, self._limits)
 
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = RetrievalRequest.parse(await read_body(scope, receive, self._max_body_bytes))
+        request = await self._asked(scope, receive)
         if not isinstance(request.text, str):
             raise BadRequestError("`text` must be one string")
         namespace = self._namespace(scope, request.lora_path or "")
@@ -255,6 +280,20 @@ def _parents(scope: Scope, prompts: int) -> list[str | None]:
     named = header(scope, b"x-radix-parent") or None
     names = [name.strip() or None for name in named.split(",")] if named is not None and prompts > 1 else []
     return names if len(names) == prompts else [named] * prompts
+
+
+def _encoded(answer: dict[str, Any]) -> bytes:
+    """An answer as JSON, its long lists by pieces: from a thread, one long call would hold up the event loop all the same."""
+    return msgspec.json.encode({key: _by_pieces(value) for key, value in answer.items()})
+
+
+def _by_pieces(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "tokens" in value[0]:
+        return [Raw(_encoded(one)) for one in value]
+    if not isinstance(value, list) or len(value) <= MANY_TOKENS:
+        return value
+    pieces = [msgspec.json.encode(value[at : at + MANY_TOKENS])[1:-1] for at in range(0, len(value), MANY_TOKENS)]
+    return Raw(b"[%b]" % b",".join(pieces))
 
 
 def _inner(scope: Scope, body: bytes, hint: RouteHint) -> Scope:

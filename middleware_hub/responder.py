@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -34,8 +35,8 @@ logger = logging.getLogger(__name__)
 class Tally(Protocol):
     """Whoever counts what became of replies."""
 
-    def count(self, verdict: Verdict) -> None:
-        """Take note of one."""
+    def count(self, verdicts: Sequence[Verdict]) -> None:
+        """Take note of those of one request."""
 
 
 class _Generation:
@@ -197,8 +198,7 @@ class Responder:
                 generation.close()
         if not self._counted:
             self._counted = True
-            for generation in self._generations:
-                self._tally.count(generation.verdict or Verdict("no", "no reply"))
+            self._tally.count([generation.verdict or Verdict("no", "no reply") for generation in self._generations])
 
     async def _whole(self, body: bytes) -> None:
         assert self._start is not None

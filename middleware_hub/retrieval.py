@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from middleware_hub.cover import SharedMask, needed
 from middleware_hub.prefix_match import Cut
@@ -15,10 +16,15 @@ from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.records import Recall
 from middleware_hub.spans import INEXACT, UNKNOWN_REPLY, Trajectory, flatten, names_of, pack_ids
 from middleware_hub.tokenizer import Tokenizer
+from router.beside import beside
 from router.errors import BadRequestError, NotExactError, NotFoundError
-from router.sglang.json import JSON_ERRORS
+from router.sglang.json import JSON_ERRORS, decode_object
+from router.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.sglang.request import read_texts
 
 RETOKENIZED = "retokenized"
+MANY_TOKENS = 50_000
+"""From so many on, what is done with each of them is done beside the event loop."""
 
 
 class RetrievalRequest(msgspec.Struct):
@@ -45,16 +51,22 @@ class RetrievalRequest(msgspec.Struct):
     cover: bool = False
 
     @classmethod
-    def parse(cls, body: bytes) -> RetrievalRequest:
-        """Raises BadRequestError with the field that is wrong."""
+    def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> RetrievalRequest:
+        """Raises BadRequestError with the field that is wrong; TextTooLongError."""
         try:
-            request = msgspec.json.decode(body, type=cls)
+            fields = decode_object(body)
+            texts, listed = read_texts(fields, "text", limits)
+            if texts is not None:
+                fields["text"] = Raw(b'""')  # it may be long, and it is read already
+            request = msgspec.json.decode(msgspec.json.encode(fields), type=cls)
+            request.text = (texts if listed else texts[0]) if texts else request.text
         except JSON_ERRORS as error:
             raise BadRequestError(
                 f"the body must be {{'text': a string or a list of strings, ...}}: {error}"
             ) from error
         if not request.text or not all(request.text):
             raise BadRequestError("`text` is empty, or has an empty text in it")
+        limits.check_replies(len(texts or ""))
         if request.max_staleness is not None and request.max_staleness < 0:
             raise BadRequestError(f"`max_staleness` must not be negative, got {request.max_staleness}")
         request.check_expected()
@@ -118,11 +130,12 @@ async def retrieve(
     if cut.start < len(text):
         # The chain cannot go away meanwhile: spans are immutable, and `cut` holds them.
         tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
-    flat = flatten(cut.span, cut.take, tail)
-    if not request.cover:
-        missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
-        return _answer(tree, text, recall, cut, flat, request, missing)
-    return await _cover(tree, namespace, text, recall, flat, request, expected)
+    heavy = cut.tokens + len(tail) // 4 > MANY_TOKENS
+    flat = await beside(heavy, flatten, cut.span, cut.take, tail)
+    if request.cover:
+        return await _cover(tree, namespace, text, recall, flat, request, expected)
+    missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
+    return await beside(heavy, _answer, tree, text, recall, cut, flat, request, missing)
 
 
 async def _cover(
@@ -141,12 +154,14 @@ async def _cover(
     chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
     missing = [name for name in _missing(expected, first) if tree.reply(namespace, name) is None]
     masks.apply(0, first)
-    answers = [_answer(tree, text, recall, recall.cut, first, request, missing)]
+    heavy = len(first.token_ids) > MANY_TOKENS
+    answers = [await beside(heavy, _answer, tree, text, recall, recall.cut, first, request, missing)]
     for number, (other, whole) in enumerate(chains, 1):
         await asyncio.sleep(0)
-        flat = flatten(other.cut.span, other.cut.take)
+        heavy = other.cut.tokens > MANY_TOKENS
+        flat = await beside(heavy, flatten, other.cut.span, other.cut.take)
         masks.apply(number, flat)
-        answers.append(_answer(tree, whole, other, other.cut, flat, request, missing))
+        answers.append(await beside(heavy, _answer, tree, whole, other, other.cut, flat, request, missing))
     return {"trajectories": answers, "missing": missing}
 
 

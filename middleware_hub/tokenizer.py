@@ -28,6 +28,7 @@ from middleware_hub.spans import SpanFlag
 from middleware_hub.vocabulary import Vocabulary
 from router.config import SpecialTokens, TokenizerBackend
 from router.errors import BadRequestError
+from router.sglang.limits import PROMPT_LIMITS, PromptLimits
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Tokenizer:
         add_special_tokens: `auto` adds a BOS unless the text spells it already, `always` adds it, `never` does not.
         vocabulary_size: the model's, if known: the limit for ids that clients send.
         encodes_by: see `encoder`.
+        limits: for a text. Raised for one that is longer: TextTooLongError.
     """
 
     def __init__(
@@ -58,15 +60,17 @@ class Tokenizer:
         add_special_tokens: SpecialTokens = "auto",
         vocabulary_size: int | None = None,
         encodes_by: TokenizerBackend = "auto",
+        limits: PromptLimits = PROMPT_LIMITS,
     ) -> None:
+        self._limits = limits
         backend.no_truncation()
         backend.no_padding()
         settings = _settings(backend)
         tail = _without_privileges(settings)
         self._start = backend
         self._starts_plain = all(settings[key] == tail[key] for key in ("normalizer", "pre_tokenizer"))
-        self._encode_start = encoder(backend, settings, encodes_by)
-        self._encode_tail = self._encode_start if self._starts_plain else encoder(self._tail, tail, encodes_by)
+        self._encode_start = encoder(backend, settings, encodes_by, limits)
+        self._encode_tail = self._encode_start if self._starts_plain else encoder(self._tail, tail, encodes_by, limits)
         self._verbatim = is_verbatim(settings)
         self._long = LONG_FOR_FASTOKENS if isinstance(self._encode_start, FastEncoder) else LONG_TEXT
         self._mode = add_special_tokens
@@ -88,6 +92,7 @@ class Tokenizer:
         trust_remote_code: bool = False,
         add_special_tokens: SpecialTokens = "auto",
         encodes_by: TokenizerBackend = "auto",
+        limits: PromptLimits = PROMPT_LIMITS,
     ) -> Tokenizer:
         """Load a tokenizer from a folder or a hub id.
 
@@ -110,6 +115,7 @@ class Tokenizer:
             add_special_tokens=add_special_tokens,
             vocabulary_size=_model_vocabulary(path),
             encodes_by=encodes_by,
+            limits=limits,
         )
         tokenizer.chat_template = loaded.chat_template
         tokenizer.special_tokens_map = {
@@ -137,6 +143,7 @@ class Tokenizer:
 
     def encode_start(self, text: str) -> list[int]:
         """The ids the worker itself would make of this text, with nothing appended."""
+        self._limits.check_text(text)
         ids = self._encode_start(text)
         if self._mode == "never" or (self._mode == "auto" and self.bos and ids[: len(self.bos)] == self.bos):
             return ids
@@ -144,6 +151,7 @@ class Tokenizer:
 
     def encode_tail(self, text: str) -> list[int]:
         """The ids of a text that goes on behind tokens that are there already."""
+        self._limits.check_text(text)
         return self._encode_tail(text)
 
     async def encode(self, text: str, *, start: bool) -> list[int]:

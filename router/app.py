@@ -17,6 +17,7 @@ from router.config import RouterConfig
 from router.fleet import Fleet
 from router.generations import Generations
 from router.guard import ApiKeyGuard
+from router.intake import Intake
 from router.keys import Keys
 from router.kv_watch import KvWatch
 from router.lag import LoopLag
@@ -90,7 +91,7 @@ def create_app(
     queue = RequestQueue(pool, workers.queue, metrics.waited)
     registry.register(WorkerCollector(pool.list, queue))
     ProcessCollector(registry=registry)
-    upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout)
+    upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout, permits=allowed.permits)
     prober = Prober(upstream, seconds=workers.health.timeout, headers=instance.headers)
     checks = HealthChecks(pool, prober, workers.health, metrics.probed)
     kv_watch = KvWatch(pool, prober, policy.index if isinstance(policy, CacheAware) else None)
@@ -138,6 +139,7 @@ def create_app(
         metrics,
         config.abort,
         max_body_bytes=config.server.max_body_bytes,
+        max_batch=config.server.max_batch,
         isolated=keys.several,
     )
     control = ControlRoutes(pool, admission, registry, lifecycle, requests)
@@ -151,7 +153,7 @@ def create_app(
         app = plugins.load(path)(app, context)
     if keys:
         app = ApiKeyGuard(app, keys)
-    app = LoopGuard(app, instance)
+    app = Intake(LoopGuard(app, instance), config.server.body_timeout)
     return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
 
 

@@ -5,12 +5,14 @@ Nothing here knows workers or tokens, and nothing needs a framework: a middlewar
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.beside import beside
 from router.error_bodies import error_body
 from router.errors import (
     BadRequestError,
@@ -19,6 +21,7 @@ from router.errors import (
     MethodNotAllowedError,
     RouterError,
 )
+from router.sglang.weight import LIGHT, check_weight
 
 HeaderList = list[tuple[bytes, bytes]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -29,6 +32,9 @@ BODY_READ = "body_read"
 ROUTE_HINT = "route_hint"
 """Key in `scope["state"]` under which a middleware leaves a `RouteHint` for the proxy."""
 
+
+SEND_BYTES = 1024 * 1024
+"""Of a reply, at once: others have their turn in between."""
 
 KEPT = "kept"
 """Key in `scope["state"]`: whoever sends this request keeps its reply by itself, under an id that it has made up."""
@@ -136,18 +142,40 @@ def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole request body.
+    """The whole request body, for somebody who has to understand it.
 
     Raises:
-        BodyTooLargeError: more than `limit` bytes are announced, or come.
         BadRequestError: the body is compressed.
-        ClientDisconnectedError: the client left before the end.
+        BodyTooLargeError, ClientDisconnectedError: as `gather_body` does.
     """
     encoding = header(scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise BadRequestError(f"content-encoding {encoding!r} is not supported here: send the body uncompressed")
+    return await gather_body(scope, receive, limit)
+
+
+async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False) -> bytes:
+    """A request body that is JSON, and can be read without holding up others; `ids`: there may be token ids in it.
+
+    Raises:
+        BodyTooLargeError: it has too many values in it, or bytes.
+        BadRequestError, ClientDisconnectedError: as `read_body` does.
+    """
+    body = await read_body(scope, receive, limit)
+    if not _was_read(scope):
+        await beside(len(body) > LIGHT, check_weight, body, ids=ids)
+    return body
+
+
+async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body, as it came.
+
+    Raises:
+        BodyTooLargeError: more than `limit` bytes are announced, or come.
+        ClientDisconnectedError: the client left before the end.
+    """
     announced = header(scope, b"content-length")
-    bounded = not (scope.get("state") or {}).get(BODY_READ)
+    bounded = not _was_read(scope)
     if bounded and announced is not None and announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
 
@@ -165,6 +193,10 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         chunks.append(chunk)
         more = message.get("more_body", False)
     return b"".join(chunks)
+
+
+def _was_read(scope: Scope) -> bool:
+    return bool((scope.get("state") or {}).get(BODY_READ))
 
 
 def _too_large(limit: int) -> BodyTooLargeError:
@@ -231,11 +263,21 @@ class ByMethod:
         await handler(scope, receive, send)
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """A whole reply. `body` is encoded JSON already."""
-    start = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
+async def send_json(
+    send: Send, status: int, body: bytes | Sequence[bytes], headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """A whole reply. `body` is encoded JSON already, in one piece or several, and goes out in pieces if it is large."""
+    parts = [body] if isinstance(body, bytes) else body
+    size = sum(map(len, parts))
+    start = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size), *headers]
     await send({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    if size > SEND_BYTES:
+        for part in parts:
+            for at in range(0, len(part), SEND_BYTES):
+                await send({"type": "http.response.body", "body": part[at : at + SEND_BYTES], "more_body": True})
+                await asyncio.sleep(0)
+        parts = ()
+    await send({"type": "http.response.body", "body": b"".join(parts), "more_body": False})
 
 
 async def send_error(send: Send, error: RouterError, path: str = "") -> None:

@@ -1,9 +1,8 @@
-"""The client's side of one exchange: its body as it comes, and the moment it leaves."""
+"""The client's side of one exchange, when its request is here: the moment it leaves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import TracebackType
 
 from starlette.types import Receive
@@ -19,12 +18,8 @@ class ClientConnection:
     `uncancel` is that of `asyncio.timeout`.) So the work itself needs no second task and no check per chunk.
     """
 
-    def __init__(self, receive: Receive, *, reads_body: bool) -> None:
-        """With `reads_body`, the messages that still come are the request's body, to be taken from `body()`."""
+    def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._reads_body = reads_body
-        # One chunk ahead: behind it the server stops reading from the client, so an upload is never piled up here.
-        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
         self._reason: BaseException | None = None
         self._watching = True
 
@@ -54,22 +49,9 @@ class ClientConnection:
         self._watching = False  # it may have seen the end already, and be about to tell
         self._watcher.cancel()
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """The request body, chunk by chunk. What was taken from it is gone; until then it may be asked for again."""
-        while (chunk := await self._chunks.get()) is not None:
-            yield chunk
-
     async def _watch(self) -> None:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return
-            if self._reads_body:
-                if chunk := message.get("body", b""):
-                    await self._chunks.put(chunk)
-                if not message.get("more_body", False):
-                    self._reads_body = False
-                    await self._chunks.put(None)
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     def _on_gone(self, watcher: asyncio.Task[None]) -> None:
         if watcher.cancelled() or not self._watching:

@@ -38,9 +38,12 @@ class ServerConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     insecure: bool = False
-    max_body_bytes: int = 256 * 1024 * 1024
+    max_body_bytes: int = 32 * 1024 * 1024
+    body_timeout: float = 30.0
     max_header_bytes: int = 64 * 1024
     max_connections: int | None = None  # None: what the process may have open
+    idle_timeout: int = 120
+    max_batch: int = 8192
     shutdown_grace: float = 180.0
     log_level: str = "info"
     log_format: LogFormat = "text"
@@ -54,6 +57,9 @@ class ServerConfig:
             raise BadRequestError(f"--max-header-bytes must be at least 1024, not {self.max_header_bytes}")
         if self.max_connections is not None:
             _at_least_one("--max-connections", self.max_connections)
+        _positive("--body-timeout-secs", self.body_timeout)
+        _at_least_one("--idle-timeout-secs", self.idle_timeout)
+        _at_least_one("--max-batch", self.max_batch)
         if self.shutdown_grace < 0:
             raise BadRequestError(f"--shutdown-grace must not be negative, got {self.shutdown_grace}")
         if not self.api_keys and not self.insecure and not _is_loopback(self.host):
@@ -280,6 +286,7 @@ class RadixConfig:
     unretrieved_versions: int | None = None  # None: what nobody retrieved goes last, however old
     force_logprobs: bool = True
     add_special_tokens: SpecialTokens = "auto"
+    max_text_tokens: int = 512 * 1024
     tokenizer_backend: TokenizerBackend = "auto"
 
     def __post_init__(self) -> None:
@@ -287,6 +294,7 @@ class RadixConfig:
             raise BadRequestError(f"--radix-max-tokens must be at least 1, not {self.max_tokens}")
         if self.keep_versions < 0:
             raise BadRequestError(f"--radix-keep-versions must not be negative, got {self.keep_versions}")
+        _at_least_one("--max-text-tokens", self.max_text_tokens)
         if self.unretrieved_versions is not None:
             _at_least_one("--radix-unretrieved-versions", self.unretrieved_versions)
 

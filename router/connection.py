@@ -1,7 +1,9 @@
 """One client's connection, within limits: how many there are, how long a head is, and how long it takes to come.
 
 uvicorn's protocol has no such limits: a head may grow for ever, and may take for ever, and so may the trailers behind a chunked
-body. Whatever is answered here never reaches the application, so it is written by hand, as JSON of the same form.
+body, and the rest of a body whose request has its answer already. Whatever is answered here never reaches the application, so
+it is written by hand, as JSON of the same form. Only public names of uvicorn's class are used and overridden: the callbacks of
+asyncio and of httptools, `on_response_complete`, and the attributes without an underscore.
 
 Such an answer is the last one of its connection. The sending side is closed behind it and what still comes is thrown away for a
 moment: closed at once, with bytes unread, the connection would be reset, and the client would often see only that.
@@ -17,7 +19,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from router.errors import BadRequestError, RouterError
+from router.errors import BadRequestError, RequestTimeoutError, RouterError
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +32,6 @@ class HeadersTooLargeError(RouterError):
 
     status = 431
     type = "headers_too_large"
-
-
-class RequestTimeoutError(RouterError):
-    """The head of a request took too long."""
-
-    status = 408
-    type = "request_timeout"
 
 
 class TooManyConnectionsError(RouterError):
@@ -52,7 +47,8 @@ class Limits:
     Args:
         max_header_bytes: of a request's first line and headers, as they come; of its trailers, too.
         max_connections: how many there may be at once.
-        header_seconds: what a head may take, from its first byte; and until that comes.
+        header_seconds: what a head may take, from its first byte; and until that comes. The same for what is left of a body
+            when its request has been answered.
     """
 
     def __init__(self, *, max_header_bytes: int, max_connections: int, header_seconds: float = 60.0) -> None:
@@ -87,6 +83,7 @@ class Connection(HttpToolsProtocol):
         self._heading = True  # what comes now is the head of a request
         self._begun = False  # some of it has come
         self._bare = 0  # bytes that have come since the last piece of a body, or the end of a request
+        self._piece = False  # a piece of the body has come
         self._timer: TimerHandle | None = None
         self._refused = False
         self._closing = False
@@ -140,18 +137,23 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head."""
         self._begun = True
+        self._piece = False
+        self._stop_waiting()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """A request: the application has it."""
+        """A request: the application has it, or will have it after those before it."""
         self._heading = self._begun = False
         self._bare = 0
         self._stop_timer()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._served = self.cycle
 
     def on_body(self, body: bytes) -> None:
         """A piece of it."""
         self._bare = 0
+        self._piece = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -159,11 +161,26 @@ class Connection(HttpToolsProtocol):
         self._heading = True
         self._bare = 0
         super().on_message_complete()
+        if self.cycle.response_complete and not self._closing:
+            # Its answer was there first. uvicorn waits for the next request only from an answer on, and data ends that.
+            self._stop_timer()
+            self._stop_waiting()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """The turn of a request has come, at once or after those before it."""
-        self._served = cycle
-        super()._start_asgi_task(cycle, app)
+    def on_response_complete(self) -> None:
+        """A request has its answer: the next one in line has its turn, or the rest of a body is thrown away, for a while."""
+        if self.pipeline:
+            self._served = self.pipeline[-1][0]
+        super().on_response_complete()
+        if self._heading or self._closing or not self.cycle.response_complete or self.transport.is_closing():
+            return
+        if self.expect_100_continue and not self._piece:
+            self.transport.close()  # the client was never told to send its body: whether it will, nobody can know
+        else:
+            self._stop_timer()
+            self._timer = self.loop.call_later(self.limits.header_seconds, self.transport.abort)
 
     # Ends -------------------------------------------------------------------------------------------------------------
 
@@ -174,6 +191,11 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_waiting(self) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
 
     def _head_is_late(self) -> None:
         self._timer = None
@@ -191,7 +213,7 @@ class Connection(HttpToolsProtocol):
             return
         self._closing = True
         self._stop_timer()
-        self._unset_keepalive_if_required()
+        self._stop_waiting()
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:

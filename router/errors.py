@@ -63,6 +63,13 @@ class NotExactError(RouterError):
     type = "not_exact"
 
 
+class RequestTimeoutError(RouterError):
+    """The client took too long to send its request."""
+
+    status = 408
+    type = "request_timeout"
+
+
 class BodyTooLargeError(RouterError):
     """The request body is over `--max-body-bytes`."""
 

@@ -124,7 +124,14 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=ServerConfig.max_body_bytes,
         metavar="N",
-        help="of a request's body; more gets 413 (%(default)s)",
+        help="of a request's body, whatever it is for; more gets 413 (%(default)s)",
+    )
+    group.add_argument(
+        "--body-timeout-secs",
+        type=float,
+        default=ServerConfig.body_timeout,
+        metavar="S",
+        help="between two pieces of a body; then the request gets 408 (%(default)g)",
     )
     group.add_argument(
         "--max-header-bytes",
@@ -138,6 +145,20 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="of clients; one more gets 503 (half as many as files may be open)",
+    )
+    group.add_argument(
+        "--idle-timeout-secs",
+        type=int,
+        default=ServerConfig.idle_timeout,
+        metavar="S",
+        help="that a connection is kept without a request (%(default)s)",
+    )
+    group.add_argument(
+        "--max-batch",
+        type=int,
+        default=ServerConfig.max_batch,
+        metavar="N",
+        help="replies that one request may ask for, its prompts times `n`; more gets 400 (%(default)s)",
     )
     group.add_argument(
         "--shutdown-grace",
@@ -428,6 +449,13 @@ def _radix_flags(group: argparse._ArgumentGroup) -> None:
         help="what encodes texts: the workers' library, or a faster one for byte-level BPE; auto is fastokens where both"
         " give the same ids (%(default)s)",
     )
+    group.add_argument(
+        "--max-text-tokens",
+        type=int,
+        default=RadixConfig.max_text_tokens,
+        metavar="N",
+        help="of one text or prompt, and 8 characters for each; more gets 413 (%(default)s)",
+    )
     group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the tokenizer")
     group.add_argument(
         "--radix-max-tokens",
@@ -580,6 +608,9 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             max_body_bytes=args.max_body_bytes,
             max_header_bytes=args.max_header_bytes,
             max_connections=args.max_connections,
+            body_timeout=args.body_timeout_secs,
+            idle_timeout=args.idle_timeout_secs,
+            max_batch=args.max_batch,
             shutdown_grace=args.shutdown_grace,
             log_level=args.log_level,
             log_format=args.log_format,
@@ -594,6 +625,7 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             unretrieved_versions=args.radix_unretrieved_versions,
             force_logprobs=args.force_logprobs == "on",
             add_special_tokens=args.add_special_tokens,
+            max_text_tokens=args.max_text_tokens,
             tokenizer_backend=args.tokenizer_backend,
         ),
         sessions=SessionsConfig(

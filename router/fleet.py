@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.asgi import ByMethod, Handler, HeaderList, read_body, request_headers, request_target, send_json
+from router.asgi import ByMethod, Handler, HeaderList, read_json, request_headers, request_target, send_json
 from router.callers import caller_of
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.flights import Flight, Flights
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 ABORT_SECONDS = 10.0
 """How long a worker is told about a client that left."""
+
+ABORTS_AT_ONCE = 16
+"""Generations of one request that a worker is told to end at the same time, each over a connection of its own."""
 
 RECALL_SECONDS = 1.0
 """How long a request that goes elsewhere waits for its old worker to have heard of it. A well one answers in milliseconds."""
@@ -101,7 +104,7 @@ class Fleet:
 
         Raises BadRequestError for a body that is no object, and ForbiddenError for an end of all by somebody who may not.
         """
-        raw = await read_body(scope, receive, self._max_body_bytes)
+        raw = await read_json(scope, receive, self._max_body_bytes)
         fields, body, caller = parse_object(raw), _object(raw), caller_of(scope)
         rid = body.get("rid")
         if body.get("abort_all") or not isinstance(rid, str) or not rid:
@@ -171,14 +174,14 @@ class Fleet:
 
     def abandon(self, flight: Flight, scope: Scope) -> list[asyncio.Task[None]]:
         """Nobody waits for a request any more: tell its worker, which would take seconds to notice. Returns what does so."""
-        worker, tasks = flight.worker, []
-        if worker is not None:
-            for abort in self._aborts_of(flight, worker, scope):
-                task = asyncio.create_task(abort)
-                self._aborts.add(task)
-                task.add_done_callback(self._aborts.discard)
-                tasks.append(task)
-        return tasks
+        worker = flight.worker
+        rids = [] if worker is None else [r for r in flight.rids.values() if not self.flights.shares_prefix(r, worker)]
+        if worker is None or not rids:
+            return []
+        task = asyncio.create_task(self._abort(worker, rids, scope))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+        return [task]
 
     async def recall(self, flight: Flight, scope: Scope) -> None:
         """A request goes to another worker: the one that has it now is told to end it, and has a moment to say so."""
@@ -186,19 +189,30 @@ class Fleet:
         if aborts:
             await asyncio.wait(aborts, timeout=RECALL_SECONDS)
 
-    def _aborts_of(self, flight: Flight, worker: Worker, scope: Scope) -> list[Coroutine[None, None, None]]:
-        alone = [rid for rid in flight.rids.values() if not self.flights.shares_prefix(rid, worker)]
-        return [self._abort(worker, self._abort_call(scope, {"rid": rid})) for rid in alone]
-
     async def close(self) -> None:
         """Let the last aborts go out."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=1.0)
 
-    async def _abort(self, worker: Worker, call: Call) -> None:
-        answer = await self._teller.tell(worker, call, ABORT_SECONDS)
-        if answer.status != 200:
-            logger.info("worker %s was not told to abort: %s", worker.url, answer.failure)
+    async def _abort(self, worker: Worker, rids: Sequence[str], scope: Scope) -> None:
+        """Tell a worker to end the generations of one request, some of them at a time."""
+        left, failed = iter(rids), []
+
+        async def tell() -> None:
+            for rid in left:
+                answer = await self._teller.tell(worker, self._abort_call(scope, {"rid": rid}), ABORT_SECONDS)
+                if answer.status != 200:
+                    failed.append(answer.failure)
+
+        await asyncio.gather(*(tell() for _ in range(min(ABORTS_AT_ONCE, len(rids)))))
+        if failed:
+            logger.info(
+                "worker %s was not told to abort %d of %d generations: %s",
+                worker.url,
+                len(failed),
+                len(rids),
+                failed[0],
+            )
 
     def _abort_call(self, scope: Scope, told: dict[str, Any]) -> Call:
         return Call("POST", "/abort_request", self._headers(scope), msgspec.json.encode(told), lasting=True)
@@ -212,7 +226,7 @@ class _Everywhere:
         self._aborts = aborts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._fleet._max_body_bytes)
+        body = await read_json(scope, receive, self._fleet._max_body_bytes)
         if not body and scope["method"] == "POST" and scope["path"] in _WANT_AN_OBJECT:
             body = b"{}"
             kept = [pair for pair in scope["headers"] if pair[0] != b"content-type"]

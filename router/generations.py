@@ -15,7 +15,8 @@ from typing import cast, get_args
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.abort_retries import Retries, StreamJob, WholeJob
-from router.asgi import KEPT, header, read_body
+from router.asgi import KEPT, header, read_json
+from router.beside import beside
 from router.callers import caller_of
 from router.config import AbortConfig, AbortPolicy
 from router.disguise import Undisguising, disguised
@@ -25,6 +26,8 @@ from router.flights import Flight
 from router.metrics import RouterMetrics
 from router.renewal import send_on
 from router.sglang.attempt import ATTEMPT, Attempt
+from router.sglang.limits import PromptLimits
+from router.sglang.weight import LIGHT
 
 
 class Generations:
@@ -38,6 +41,7 @@ class Generations:
         abort: AbortConfig,
         *,
         max_body_bytes: int,
+        max_batch: int,
         isolated: bool = False,
     ) -> None:
         """`isolated`: workers are given ids that no client has chosen, for there are others whom those might hit."""
@@ -48,6 +52,7 @@ class Generations:
         self._outcomes = metrics.generations
         self._abort = abort
         self._max_body_bytes = max_body_bytes
+        self._limits = PromptLimits(max_batch)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises what the application inside raises, and BadRequestError for an unknown policy."""
@@ -55,11 +60,13 @@ class Generations:
             await self._app(scope, receive, send)
             return
         policy = self._policy(scope)
-        body = await read_body(scope, receive, self._max_body_bytes)
+        body = await read_json(scope, receive, self._max_body_bytes, ids=True)
         state = scope.get("state") or {}
         made = state.get(ATTEMPT)
         # A middleware in between may have written another body.
-        attempt: Attempt | None = made[1] if made is not None and made[0] is body else Attempt.first(body)
+        attempt: Attempt | None = made[1] if made is not None and made[0] is body else None
+        if attempt is None:
+            attempt = await beside(len(body) > LIGHT, Attempt.first, body, self._limits)
         names = () if attempt is None else attempt.rids
         if self._isolated and not state.get(KEPT) and not _made_up_here(made, attempt):
             body, attempt, disguise = disguised(body, attempt)

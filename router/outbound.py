@@ -25,7 +25,7 @@ class OutboundRequest(msgspec.Struct):
         method: of HTTP.
         target: path and query, as the client wrote them.
         headers: those that may pass.
-        repeatable: whether sending it twice does no harm, and its body (if any) is at hand.
+        repeatable: whether sending it twice does no harm.
         limited: whether it is work, for which there may have to be room.
         key: the line that it stands in when there is none.
         query: what a routing policy may want to know.
@@ -33,8 +33,7 @@ class OutboundRequest(msgspec.Struct):
         alone: whether the prompt was read here, and is the only one.
         flight: the generations that it asks for; None if it is about something else.
         record: where it is told how far it has come.
-        body: what is sent; None if there is none, or it is passed on as it comes.
-        streams_body: whether it is.
+        body: what is sent; None if there is none.
         ends_with_done: whether a stream that answers it has failed if it ends without `[DONE]`.
     """
 
@@ -51,7 +50,6 @@ class OutboundRequest(msgspec.Struct):
     flight: Flight | None
     record: RequestRecord
     body: bytes | None
-    streams_body: bool
     ends_with_done: bool
 
     @classmethod
@@ -60,11 +58,14 @@ class OutboundRequest(msgspec.Struct):
         scope: Scope,
         body: bytes | None,
         *,
-        streams_body: bool,
+        generation: bool,
         forward_authorization: bool,
         reads_prompt: bool = False,
     ) -> OutboundRequest:
-        """Raises BadRequestError for a target that is no path. `reads_prompt`: the policy wants what no middleware has told."""
+        """Raises BadRequestError for a target that is no path.
+
+        `generation`: it is one, so that it may be sent twice. `reads_prompt`: the policy wants what no middleware has told.
+        """
         method, state = scope["method"], scope.get("state") or {}
         alone = False
         hint, tenant = state.get(ROUTE_HINT), state.get(TENANT, "")
@@ -74,19 +75,15 @@ class OutboundRequest(msgspec.Struct):
             routing_key = hint.routing_key or routing_key
             query = RouteQuery(hint.text, hint.token_ids, routing_key, target, tenant)
         else:
-            prompt = prompt_of(body) if reads_prompt and body else PromptOf()
+            prompt = prompt_of(body) if reads_prompt and generation and body else PromptOf()
             query = RouteQuery(prompt.text, prompt.ids, routing_key, target, tenant)
             alone = prompt.alone
-        headers = request_headers(scope, forward_authorization=forward_authorization)
-        if streams_body:
-            # A body passed through keeps its framing, so that a worker sees one that was cut short.
-            headers += [(name, value) for name, value in scope["headers"] if name == b"content-length"]
         return cls(
             scope=scope,
             method=method,
             target=request_target(scope),
-            headers=headers,
-            repeatable=body is not None or (method in ("GET", "HEAD") and not streams_body),
+            headers=request_headers(scope, forward_authorization=forward_authorization),
+            repeatable=generation or method in ("GET", "HEAD"),
             limited=method in ("POST", "PUT"),
             key=(tenant, routing_key or ""),
             query=query,
@@ -95,6 +92,5 @@ class OutboundRequest(msgspec.Struct):
             flight=state.get(FLIGHT),
             record=state.get(REQUEST) or RequestRecord("", method, scope["path"]),
             body=body,
-            streams_body=streams_body,
             ends_with_done=scope["path"] in _END_WITH_DONE,
         )

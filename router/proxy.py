@@ -16,7 +16,7 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from router.asgi import HeaderList, has_body, read_body, reply_headers
+from router.asgi import HeaderList, gather_body, has_body, read_body, reply_headers
 from router.attempts import BUSY, FAULTY, Attempts, Failure
 from router.client import ClientConnection
 from router.config import WorkersConfig
@@ -66,7 +66,7 @@ class Proxy:
         config: how long things may take, and how often they are tried.
         recall: for a worker that took too long.
         on_trouble: told of each worker whose connections break.
-        max_body_bytes: the limit for a body that has to be kept, to be sent again.
+        max_body_bytes: the limit for a body.
         forward_authorization: off where the header carries this router's own key.
     """
 
@@ -107,20 +107,22 @@ class Proxy:
             UpstreamBrokenError: a worker broke off after `http.response.start` was sent, or ended a stream without `[DONE]`.
             ClientDisconnectedError: the client left; the worker's request is cancelled.
         """
+        generation = scope["method"] in ("POST", "PUT") and scope["path"] == "/generate"
         body: bytes | None = None
-        streams_body = has_body(scope)
-        if scope["method"] in ("POST", "PUT") and scope["path"] == "/generate":
+        if generation:
             body = await read_body(scope, receive, self._max_body_bytes)
-            streams_body = False
+        elif has_body(scope):
+            # Whole, before a worker is asked: one that is slow to come holds nobody's place there.
+            body = await gather_body(scope, receive, self._max_body_bytes)
         request = OutboundRequest.of(
             scope,
             body,
-            streams_body=streams_body,
+            generation=generation,
             forward_authorization=self._forward_authorization,
             reads_prompt=self._config.routes_by_prompt,
         )
         attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable)
-        async with ClientConnection(receive, reads_body=streams_body) as client:
+        async with ClientConnection(receive) as client:
             while True:
                 attempts.check(unwanted=request.flight is not None and request.flight.unwanted)
                 lease = await self._lease(request, attempts)
@@ -167,7 +169,7 @@ class Proxy:
         attempts.count += 1
         try:
             async with self._patience(worker):
-                response, first = await self._ask(request, attempts, worker, client, span.inject(request.headers))
+                response, first = await self._ask(request, attempts, worker, span.inject(request.headers))
         except UpstreamFailure as failure:
             why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
             span.fail(why)
@@ -202,7 +204,6 @@ class Proxy:
         request: OutboundRequest,
         attempts: Attempts,
         worker: Worker,
-        client: ClientConnection,
         headers: HeaderList,
     ) -> tuple[UpstreamResponse, bytes]:
         """A reply and the first piece of its body: a whole event of a stream, all of it where the client waits for all of it.
@@ -213,7 +214,7 @@ class Proxy:
             request.method,
             worker.url + request.target,
             headers,
-            client.body() if request.streams_body else request.body,
+            request.body,
             fresh=attempts.fresh,
         )
         try:

@@ -19,9 +19,6 @@ from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_SECONDS = 3600
-"""Longer than any client keeps an idle connection, so that none is closed while a client is taking it up again."""
-
 BACKLOG = 2048
 
 GC_THRESHOLDS = (20_000, 20, 50)
@@ -85,7 +82,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=config.idle_timeout,
                 timeout_graceful_shutdown=math.ceil(config.shutdown_grace),
             )
         )

@@ -11,7 +11,7 @@ import asyncio
 import io
 import socket
 import time
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -21,8 +21,10 @@ from typing import Protocol
 import aiohttp
 from yarl import URL
 
+from router.unpacking import Unpacker, UnpackingError
+
 Headers = Sequence[tuple[bytes, bytes]]
-Body = bytes | AsyncIterable[bytes] | None
+Body = bytes | None
 
 # SGLang's server (uvicorn) closes a connection that was idle for 5 s.
 IDLE_SECONDS = 4.0
@@ -142,17 +144,19 @@ class AiohttpUpstream:
     hangs, and how much a worker gets is the policy's business.
     """
 
-    def __init__(self, *, connect_timeout: float) -> None:
+    def __init__(self, *, connect_timeout: float, permits: Callable[[str], bool] = lambda _: True) -> None:
+        """`permits(address)`: whether a worker may be there. Asked at each connection: a name may mean another one by now."""
         self._connect_timeout = connect_timeout
+        self._permits = permits
 
     async def __aenter__(self) -> AiohttpUpstream:
         self._pooled = self._session(
             aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=_watched_socket
+                limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket
             )
         )
         self._fresh = self._session(
-            aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS, socket_factory=_watched_socket)
+            aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket)
         )
         return self
 
@@ -183,7 +187,17 @@ class AiohttpUpstream:
             raise NotHttpError(f"not a valid HTTP reply: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
-        return _AiohttpResponse(response)
+        try:
+            return _AiohttpResponse(response)
+        except UnpackingError as error:
+            response.close()
+            raise UpstreamBrokenError(str(error)) from error
+
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        host = str(address[4][0])
+        if not self._permits(host):
+            raise PermissionError(f"workers may not be at {host} (--worker-allow)")
+        return _watched_socket(address)
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
@@ -191,9 +205,7 @@ class AiohttpUpstream:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
-            # Replies are asked for uncompressed. One that is compressed all the same is unpacked, because its
-            # content-encoding is not passed on.
-            auto_decompress=True,
+            auto_decompress=False,  # see `_AiohttpResponse`
             skip_auto_headers=_AUTO_HEADERS,
             read_bufsize=READ_BUFFER_BYTES,
             max_line_size=MAX_HEADER_BYTES,
@@ -244,8 +256,13 @@ def _noting_connections() -> aiohttp.TraceConfig:
 
 
 class _AiohttpResponse:
+    """Replies are asked for uncompressed. One that is compressed all the same is unpacked here, within bounds, because its
+    content-encoding is not passed on."""
+
     def __init__(self, response: aiohttp.ClientResponse) -> None:
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
         self._response = response
+        self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding)
 
     @property
     def status(self) -> int:
@@ -257,9 +274,21 @@ class _AiohttpResponse:
 
     async def read(self) -> bytes:
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
+            if self._unpacker is None:
+                return await self._response.content.readany()
+            return await self._unpacked(self._unpacker)
+        except (aiohttp.ClientError, OSError, UnpackingError) as error:
             raise UpstreamBrokenError(_describe(error)) from error
+
+    async def _unpacked(self, unpacker: Unpacker) -> bytes:
+        while not (piece := unpacker.take()):
+            data = await self._response.content.readany()
+            if not data:
+                unpacker.end()
+                return b""
+            unpacker.feed(data)
+        await asyncio.sleep(0)  # a little of what comes may be many pieces
+        return piece
 
     def close(self) -> None:
         self._response.close()

@@ -97,7 +97,7 @@ class Watch:
                 fds=self._process.num_fds(),
                 threads=self._process.num_threads(),
                 inflight=int(new.total("tito_router_worker_inflight")),
-                tree_tokens=int(new.total("tito_radix_tokens")),
+                tree_tokens=int(new.total("tito_radix_held_tokens")),
                 tree_nodes=int(new.total("tito_radix_nodes")),
                 tree_mb=round(new.total("tito_radix_bytes") / 1e6, 2),
                 evicted=int(sum(new.total("tito_radix_evictions_total", reason=r) for r in _REASONS)),

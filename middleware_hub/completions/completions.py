@@ -22,11 +22,14 @@ from middleware_hub.sessions.chat import ReplyHead
 from middleware_hub.sessions.dialects.openai import OpenAI
 from middleware_hub.sessions.refusals import refusal
 from middleware_hub.tokenizer import Tokenizer
-from router.asgi import HeaderList, collected, read_body, replay, send_json, with_body
+from router.asgi import HeaderList, collected, read_json, replay, send_json, with_body
+from router.beside import beside
 from router.errors import RouterError, UpstreamError
 from router.sglang import EventSplitter, UnreadableReplyError, event_data, event_index, split_list
 from router.sglang.attempt import new_rid
+from router.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.sglang.stream import DONE
+from router.sglang.weight import LIGHT
 from router.upstream import UpstreamBrokenError
 
 _ERRORS = OpenAI()
@@ -41,9 +44,13 @@ class Completions:
         app: the layers inside.
         tokenizer: spells prompts and tokens, where the client wants to see them.
         max_body_bytes: of a request.
+        limits: for its prompts.
     """
 
-    def __init__(self, app: ASGIApp, tokenizer: Tokenizer, *, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, tokenizer: Tokenizer, *, max_body_bytes: int, limits: PromptLimits = PROMPT_LIMITS
+    ) -> None:
+        self._limits = limits
         self._app = app
         self._tokenizer = tokenizer
         self._max_body_bytes = max_body_bytes
@@ -57,12 +64,11 @@ class Completions:
             await send_json(send, error.status, _ERRORS.error(error), headers)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = requests.parse(await read_body(scope, receive, self._max_body_bytes))
-        for prompt in request.prompts:
-            if not isinstance(prompt, str):
-                prompting.check_ids(self._tokenizer, prompt, "prompt")
+        written = await read_json(scope, receive, self._max_body_bytes)
+        heavy = len(written) > LIGHT
+        request = await beside(heavy, self._parsed, written)
         rid = new_rid()
-        body = request.generate(rid)
+        body = await beside(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
         told = [Told(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
         inner = _inner(scope, body)
@@ -71,6 +77,13 @@ class Completions:
             await stream.run(self._app, inner, replay(body, receive))
         else:
             await self._whole(request, choices, told, inner, replay(body, receive), send)
+
+    def _parsed(self, body: bytes) -> CompletionRequest:
+        request = requests.parse(body, self._limits)
+        for prompt in request.prompts:
+            if not isinstance(prompt, str):
+                prompting.check_ids(self._tokenizer, prompt, "prompt")
+        return request
 
     def _choices(self, request: CompletionRequest, head: ReplyHead) -> Choices:
         fronts = [""] * len(request.prompts)

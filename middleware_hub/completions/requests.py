@@ -11,6 +11,7 @@ from middleware_hub.sessions.dialects.fields import BOOLEAN, STRING, Fields, Kin
 from middleware_hub.sessions.dialects.openai_requests import MOST_SAMPLES, MOST_TOP_LOGPROBS
 from middleware_hub.sessions.dialects.sampling import LARGEST, finish, read_sampling, schema_text
 from router.errors import BadRequestError
+from router.sglang.limits import PROMPT_LIMITS, PromptLimits
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's own, where a client sets no limit."""
@@ -98,13 +99,15 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(fields)
 
 
-def parse(body: bytes) -> CompletionRequest:
-    """Raises BadRequestError with `param`, the field it is about."""
+def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionRequest:
+    """Raises BadRequestError with `param`, the field it is about, and TextTooLongError."""
     fields = Fields(body)
     for key, reason in _REFUSED.items():
         if key in fields and fields.take(key, _ANYTHING) is not None:
             raise BadRequestError(f"`{key}` cannot be used here: {reason}", param=key)
-    prompts, batch = _prompts(fields.need("prompt", _WRITTEN))
+    texts, listed = fields.take_long_texts("prompt", limits)
+    written = (texts if listed else texts[0]) if texts else fields.need("prompt", _WRITTEN)
+    prompts, batch = _prompts(cast(str | _Listed, written))
     samples = fields.take_within("n", 1, MOST_SAMPLES) or 1
     best_of = fields.take_within("best_of", 1, MOST_SAMPLES)
     if best_of is not None and best_of != samples:

@@ -46,7 +46,7 @@ class Chats:
             exchange = self._turns.begin(session, request, scope, key)
         delivered = False
         try:
-            async with ClientConnection(receive, reads_body=False) as client:
+            async with ClientConnection(receive) as client:
                 reply = _Reply(dialect, session, request, exchange, client, send)
                 await (reply.stream() if request.stream else reply.whole())
                 delivered = True

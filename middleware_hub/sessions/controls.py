@@ -20,7 +20,7 @@ from middleware_hub.sessions.message_key import KeyFunction
 from middleware_hub.sessions.session import Act, Phase, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
-from router.asgi import Handler, header, read_body, send_json
+from router.asgi import Handler, header, read_json, send_json
 from router.client import ClientConnection
 from router.config import SessionsConfig
 from router.errors import BadRequestError
@@ -160,7 +160,7 @@ class Controls:
             seconds = -1.0
         if not 0 <= seconds <= MAX_WAIT:
             raise BadRequestError(f"timeout_s must be 0 to {MAX_WAIT:g} seconds, not {given!r}")
-        async with ClientConnection(receive, reads_body=False):  # who left does not wait any more
+        async with ClientConnection(receive):  # who left does not wait any more
             await session.completed(seconds)
         completed = session.phase in (Phase.COMPLETE, Phase.FINALIZED)
         session.touch()
@@ -213,7 +213,7 @@ class Controls:
         }
         samples = session.samples
         # To a server it is all the same whether anybody is there to whom it sends.
-        async with ClientConnection(receive, reads_body=False) as client:
+        async with ClientConnection(receive) as client:
             if form == "json":
                 await self._as_json(found, head, send)
             else:
@@ -241,7 +241,7 @@ class Controls:
 
     async def _fields(self, scope: Scope, receive: Receive) -> dict[str, Raw]:
         """The fields of a body; of none, none."""
-        body = await read_body(scope, receive, self._max_body_bytes)
+        body = await read_json(scope, receive, self._max_body_bytes)
         return parse_object(body) if body.strip() else {}
 
 

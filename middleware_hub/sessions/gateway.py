@@ -42,11 +42,12 @@ from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
 from middleware_hub.sessions.thoughts import Thoughts
 from middleware_hub.sessions.turns import Turns
-from router.asgi import ByMethod, Handler, header, read_body, replay, send_json, with_body
+from router.asgi import ByMethod, Handler, header, read_json, replay, send_json, with_body
 from router.callers import caller_of
 from router.config import SessionsConfig
 from router.errors import BadRequestError, NotFoundError, RouterError
 from router.plugins import MiddlewareContext
+from router.sglang.limits import PromptLimits, TextTooLongError
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,10 @@ class SessionsMiddleware:
         self._sweeper: asyncio.Task[None] | None = None
         self._controls = Controls(self.store, config, key, self._metrics, max_body_bytes=self._max_body_bytes)
         self._chats = self._talking(context, config)
-        self._completions = Completions(app, Hub.of(context).tokenizer, max_body_bytes=self._max_body_bytes)
+        self._limits = PromptLimits(context.config.server.max_batch, context.config.radix.max_text_tokens)
+        self._completions = Completions(
+            app, Hub.of(context).tokenizer, max_body_bytes=self._max_body_bytes, limits=self._limits
+        )
 
     def _talking(self, context: MiddlewareContext, config: SessionsConfig) -> Chats | None:
         """What answers turns; None without a chat template."""
@@ -166,9 +170,10 @@ class SessionsMiddleware:
         """A turn of a client that has no session in its path. What cannot be served here is for the worker's own chat."""
         dialect = TURNS.get(place, ANTHROPIC)
         try:
-            body = await read_body(scope, receive, self._max_body_bytes)
+            body = await read_json(scope, receive, self._max_body_bytes)
             session = self._meant(scope)
             try:
+                self._limits.check_chat(body)
                 if place == COUNT:
                     await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
                 else:
@@ -176,7 +181,11 @@ class SessionsMiddleware:
             except BadRequestError as error:
                 if session.lasting or error.details.get("code") not in UNSERVED:
                     raise
-                await self._pass_on(error, body, scope, receive, send)
+                await self._pass_on(str(error.details["code"]), body, scope, receive, send)
+            except TextTooLongError as error:
+                if session.lasting or len(body) <= self._limits.characters:
+                    raise
+                await self._pass_on(error.type, body, scope, receive, send)
         except RouterError as error:
             await _tell(error, dialect, send)
 
@@ -191,10 +200,10 @@ class SessionsMiddleware:
                 return session
         return self.store.anonymous(tenant, header(scope, b"x-radix-namespace") or "")
 
-    async def _pass_on(self, error: BadRequestError, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_reason(message: Message) -> None:
             if message["type"] == "http.response.start":
-                reason = (b"x-radix-recorded", f"no; {error.details['code']}".encode("latin-1", "replace"))
+                reason = (b"x-radix-recorded", f"no; {why}".encode("latin-1", "replace"))
                 message = {**message, "headers": [*message["headers"], reason]}
             await send(message)
 
@@ -206,11 +215,14 @@ class SessionsMiddleware:
 
         async def talk(scope: Scope, receive: Receive, send: Send) -> None:
             assert dialect is not None
-            body = await read_body(scope, receive, self._max_body_bytes)
+            body = await read_json(scope, receive, self._max_body_bytes)
+            self._limits.check_chat(body)
             await self._required().talk(dialect, session, body, scope, receive, send)
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:
-            request = ANTHROPIC.parse_count(await read_body(scope, receive, self._max_body_bytes))
+            body = await read_json(scope, receive, self._max_body_bytes)
+            self._limits.check_chat(body)
+            request = ANTHROPIC.parse_count(body)
             await send_json(send, 200, ANTHROPIC.count(await self._required().count(session, request)))
 
         async def models(scope: Scope, receive: Receive, send: Send) -> None:

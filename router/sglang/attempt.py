@@ -11,8 +11,10 @@ import msgspec
 from msgspec import Raw
 
 from router.sglang.json import JSON_ERRORS, decode_object, is_null
+from router.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.sglang.reply import UnreadableReplyError, edit_meta, split_list
 from router.sglang.stream import event_data
+from router.sglang.weight import check_weight
 
 _LIST = re.compile(rb"\s*\[")
 _NESTED = re.compile(rb"\s*\[\s*\[")
@@ -52,16 +54,23 @@ class Attempt(msgspec.Struct, frozen=True):
     rids: tuple[str, ...]
 
     @classmethod
-    def first(cls, body: bytes) -> Attempt | None:
-        """The request as the client wrote it, with ids where it gave none; None if only a worker can tell what it means."""
+    def first(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> Attempt | None:
+        """The request as the client wrote it, with ids where it gave none; None if only a worker can tell what it means.
+
+        Raises BadRequestError for more replies than one request may ask for, and BodyTooLargeError.
+        """
         try:
             fields = decode_object(body)
+            for name in ("text", "sampling_params", "rid"):
+                check_weight(bytes(fields.get(name, b"")))
             key = next((key for key in ("input_ids", "text") if not is_null(fields.get(key))), None)
             if key is None:
                 return None
             batch = (_NESTED if key == "input_ids" else _LIST).match(fields[key]) is not None
-            prompts = len(msgspec.json.decode(fields[key], type=list[Raw])) if batch else 1
+            prompts = _count(fields[key], ids=key == "input_ids") if batch else 1
             samples = _samples(fields.get("sampling_params"))
+            if prompts * samples > 1:
+                limits.check_replies(prompts * samples)
             stream = msgspec.json.decode(fields.get("stream", Raw(b"null")), type=bool | None)
             rids = _rids(fields.get("rid"), prompts, batch=batch)
         except JSON_ERRORS:
@@ -110,6 +119,11 @@ class Attempt(msgspec.Struct, frozen=True):
         if len(entries) != self.prompts:
             return value
         return Raw(b"[" + b",".join(bytes(entries[prompt]) for prompt in chosen) + b"]")
+
+
+def _count(raw: Raw, *, ids: bool) -> int:
+    """How many prompts there are in a batch. Of ids there are too many to look at each."""
+    return bytes(raw).count(b"[") - 1 if ids else len(msgspec.json.decode(raw, type=list[Raw]))
 
 
 def _samples(raw: Raw | None) -> int:

@@ -6,6 +6,7 @@ out or put in. No float is ever parsed and printed again on its way through.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -13,10 +14,12 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
+from router.sglang.weight import MAX_ITEMS, check_items
 
 decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 decode_any = msgspec.json.Decoder().decode
 NULL = b"null"
+_LIST = re.compile(rb"\s*\[")
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are no JSON, no UTF-8, or nested without end."""
@@ -40,6 +43,13 @@ def typed(fields: dict[str, Raw], key: str, kind: Any, expected: str) -> Any:
     raw = fields.get(key)
     if raw is None or is_null(raw):
         return None
+    if _LIST.match(raw):
+        check_items(raw, MAX_ITEMS, f"`{key}` has more items")
+    return decoded(raw, key, kind, expected)
+
+
+def decoded(raw: Raw, key: str, kind: Any, expected: str) -> Any:
+    """A value of a field `key`, typed. Raises BadRequestError."""
     try:
         return _decoder(kind).decode(raw)
     except JSON_ERRORS as error:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
 from router.sglang import hazards, segments
-from router.sglang.json import JSON_ERRORS, is_null, parse_object, typed
+from router.sglang.json import JSON_ERRORS, decoded, is_null, parse_object, typed
+from router.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.sglang.segments import Segment
+from router.sglang.weight import check_items, check_weight
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 _MULTIMODAL = ("image_data", "video_data", "audio_data")
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
-MAX_REPLIES = 65_536
-"""In one request: each is kept track of from its beginning."""
 _NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
 _LIST = re.compile(rb"\s*\[")
@@ -53,10 +53,10 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     wants_trajectory: bool
 
     @classmethod
-    def parse(cls, body: bytes) -> GenerateRequest:
-        """Raises BadRequestError for what no worker could serve, and for the prompts that kill one."""
+    def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
+        """Raises BadRequestError for what no worker could serve, and for the prompts that kill one; TextTooLongError."""
         fields = parse_object(body)
-        texts, ids, parts, batch = _prompts(fields)
+        texts, ids, parts, batch = _prompts(fields, limits)
         sampling = _sampling(fields)
         prompts = texts or ids or parts
         asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
@@ -65,10 +65,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
-        if not 1 <= max(counts) * len(prompts or "1") <= MAX_REPLIES:
-            raise BadRequestError(
-                f"`n` must be at least 1, and a request must not ask for more than {MAX_REPLIES} replies"
-            )
+        limits.check_replies(max(counts) * len(prompts or "1"))
         return cls(
             fields,
             sampling,
@@ -194,31 +191,61 @@ def new_weight_version(body: bytes) -> str | None:
 
 
 def _prompts(
-    fields: dict[str, Raw],
+    fields: dict[str, Raw], limits: PromptLimits
 ) -> tuple[list[str] | None, list[list[int]] | None, list[list[Segment]] | None, bool]:
-    in_segments = segments.read(fields)
+    in_segments = segments.read(fields, limits)
     if in_segments is not None:
         return None, None, *in_segments
     nested = _NESTED.match(fields.get("input_ids", b"")) is not None
-    kind = list[list[int]] if nested else list[int]
-    ids = typed(fields, "input_ids", kind, "a list of token ids, or a list of such lists")
-    text = typed(fields, "text", str | list[str], "a string, or a list of strings")
-    if ids is not None:
-        prompts = ids if nested else [ids]
+    expected = "a list of token ids, or a list of such lists"
+    prompts = _each(fields, "input_ids", list[int], expected, limits, nested=nested)
+    texts, listed = read_texts(fields, "text", limits)
+    if prompts is not None:
         if not all(prompts):
             raise BadRequestError("`input_ids` is empty, or has an empty prompt in it: give at least one token id")
         return None, prompts, None, nested
-    if text is not None:
-        texts = text if isinstance(text, list) else [text]
+    if texts is not None:
         if not texts or not all(texts):
             raise BadRequestError("`text` is empty, or has an empty prompt in it: give at least one character")
-        return texts, None, None, isinstance(text, list)
+        return texts, None, None, listed
     if is_null(fields.get("input_embeds")):
         raise BadRequestError(
             "a prompt is missing: give `text` (a string) or `input_ids` (a list of token ids), or `prompt_segments` "
             "(a list of both)"
         )
     return None, None, None, False
+
+
+def _each(
+    fields: dict[str, Raw], key: str, kind: Any, expected: str, limits: PromptLimits, *, nested: bool
+) -> list[Any] | None:
+    """The prompts of a field, each by itself: read all at once, a large batch would hold up others. None if there are none."""
+    raw = fields.get(key)
+    if raw is None or is_null(raw):
+        return None
+    if nested and kind is str:
+        check_weight(bytes(raw))
+    elif nested:
+        limits.check_replies(bytes(raw).count(b"[") - 1)
+    found = []
+    for one in decoded(raw, key, list[Raw], expected) if nested else [raw]:
+        if kind is str:
+            limits.check_raw_text(one)
+        else:
+            check_items(one, limits.tokens, f"`{key}` has a prompt of more tokens", "--max-text-tokens")
+        found.append(decoded(one, key, kind, expected))
+        if kind is str:
+            limits.check_text(found[-1])
+    return found
+
+
+def read_texts(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
+    """The texts of a field that is one or a list of them, and whether it is a list.
+
+    Raises BadRequestError, TextTooLongError.
+    """
+    listed = _LIST.match(fields.get(key, b"")) is not None
+    return _each(fields, key, str, "a string, or a list of strings", limits, nested=listed), listed
 
 
 def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:

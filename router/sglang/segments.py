@@ -11,7 +11,9 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequestError
-from router.sglang.json import is_null, typed
+from router.sglang.json import decoded, is_null
+from router.sglang.limits import PromptLimits
+from router.sglang.weight import check_weight
 
 FIELD = "prompt_segments"
 
@@ -28,7 +30,7 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
     ids: list[int] | None = None
 
 
-def read(fields: dict[str, Raw]) -> tuple[list[list[Segment]], bool] | None:
+def read(fields: dict[str, Raw], limits: PromptLimits) -> tuple[list[list[Segment]], bool] | None:
     """The prompts of a body, and whether they came as a batch; None if they did not come in segments.
 
     Raises BadRequestError, which names the segment that is wrong.
@@ -41,8 +43,15 @@ def read(fields: dict[str, Raw]) -> tuple[list[list[Segment]], bool] | None:
             f"`{FIELD}` is a whole prompt, and `{other}` another one: give exactly one of `text`, `input_ids` and `{FIELD}`"
         )
     batch = _NESTED.match(fields[FIELD]) is not None
-    written = typed(fields, FIELD, list[list[_Written]] if batch else list[_Written], _EXPECTED)
-    prompts: list[list[_Written]] = written if batch else [written]
+    # Each prompt by itself: read all at once, a large batch would hold up others.
+    raws = decoded(fields[FIELD], FIELD, list[Raw], _EXPECTED) if batch else [fields[FIELD]]
+    limits.check_replies(len(raws))
+    prompts: list[list[_Written]] = []
+    for raw in raws:
+        check_weight(bytes(raw), ids=True)
+        prompts.append(decoded(raw, FIELD, list[_Written], _EXPECTED))
+        limits.check_tokens(sum(len(one.ids or ()) for one in prompts[-1]))
+        limits.check_text("".join(one.text or "" for one in prompts[-1]))
     if not all(prompts):
         raise BadRequestError(f"`{FIELD}` is empty, or has an empty prompt in it: give at least one segment")
     return [

@@ -1,7 +1,8 @@
 """Where workers may be: `--worker-allow`.
 
 Whoever may add a worker has requests sent to an address of their choice. Networks named by flags keep that within bounds. Names
-are resolved when a worker is added, and all that a name stands for has to be allowed.
+are resolved when a worker is added, and all that a name stands for has to be allowed. What it stands for later is judged again
+at each connection: whoever owns a name may give it another address as soon as it is let in.
 """
 
 from __future__ import annotations
@@ -44,11 +45,20 @@ class AllowedWorkers:
                 raise _unknown(url, error) from error
             self._judge(url, found)
 
+    def permits(self, address: str) -> bool:
+        """Whether a worker may be at an IP address."""
+        return not self._networks or self._outside(address) is None
+
+    def _outside(self, host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        """The address if it is outside; None if it is in one of the networks."""
+        address = ipaddress.ip_address(host.partition("%")[0])  # a link-local one has its interface behind it
+        mapped = getattr(address, "ipv4_mapped", None)
+        return None if any((mapped or address) in network for network in self._networks) else address
+
     def _judge(self, url: str, found: Sequence[tuple[Any, ...]]) -> None:
         for *_, (host, *_) in found:
-            address = ipaddress.ip_address(host.partition("%")[0])  # a link-local one has its interface behind it
-            mapped = getattr(address, "ipv4_mapped", None)
-            if not any((mapped or address) in network for network in self._networks):
+            address = self._outside(host)
+            if address is not None:
                 allowed = ", ".join(map(str, self._networks))
                 raise BadRequestError(
                     f"worker {url} is at {address}, and workers may only be in {allowed} (--worker-allow)"

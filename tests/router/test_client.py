@@ -26,7 +26,7 @@ def test_leaving_ends_the_work() -> None:
         client = Client()
         client.leave()
         with pytest.raises(ClientDisconnectedError):
-            async with ClientConnection(client.messages.get, reads_body=False):
+            async with ClientConnection(client.messages.get):
                 await asyncio.Event().wait()
         task = asyncio.current_task()
         assert task is not None
@@ -40,7 +40,7 @@ def test_leaving_in_the_moment_in_which_the_work_ends_disturbs_nothing_behind_it
 
     async def main() -> None:
         client = Client()
-        async with ClientConnection(client.messages.get, reads_body=False):
+        async with ClientConnection(client.messages.get):
             await asyncio.sleep(0)
             client.leave()
             await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_cancellation_from_outside_stays_one(also_leaves: bool) -> None:
         held = asyncio.Event()
 
         async def work() -> None:
-            async with ClientConnection(client.messages.get, reads_body=False):
+            async with ClientConnection(client.messages.get):
                 inside.set()
                 try:
                     await asyncio.Event().wait()
@@ -83,24 +83,11 @@ def test_cancellation_from_outside_stays_one(also_leaves: bool) -> None:
 def test_leaving_after_the_end_is_no_matter() -> None:
     async def main() -> None:
         client = Client()
-        async with ClientConnection(client.messages.get, reads_body=False) as connection:
+        async with ClientConnection(client.messages.get) as connection:
             connection.stop_watching()
             client.leave()
             for _ in range(5):
                 await asyncio.sleep(0)
-
-    asyncio.run(main())
-
-
-def test_body_may_be_asked_for_again_until_it_is_taken() -> None:
-    async def main() -> None:
-        client = Client()
-        client.messages.put_nowait({"type": "http.request", "body": b"a", "more_body": True})
-        client.messages.put_nowait({"type": "http.request", "body": b"", "more_body": True})
-        client.messages.put_nowait({"type": "http.request", "body": b"b", "more_body": False})
-        async with ClientConnection(client.messages.get, reads_body=True) as connection:
-            connection.body()
-            assert [chunk async for chunk in connection.body()] == [b"a", b"b"]
 
     asyncio.run(main())
 
@@ -111,7 +98,7 @@ def test_an_error_of_receive_ends_the_work_too() -> None:
 
     async def main() -> None:
         with pytest.raises(ValueError, match="own"):
-            async with ClientConnection(broken, reads_body=False):
+            async with ClientConnection(broken):
                 await asyncio.Event().wait()
 
     asyncio.run(main())

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.connection import Limits, limited_by
+from router import server
+from router.connection import Connection, Limits, limited_by
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.support.serving import serving
 
@@ -70,10 +73,12 @@ Connect = Callable[[], Awaitable[Client]]
 
 
 @contextlib.asynccontextmanager
-async def limits(app: Any = None, *, connections: int = PLENTY, seconds: float = 30.0) -> AsyncIterator[Connect]:
+async def limits(
+    app: Any = None, *, connections: int = PLENTY, seconds: float = 30.0, idle: int = 60
+) -> AsyncIterator[Connect]:
     """A server with limits, to which one can connect."""
     protocol = limited_by(Limits(max_header_bytes=LIMIT, max_connections=connections, header_seconds=seconds))
-    async with asyncio.timeout(20), serving(app or EchoWorker(), protocol=protocol) as url:
+    async with asyncio.timeout(20), serving(app or EchoWorker(), protocol=protocol, keep_alive=idle) as url:
         clients: list[Client] = []
 
         async def connect() -> Client:
@@ -297,6 +302,78 @@ def test_what_is_no_request(raw: bytes) -> None:
             await client.say(raw)
             status, error = await client.last_answer()
             assert (status, error["type"]) == (400, "invalid_request_error")
+
+    asyncio.run(main())
+
+
+def test_only_public_names_of_the_server_are_overridden() -> None:
+    """Private ones come and go with its versions, and what is called instead tells nobody."""
+    for ours, theirs in ((Connection, HttpToolsProtocol), (server._Server, uvicorn.Server)):
+        private = {name for name in vars(ours) if name.startswith("_") and not name.startswith("__")}
+        assert not [name for name in private if hasattr(theirs, name)]
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers without a look at the body."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 99", b"transfer-encoding: chunked"], ids=["half a body", "chunks without an end"]
+)
+def test_the_rest_of_a_body_behind_an_answer_has_its_time(framing: bytes) -> None:
+    """Then the connection ends, although the client goes on to send."""
+
+    async def main() -> None:
+        async with limits(refuse, seconds=0.1) as connect:
+            client = await connect()
+            await client.say(b"POST /x HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n" % framing, b"1\r\na\r\n")
+            assert (await client.answer())[0] == 413
+            with contextlib.suppress(ConnectionError):
+                assert await client.reader.read() == b""
+
+    asyncio.run(main())
+
+
+def test_a_connection_goes_on_when_the_rest_of_a_body_has_come() -> None:
+    async def main() -> None:
+        async with limits(refuse) as connect:
+            client = await connect()
+            raw = head_of(100, body=b"b" * 10_000) + b"b" * 10_000
+            await client.say(raw[:-500])
+            assert (await client.answer())[0] == 413
+            await client.say(raw[-500:], raw)
+            assert (await client.answer())[0] == 413
+
+    asyncio.run(main())
+
+
+def test_an_idle_connection_ends_also_behind_a_body_that_came_late() -> None:
+    async def main() -> None:
+        async with limits(refuse, idle=1) as connect:
+            client, late = await connect(), await connect()
+            await client.say(head_of(100))
+            await late.say(head_of(100, body=b"body"))
+            for one in (client, late):
+                assert (await one.answer())[0] == 413
+            await late.say(b"body")
+            for one in (client, late):
+                assert await one.reader.read() == b""
+
+    asyncio.run(main())
+
+
+def test_a_client_that_waits_for_leave_to_send_and_gets_an_answer_instead_is_let_go() -> None:
+    """It may send its body or not. So what comes next could be either, and nothing may come next."""
+
+    async def main() -> None:
+        async with limits(refuse) as connect:
+            client = await connect()
+            await client.say(b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n")
+            assert (await client.answer())[0] == 413
+            assert await client.reader.read() == b""
 
     asyncio.run(main())
 

@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.logs",
         "router.routes",
         "router.guard",
+        "router.intake",
         "router.demo.*",
         "middleware_hub.*_middleware",
         "middleware_hub.completions.*",
@@ -70,6 +71,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.upstream",
         "router.kv_events",
         "router.asgi",
+        "router.beside",
         "router.client",
         "router.loops",
         "router.lag",
@@ -91,6 +93,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "core": (
         "router.sglang",
+        "router.unpacking",
         "router.sglang.*",
         "router.policies",
         "router.policies.*",

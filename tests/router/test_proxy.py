@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import json
@@ -10,10 +11,11 @@ import re
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import pytest
 from yarl import URL
 
-from router.config import ServerConfig
+from router.config import QueueConfig, ServerConfig
 from tests.router.conftest import DONE, PROBED, EchoWorker, GatedWorker, answer, running
 from tests.support.serving import serving
 
@@ -220,39 +222,79 @@ def test_first_piece_arrives_while_the_worker_still_works() -> None:
     asyncio.run(main())
 
 
-def test_request_body_is_streamed_through() -> None:
-    """A path that is only proxied: the worker sees the first piece before the client has sent the second one."""
+@pytest.mark.parametrize("path", ["/generate", "/v1/embeddings"])
+def test_a_slow_body_holds_no_place_at_a_worker(path: str) -> None:
+    """Another client's request is served by the only worker, which takes one at a time; then the slow one is."""
 
     async def main() -> None:
-        got_first = asyncio.Event()
+        waits = asyncio.Event()
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] != "http":
-                return
-            body = b""
-            more = True
-            while more:
-                message = await receive()
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-                if body:
-                    got_first.set()
-            await answer(send, 200, body)
+        async def slow() -> Any:
+            yield b"{"
+            await waits.wait()
+            yield b"}"
 
-        async def upload() -> Any:
-            yield b"one "
-            await got_first.wait()
-            yield b"two"
-
-        async with serving(app) as url, running([url]) as router, asyncio.timeout(10):
-            got_first.clear()
-            async with router.client.post("/upload", data=upload()) as reply:
-                assert await reply.read() == b"one two"
+        worker = EchoWorker()
+        limit = QueueConfig(max_inflight_per_worker=1, size=0)
+        async with serving(worker) as url, running([url], queue=limit) as router:
+            late = asyncio.create_task(router.client.post(path, data=slow()))
+            async with asyncio.timeout(5):
+                while len((await (await router.client.get("/debug/requests")).json())["requests"]) < 1:
+                    pass
+            for _ in range(3):
+                async with router.client.post("/generate", data=GENERATE) as reply:
+                    assert reply.status == 200
+            waits.set()
+            async with await late as reply:
+                assert json.loads(await reply.read())["body"] == "{}"
+            assert len(worker.seen) == 4
 
     asyncio.run(main())
 
 
-def test_body_limit() -> None:
+ROUTES = ("/generate", "/v1/embeddings", "/flush_cache", "/abort_request", "/add_worker", "/x")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("framing", [b"content-length: 50", b"transfer-encoding: chunked"])
+def test_a_body_of_which_no_more_comes(path: str, framing: bytes) -> None:
+    """Is answered on every route, and no worker has heard of it. The client is not even at fault: its network may be."""
+
+    async def main() -> None:
+        worker = EchoWorker()
+        async with serving(worker) as url, running([url], server=ServerConfig(body_timeout=0.1)) as router:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(router.url.rsplit(":", 1)[1]))
+            head = b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing)
+            writer.write(head + (b"1\r\n{\r\n" if b"chunked" in framing else b"{"))
+            answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+            assert answer.startswith("HTTP/1.1 408 ")
+            error = json.loads(await reader.readuntil(b"}}"))["error"]
+            assert error["type"] == "request_timeout"
+            assert "--body-timeout-secs" in error["message"]
+            assert not worker.seen
+            assert router.inflight() == 0
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_may_take_longer_than_a_body() -> None:
+    async def main() -> None:
+        worker = GatedWorker()
+        async with serving(worker) as url, running([url], server=ServerConfig(body_timeout=0.05)) as router:
+            slow = asyncio.create_task(router.client.post("/v1/embeddings", data=b"{}"))
+            await worker.wait_for_arrivals(1)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(slow), 0.2)
+            worker.release()
+            async with await slow as reply:
+                assert reply.status == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", [path for path in ROUTES if path != "/add_worker"])  # it has a limit of its own
+def test_body_limit(path: str) -> None:
     async def chunked() -> Any:
         for _ in range(3):
             yield b"x" * 50
@@ -261,12 +303,32 @@ def test_body_limit() -> None:
         worker = EchoWorker()
         async with serving(worker) as url, running([url], server=ServerConfig(max_body_bytes=100)) as router:
             for data in (b"x" * 101, chunked()):
-                async with router.client.post("/generate", data=data) as reply:
+                async with router.client.post(path, data=data) as reply:
                     assert reply.status == 413
                     assert "--max-body-bytes" in (await reply.json())["error"]["message"]
             assert not worker.seen
-            async with router.client.post("/generate", data=b"x" * 100) as reply:
-                assert reply.status == 200
+            async with router.client.post(path, data=b"x" * 100) as reply:
+                assert reply.status != 413
+
+    asyncio.run(main())
+
+
+def test_a_small_reply_that_unpacks_to_hundreds_of_megabytes_breaks_off() -> None:
+    async def main() -> None:
+        bomb = gzip.compress(bytes(100 * 1024 * 1024))
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                await answer(send, 200, bomb, [(b"content-encoding", b"gzip")])
+
+        async with serving(app) as url, running([url]) as router:
+            for path in ("/generate", "/v1/embeddings"):
+                seen = 0
+                with contextlib.suppress(aiohttp.ClientPayloadError):
+                    async with router.client.post(path, data=GENERATE) as reply:
+                        async for piece in reply.content.iter_any():
+                            seen += len(piece)
+                assert seen < 20 * 1024 * 1024
 
     asyncio.run(main())
 

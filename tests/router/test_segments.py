@@ -65,7 +65,7 @@ def test_null_segments_are_none() -> None:
         ([{"text": None, "ids": None}], "`prompt_segments[0]` has neither"),
         ([{"text": "a", "mask": 1}], "unknown field `mask` - at `$[0]`"),
         ([{"text": "a"}, {"input_ids": [1]}], "unknown field `input_ids` - at `$[1]`"),
-        ([MIXED, [{"token_ids": [1]}]], "unknown field `token_ids` - at `$[1][0]`"),
+        ([MIXED, [{"token_ids": [1]}]], "unknown field `token_ids`"),
         ("a", "`prompt_segments` must be a list of segments"),
         ({"text": "a"}, "`prompt_segments` must be a list of segments"),
         (7, "`prompt_segments` must be a list of segments"),
@@ -114,7 +114,7 @@ def test_lists_of_a_batch_are_held_against_its_prompts() -> None:
         request(prompt_segments=[MIXED, MIXED], lora_path=["x"])
     with pytest.raises(BadRequestError, match="there is one prompt"):
         request(prompt_segments=MIXED, rid=["x"])
-    with pytest.raises(BadRequestError, match="65536 replies"):
+    with pytest.raises(BadRequestError, match="8192 replies"):
         request(prompt_segments=[MIXED] * 2, sampling_params={"n": 40_000})
 
 

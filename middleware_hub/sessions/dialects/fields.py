@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
@@ -10,8 +11,12 @@ from msgspec import Raw
 
 from router.errors import BadRequestError
 from router.sglang.json import JSON_ERRORS, is_null, parse_object
+from router.sglang.limits import PromptLimits
+from router.sglang.request import read_texts
+from router.sglang.weight import LIGHT
 
 T = TypeVar("T")
+_TEXTS = re.compile(rb'\s*(\[\s*)?"')
 
 DEEPEST = 200
 """Levels that JSON may be nested where it is shown to chat templates: they, and whatever prints it again, recurse. As many as
@@ -103,6 +108,13 @@ class Fields:
             return kind.decode(raw)
         except JSON_ERRORS as error:
             raise BadRequestError(f"`{key}` must be {kind.expected}: {error}", param=key) from error
+
+    def take_long_texts(self, key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
+        """The texts of a field that is long, each read by itself, and whether they are a list. None, and left, if it is not."""
+        raw = self._left.get(key)
+        if raw is None or len(raw) <= LIGHT or not _TEXTS.match(raw):
+            return None, False
+        return read_texts({key: self._left.pop(key)}, key, limits)
 
     def need(self, key: str, kind: Kind[T]) -> T:
         """A field that has to be there."""

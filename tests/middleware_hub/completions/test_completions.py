@@ -55,7 +55,7 @@ class Engine:
         if isinstance(self.body, Exception):
             raise self.body
         try:
-            async with ClientConnection(receive, reads_body=False) as client:
+            async with ClientConnection(receive) as client:
                 if self.asked["stream"] and self.status == 200:
                     await self._stream(send, client)
                 else:

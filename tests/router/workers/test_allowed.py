@@ -9,8 +9,10 @@ import pytest
 from router.app import create_app
 from router.config import RouterConfig, WorkersConfig
 from router.errors import BadRequestError
+from router.upstream import AiohttpUpstream, ConnectFailedError, fetch
 from router.workers.allowed import AllowedWorkers
-from tests.router.conftest import running
+from tests.router.conftest import EchoWorker, running
+from tests.support.serving import serving
 
 
 def allowed(*networks: str) -> AllowedWorkers:
@@ -80,3 +82,32 @@ def test_a_worker_outside_is_not_added(path: str) -> None:
                 assert reply.status in (200, 202)
 
     asyncio.run(main())
+
+
+def test_a_name_is_judged_again_at_each_connection() -> None:
+    """Whoever owns it may give it another address once it is let in; its connections are refused, and nothing is sent."""
+
+    async def main() -> None:
+        worker, inside = EchoWorker(), True
+        async with (
+            serving(worker) as url,
+            AiohttpUpstream(connect_timeout=1, permits=lambda address: inside and address == "127.0.0.1") as upstream,
+        ):
+            for host in ("localhost", "127.0.0.1"):
+                named, inside = url.replace("127.0.0.1", host), True
+                assert (await fetch(upstream, "GET", f"{named}/x", [], fresh=True))[0] == 200
+                inside = False
+                with pytest.raises(ConnectFailedError, match="--worker-allow"):
+                    await fetch(upstream, "GET", f"{named}/x", [], fresh=True)
+        assert len(worker.seen) == 2
+
+    asyncio.run(main())
+
+
+def test_what_is_permitted_is_what_may_be_added() -> None:
+    within = allowed("10.0.0.0/8", "::1")
+    assert within.permits("10.1.1.1")
+    assert within.permits("::ffff:10.1.1.1")
+    assert not within.permits("127.0.0.1")
+    assert not within.permits("fe80::1%eth0")
+    assert allowed().permits("203.0.113.9")

@@ -1,0 +1,84 @@
+"""What it costs to read a body of JSON, before it is read.
+
+A decoder makes an object of every value, in one call that nothing interrupts: thirty million characters of text take it a
+fiftieth of a second, thirty million characters of `{},{},{},` ten seconds, in which no other request is served. So large
+bodies are weighed first, in steps that take milliseconds each: how many names, brackets and commas there are outside of
+strings.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Raw
+
+from router.errors import BodyTooLargeError
+
+LIGHT = 256 * 1024
+"""Bytes up to which a body is read at once: whatever is in it takes some milliseconds."""
+
+MAX_NAMES = 50_000
+"""Names of fields, in all objects together: half a microsecond each."""
+
+MAX_CONTAINERS = 100_000
+"""Lists and objects, and as many strings: a tenth of a microsecond each."""
+
+MAX_ITEMS = 500_000
+"""Commas. Lists of token ids have more; they have a limit of their own, and are read one by one."""
+
+_STEP = 1 << 20
+_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+
+
+def check_weight(body: bytes, *, ids: bool = False) -> None:
+    """Raise BodyTooLargeError for a body with more values in it than can be read in the time of one request.
+
+    `ids`: it may have token ids in it, any number of them. To be called in a thread if the body is not `LIGHT`.
+    """
+    if len(body) <= LIGHT:
+        return
+    most_items = len(body) if ids else MAX_ITEMS
+    # Nearly all bodies pass by this, which counts what is inside of strings as well.
+    if (
+        body.count(b":") <= MAX_NAMES
+        and body.count(b",") <= MAX_CONTAINERS
+        and _brackets(body, 0, len(body)) <= MAX_CONTAINERS
+    ):
+        return
+    names = containers = items = strings = at = 0
+    while at < len(body):
+        quote = body.find(b'"', at)
+        end = len(body) if quote < 0 else quote
+        names += body.count(b":", at, end)
+        items += body.count(b",", at, end)
+        containers += _brackets(body, at, end)
+        strings += 1
+        if names > MAX_NAMES or items > most_items or containers > MAX_CONTAINERS or strings > MAX_CONTAINERS:
+            raise BodyTooLargeError(
+                f"the request body has too many values in it: at most {MAX_NAMES} names of fields, {MAX_CONTAINERS} lists and "
+                f"objects, {MAX_CONTAINERS} strings, and {MAX_ITEMS} items other than token ids can be read at once"
+            )
+        at = _behind_string(body, end + 1)
+
+
+def check_items(raw: Raw, most: int, what: str, flag: str = "") -> None:
+    """Raise BodyTooLargeError for a list of more than `most` items, if there is no comma in any of them."""
+    if len(memoryview(raw)) > 2 * most and bytes(raw).count(b",") >= most:
+        raise BodyTooLargeError(f"{what} than {most}" + (f" ({flag})" if flag else ""))
+
+
+def _brackets(body: bytes, start: int, end: int) -> int:
+    return body.count(b"[", start, end) + body.count(b"{", start, end)
+
+
+def _behind_string(body: bytes, at: int) -> int:
+    """The place behind the string that has begun before `at`."""
+    while at < len(body):
+        found = _INSIDE.match(body, at, at + _STEP)
+        assert found is not None
+        at = found.end()
+        if body[at : at + 1] == b'"':
+            return at + 1
+        if found.end() == found.start():
+            at += 2  # the window ends between a backslash and what is behind it
+    return at
