@@ -320,7 +320,7 @@ class Composer:
         """What is rendered behind these turns themselves, if the template reads them: `tail` stands behind sentinels. None
         if it cannot be told from them."""
         messages, last = request.messages, marked[-1]
-        if not self._template.reads([messages[at] for at in marked]):
+        if not tail or not self._template.reads([messages[at] for at in marked]):
             return tail
         try:
             whole = self._whole(request)
@@ -449,6 +449,7 @@ class Composer:
             self._parts(span, take),
             self._special,
             header=self._template.header(request.tools, request.template),
+            asked=not request.continue_final,
         )
         found = [one for one in found if one.hard]
         # A template that drops thoughts may drop special tokens with them: all around the turns may be what it was.

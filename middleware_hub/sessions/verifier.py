@@ -64,7 +64,13 @@ class _Segment(NamedTuple):
 
 
 def differences(
-    expected: str, chain: Sequence[Part], special: re.Pattern[str], *, header: str = "", skip_head: bool = False
+    expected: str,
+    chain: Sequence[Part],
+    special: re.Pattern[str],
+    *,
+    header: str = "",
+    asked: bool = True,
+    skip_head: bool = False,
 ) -> list[Difference]:
     """Compare a chain with the text that it should be, in one pass over both.
 
@@ -73,6 +79,7 @@ def differences(
         chain: what the chain spells. A special token never lies across two parts.
         special: matches one special token.
         header: what an assistant's turn begins with; empty if that is not known.
+        asked: it ends with a generation prompt, and not in an assistant's turn that is gone on with.
         skip_head: do not compare the text in front of the first sampled token: it may hold the date of another day. Its
             special tokens are compared all the same.
 
@@ -89,9 +96,9 @@ def differences(
             )
             break
         if wanted != segment.text and not (skip_head and segment.head):
-            # At the end stands what the model is asked with now: nobody has said it, and nothing may rewrite it.
-            asked = segment.special is None
-            soft = segment.assistants or (not asked and assistants.opens(wanted) and assistants.opens(segment.text))
+            # A generation prompt begins as an assistant's turn does; but nobody has said it, and nothing may rewrite it.
+            said = segment.special is not None or not asked
+            soft = segment.assistants or (said and assistants.opens(wanted) and assistants.opens(segment.text))
             kind: Literal["assistant", "context"] = "assistant" if soft else "context"
             found.append(Difference(kind, index, *_excerpts(wanted, segment.text)))
         assistants.passed(wanted, wanted_token)

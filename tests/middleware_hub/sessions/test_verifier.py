@@ -75,6 +75,8 @@ def test_what_the_model_is_asked_with_is_hard(asked: str) -> None:
     parts = chain((USER, False), ("Hello<|im_end|>", True), (before[len(USER) + 15 :] + "<think>\n", False))
     assert kinds(before + "<think>\n", parts, header=HEADER) == []
     assert kinds(before + asked, parts, header=HEADER) == ["context"]
+    gone_on = differences(before + asked, parts, SPECIAL, header=HEADER, asked=False)
+    assert [difference.kind for difference in gone_on] == ["assistant"], "a turn that is gone on with"
 
 
 def warm(thought: str, user: str = "Go") -> str:
