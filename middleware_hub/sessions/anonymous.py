@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from middleware_hub.sessions.composing import ComposedPrompt
+from middleware_hub.sessions.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.message_key import KeyFunction
 from middleware_hub.sessions.message_nodes import Checkpoint
 from middleware_hub.sessions.session import Session

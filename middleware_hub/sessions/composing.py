@@ -23,25 +23,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from middleware_hub.sessions.chat import ChatRequest, Message
+from middleware_hub.sessions.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.edited_turns import Echo, Kept, echoes, keep, manner, prompt_of, usable
 from middleware_hub.sessions.message_nodes import Checkpoint, PreparedTurn
 from middleware_hub.sessions.renderer import RenderingError
 from middleware_hub.sessions.rendering import ChatTemplate
-from middleware_hub.sessions.seam import OPENING, Codec, Seam, cut, seam
-from middleware_hub.sessions.segments import sampled_messages, splice
+from middleware_hub.sessions.seam import OPENING, Seam, cut, seam
 from middleware_hub.sessions.tails import Tails
-from middleware_hub.sessions.verifier import Part, differences
-from middleware_hub.sessions.written_ids import Ids, WrittenIds
-from middleware_hub.spans import ID_BYTES, SpanFlag, TokenSpan, links, pack_ids, unpack_ids
+from middleware_hub.sessions.whole_rendering import Resident, WholeRendering, codec_of
+from middleware_hub.sessions.written_ids import WrittenIds
+from middleware_hub.spans import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
 from middleware_hub.tokenizer import Tokenizer
 from router.config import History
 from router.errors import BadRequestError
@@ -60,66 +59,6 @@ _ASKED_TOKENS = 64
 """More than any generation prompt has."""
 MANY_MESSAGES = 64
 """So many take some milliseconds to render."""
-
-
-class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt as a chain, and what there is to know about it.
-
-    Attributes:
-        checkpoint: what it goes on from; None if it was encoded as a whole.
-        span, take: the chain: the first `take` tokens of `span`, behind all that is before it.
-        ids: all of them.
-        reused: how many of them were in the checkpoint's chain.
-        reasons: see the top of this file.
-        apart: it is a branch of its own, though it goes on from the checkpoint's chain.
-        spliced: so many earlier turns kept their ids in a new rendering.
-        left_out: sampled tokens at the end of the checkpoint that are not in the prompt.
-        edited: how the client edited the checkpoint's message (see `edited_turns`); empty if it did not.
-        scaffold: the generation prompt at its end; empty if that is not known.
-        fallbacks: why earlier turns did not keep their ids, or not all of them: one of `FALLBACKS` for each attempt.
-    """
-
-    checkpoint: Checkpoint | None
-    span: TokenSpan
-    take: int
-    ids: Ids
-    reused: int
-    reasons: tuple[str, ...] = ()
-    left_out: int = 0
-    apart: bool = False
-    spliced: int = 0
-    scaffold: str = ""
-    fallbacks: tuple[str, ...] = ()
-    edited: str = ""
-
-    @property
-    def parent(self) -> str | None:
-        """The last generation whose tokens are all in it, as far as its client saw them."""
-        checkpoint = self.checkpoint
-        if checkpoint is not None and self.edited and self.apart:
-            checkpoint = checkpoint.parent
-        return None if checkpoint is None else checkpoint.id
-
-    @property
-    def tokens(self) -> int:
-        """How long it is."""
-        return len(self.ids.packed) // ID_BYTES
-
-
-class _Resident(NamedTuple):
-    """The turns of a lineage that stand in a new rendering where they stood: what a worker has in its cache.
-
-    Attributes:
-        messages: how many messages these are.
-        last: the last of these turns.
-        tail: what is rendered behind it.
-        reason: why these are not all; empty if they are.
-    """
-
-    messages: int
-    last: Checkpoint | None
-    tail: str
-    reason: str
 
 
 class Composer:
@@ -142,10 +81,8 @@ class Composer:
         self._verify_rate = verify_rate
         self._written = WrittenIds()
         self._dice = random.Random(0)
-        vocabulary = tokenizer.vocabulary
         self._codec = codec_of(tokenizer, template.stop_literals({}))
-        literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
+        self._whole = WholeRendering(tokenizer, template, self._codec)
 
     async def compose(self, turn: PreparedTurn, request: ChatRequest, starts: Starts | None = None) -> ComposedPrompt:
         """The prompt of a turn. Raises BadRequestError where the template refuses the conversation.
@@ -179,7 +116,7 @@ class Composer:
             return await self._spliced(
                 await self._resident(checkpoint, request), turn, request, "engine_mismatch", starts
             )
-        if self._history == "template" and not await _apart(request, partial(self._append_only, checkpoint, request)):
+        if self._history == "template" and not await _apart(request, partial(self._whole.extends, checkpoint, request)):
             return await self._spliced(await self._resident(checkpoint, request), turn, request, "rewritten", starts)
         known = await self._known(turn, checkpoint, request)
         if known is not None:
@@ -227,7 +164,7 @@ class Composer:
             span = self._shared(turn, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags), request)
             take = len(span)
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
-                await _apart(request, partial(self._verify, span, take, request, checkpoint, place))
+                await _apart(request, partial(self._whole.verify, span, take, request, checkpoint, place))
         return self._composed(checkpoint, span, take, _reasons(span), await self._asked_with(place.text, request))
 
     def _edited(self, turn: PreparedTurn, request: ChatRequest) -> tuple[Checkpoint, Seam, bool] | None:
@@ -238,7 +175,7 @@ class Composer:
         vocabulary, echo = self._tokenizer.vocabulary, request.messages[turn.edited_at - 1]
         whole = ""
         with suppress(RenderingError, BadRequestError):
-            whole = self._whole(request)
+            whole = self._whole.text(request)
         found: list[Kept] = []
         for checkpoint in filter(usable, turn.edited):
             prompt = prompt_of(checkpoint, vocabulary)
@@ -267,7 +204,7 @@ class Composer:
         return best.checkpoint, seam(best.checkpoint, rest, self._codec), True
 
     async def _spliced(
-        self, found: _Resident, turn: PreparedTurn, request: ChatRequest, why: str, starts: Starts | None
+        self, found: Resident, turn: PreparedTurn, request: ChatRequest, why: str, starts: Starts | None
     ) -> ComposedPrompt:
         """All is rendered anew, with the ids of the turns that are resident.
 
@@ -286,57 +223,8 @@ class Composer:
         fallbacks = (found.reason,) if found.reason else ()
         return msgspec.structs.replace(made, reasons=reasons, apart=apart, spliced=found.messages, fallbacks=fallbacks)
 
-    async def _resident(self, checkpoint: Checkpoint, request: ChatRequest) -> _Resident:
-        return await _apart(request, partial(self._find_resident, checkpoint, request))
-
-    def _find_resident(self, checkpoint: Checkpoint, request: ChatRequest) -> _Resident:
-        """Those of a lineage that stand where they stood, when all is rendered anew."""
-        messages = sampled_messages(_unedited(checkpoint))
-        reason = ""
-        while messages:
-            marked = [turns[-1].node.depth - 1 for turns in messages]
-            try:
-                pieces, tail = self._template.transcript(
-                    request.messages, marked, request.tools, request.template, continue_final=request.continue_final
-                )
-            except BadRequestError as error:  # with other words in the place of these turns
-                logger.info("earlier turns are not spliced: %s", error)
-                return _Resident(0, None, "", "template_error")
-            except RenderingError as error:
-                logger.info("earlier turns are not spliced: %s", error)
-                messages, reason = messages[: error.turns], error.reason
-                continue
-            turns = [turn for one in messages for turn in one]
-            found = splice(pieces, turns, self._template.every_scaffold, self._codec)
-            if not found.reason:
-                read = self._read_tail(request, marked, tail)
-                if read is None:
-                    return _Resident(0, None, "", "divergence")
-                return _Resident(len(messages), messages[-1][-1], read, reason)
-            messages, reason = messages[: found.messages], found.reason
-        return _Resident(0, None, "", reason)
-
-    def _read_tail(self, request: ChatRequest, marked: Sequence[int], tail: str) -> str | None:
-        """What is rendered behind these turns themselves, if the template reads them: `tail` stands behind sentinels. None
-        if it cannot be told from them."""
-        messages, last = request.messages, marked[-1]
-        if not tail or not self._template.reads([messages[at] for at in marked]):
-            return tail
-        try:
-            whole = self._whole(request)
-            if not whole.endswith(tail):
-                tail = self._template.tail(
-                    messages[last],
-                    messages[last + 1 :],
-                    request.tools,
-                    request.template,
-                    earlier=messages[:last],
-                    continue_final=request.continue_final,
-                    whole=True,
-                )
-            return tail if whole.endswith(tail) else None
-        except (BadRequestError, RenderingError):
-            return None
+    async def _resident(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
+        return await _apart(request, partial(self._whole.residents, checkpoint, request))
 
     async def _known(self, turn: PreparedTurn, checkpoint: Checkpoint, request: ChatRequest) -> ComposedPrompt | None:
         """What an equal request was given."""
@@ -360,7 +248,7 @@ class Composer:
                 if span.parent is None:
                     return self._composed(None, span, len(span), reasons, await self._asked_at(span, request))
         try:
-            text = await _apart(request, partial(self._whole, request))
+            text = await _apart(request, partial(self._whole.text, request))
         except RenderingError as error:
             raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
         ids, known = (await self._tokenizer.encode(text, start=True), 0) if starts is None else await starts(text)
@@ -417,89 +305,12 @@ class Composer:
         ends = unpack_ids(span.ids[-ID_BYTES * _ASKED_TOKENS :])
         return await self._asked_with(self._tokenizer.vocabulary.spell(ends), request)
 
-    def _whole(self, request: ChatRequest) -> str:
-        return self._template.whole(
-            request.messages, request.tools, request.template, continue_final=request.continue_final
-        )
-
-    # Against a rendering of the whole ----------------------------------------------------------------------------------
-
-    def _append_only(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
-        """Whether a rendering of the whole begins with what the chain spells."""
-        spell = self._tokenizer.vocabulary.spell
-        parts = [spell(unpack_ids(part.ids)[:count]) for part, count in links(checkpoint.span, checkpoint.span.visible)]
-        try:
-            whole = self._whole(request)
-        except RenderingError:  # what is to be gone on with is not there
-            return False
-        spelled = "".join(reversed(parts))
-        return whole.startswith(spelled) or self._tokenizer.spell_prompt(
-            self._tokenizer.encode_start(whole)
-        ).startswith(spelled)
-
-    def _verify(self, span: TokenSpan, take: int, request: ChatRequest, checkpoint: Checkpoint, place: Seam) -> None:
-        """Mark a context if the ids are not what a rendering of the whole would be, but for sampled text."""
-        try:
-            expected = self._whole(request)
-        except (BadRequestError, RenderingError) as error:
-            logger.warning("a turn could not be verified: %s", error)
-            return
-        found = differences(
-            expected,
-            self._parts(span, take),
-            self._special,
-            header=self._template.header(request.tools, request.template),
-            asked=not request.continue_final,
-        )
-        found = [one for one in found if one.hard]
-        # A template that drops thoughts may drop special tokens with them: all around the turns may be what it was.
-        if found and not self._stands(checkpoint, place, request):
-            told = "; ".join(map(str, found[:3]))
-            logger.warning("a turn is not what the chat template makes of its messages: %s", told)
-            span.flags |= SpanFlag.UNLIKE
-
-    def _stands(self, checkpoint: Checkpoint, place: Seam, request: ChatRequest) -> bool:
-        """Whether every sampled turn could be spliced into a rendering of the whole, and the same text stands behind."""
-        found = self._find_resident(checkpoint, request)
-        return found.last is checkpoint and bool(found.tail) and seam(checkpoint, found.tail, self._codec) == place
-
-    def _parts(self, span: TokenSpan, take: int) -> Sequence[Part]:
-        spell = self._tokenizer.vocabulary.spell
-        parts = [Part(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
-        parts.reverse()
-        return parts
-
 
 def _without(made: ComposedPrompt, why: str, reason: str) -> ComposedPrompt:
     """A prompt in which turns did not keep their ids: `why` they had to be spliced, and the `reason` they were not."""
     told = tuple(one for one in dict.fromkeys((why, reason)) if one and one not in made.reasons)
     fallbacks = (*made.fallbacks, reason) if reason else made.fallbacks
     return msgspec.structs.replace(made, reasons=(*made.reasons, *told), fallbacks=fallbacks)
-
-
-def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
-    """What seams and splices need of a tokenizer, and of what a template ends turns with."""
-    spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
-    literals = {*stop_literals, tokenizer.special_tokens_map.get("eos_token")}
-    stops = [i for i in tokenizer.vocabulary.special_ids if tokenizer.vocabulary.literal(i) in literals]
-    return Codec(
-        tokenizer.encode_start,
-        tokenizer.encode_tail,
-        spell,
-        tokenizer.vocabulary.special_ids,
-        frozenset(stops),
-        plain_starts=tokenizer.encode_start(spell(start)) == start,
-    )
-
-
-def _unedited(checkpoint: Checkpoint) -> list[Checkpoint]:
-    """The turns of a lineage, first one first, up to the first that the client has edited since."""
-    turns: list[Checkpoint] = []
-    for turn in list(checkpoint.lineage())[::-1]:
-        if turn.edited and turn.apart:
-            return turns[:-1]
-        turns.append(turn)
-    return turns
 
 
 _KEYED = {"role", "content", "name", "tool_call_id"}

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Scope
 
 from middleware_hub.recording import Asked, Judge, Verdict
 from middleware_hub.sessions.chat import Answer, ChatRequest, Finish
-from middleware_hub.sessions.composing import ComposedPrompt, spoken
+from middleware_hub.sessions.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.composing import spoken
 from middleware_hub.sessions.message_nodes import BranchHandle, Checkpoint, PreparedTurn
 from middleware_hub.sessions.message_trie import MessageTrie, TrieClosedError
 from middleware_hub.sessions.parsers.reply import ReplyParser

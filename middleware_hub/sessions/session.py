@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from middleware_hub.sessions.chat import Dialect
-from middleware_hub.sessions.composing import ComposedPrompt
+from middleware_hub.sessions.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.message_key import KeyFunction
 from middleware_hub.sessions.message_memo import MOST_BODIES, MemoRoom, MessageMemo

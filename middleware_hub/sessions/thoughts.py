@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 
 from middleware_hub.sessions import parsers
 from middleware_hub.sessions.chat import ChatRequest, Reasoning, Text
-from middleware_hub.sessions.composing import ComposedPrompt
+from middleware_hub.sessions.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.message_nodes import PreparedTurn
 from middleware_hub.sessions.parsers.base import ReasoningParser
 from middleware_hub.sessions.parsers.reply import ReplyParser

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Scope
 from middleware_hub import prompting
 from middleware_hub.hub import Hub
 from middleware_hub.sessions.chat import ChatRequest
-from middleware_hub.sessions.composing import EDITED_TURN, FALLBACKS, ComposedPrompt, Composer, Starts
+from middleware_hub.sessions.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.composing import EDITED_TURN, FALLBACKS, Composer, Starts
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation

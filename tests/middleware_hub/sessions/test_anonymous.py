@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.sessions.anonymous import AnonymousSession
-from middleware_hub.sessions.composing import ComposedPrompt
+from middleware_hub.sessions.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.message_key import canonical
 from middleware_hub.sessions.message_nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.written_ids import Ids

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.radix_node import HiddenToken
-from middleware_hub.sessions.composing import codec_of
 from middleware_hub.sessions.message_nodes import Checkpoint, MessageNode
 from middleware_hub.sessions.segments import Splice, splice
+from middleware_hub.sessions.whole_rendering import codec_of
 from middleware_hub.spans import SpanFlag, TokenSpan, chain_ids, pack_ids, unpack_ids
 from middleware_hub.tokenizer import Tokenizer
 from tests.middleware_hub.real import ALL, texts, tokenizer
