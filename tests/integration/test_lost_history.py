@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.asking import Asking, settle, until
 from tests.support.stack import Reply, Stack, stack
 
 PARAMS = {"max_new_tokens": 6, "ignore_eos": True}
@@ -83,6 +84,36 @@ class TestTurns:
             second = say(served, first.text + " And? ")
             assert [turn["version"] for turn in served.retrieve(second.text)["turns"]] == ["3", "4"]
 
+    def test_the_version_of_a_reply_that_an_update_fell_into_is_its_last_tokens(self) -> None:
+        with stack("tekken", styles=("cumulative",)) as served:
+            (worker,) = served.workers
+            served.set_weight_version("3")
+            worker.hold(after=2)
+            asking = Asking(served.url, {"text": "In between. ", "sampling_params": PARAMS})
+            worker.wait_for_arrivals(1)
+            served.set_weight_version("4")
+            worker.release()
+            text = "In between. " + asking.answer().json()["text"]
+            found = served.retrieve(text)
+            assert [run["version"] for run in found["weight_versions"]] == ["3", "4"]
+            assert [turn["version"] for turn in found["turns"]] == ["4"]
+
+    def test_a_stream_whose_client_left_has_aborted(self, served: Stack) -> None:
+        """What it had got is recorded, and did not come to its end."""
+        (worker,) = served.workers
+        worker.hold(after=3)
+        body = {"text": "I am leaving. ", "stream": True, "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
+        asking = Asking(served.url, body)
+        worker.wait_for_arrivals(1)
+        seen = ""
+        while not seen:
+            seen = (asking.event() or {})["text"]
+        asking.leave()
+        until(lambda: served.retrieve("I am leaving. " + seen)["turns"], "it is recorded")
+        settle(served)
+        (turn,) = served.retrieve("I am leaving. " + seen)["turns"]
+        assert turn["finish"] == "abort"
+
     def test_a_text_that_was_never_sent_has_none(self, served: Stack) -> None:
         found = served.retrieve("Nobody ever sent this.")
         assert (found["turns"], found["exact"]) == ([], False)
@@ -149,6 +180,20 @@ class TestLostTurns:
         assert (found["exact"], found["reasons"]) == (True, [])
         again = say(served, prompt, x_radix_parent="a typo")
         assert not served.retrieve(again.text, request_id=again.name)["exact"]
+
+    def test_a_prompt_that_is_remembered_whole_may_lack_its_parent_too(self, served: Stack) -> None:
+        """Nothing is encoded for it, and it is told all the same; also where the chain of another parent is all of it."""
+        prompt = "Known by heart. "
+        right = say(served, prompt)
+        wrong = say(served, prompt, x_radix_parent="a typo")
+        assert wrong.reply.answer.headers["x-radix-reused-tokens"] == str(len(right.prompt))
+        assert not served.retrieve(wrong.text, request_id=wrong.name)["exact"]
+        reply = served.generate(
+            {"input_ids": right.chain, "sampling_params": PARAMS}, headers={"x-radix-parent": "a typo"}
+        )
+        assert reply.answer.headers["x-radix-reused-tokens"] == str(len(right.chain))
+        found = served.retrieve(right.text + reply.body["text"], request_id=reply.body["meta_info"]["id"])
+        assert (found["exact"], found["reasons"]) == (False, ["unknown_parent"])
 
     def test_a_reply_that_is_listed_and_missing_makes_the_sequence_inexact(self, served: Stack) -> None:
         first, second = self.lost(served, "Replies are listed. ")

@@ -230,7 +230,9 @@ def update(storm: Storm, path: str, name: str, *, abort: bool) -> None:
     body = {name: new_version(storm), "abort_all_requests": abort, "model_path": "x"}
     answer = storm.served.post(path, body)
     reached = any(worker["status"] is not None for worker in answer.json()["workers"])
-    assert answer.status in ((200, 207) if reached else (502,)), answer.content  # all may have died, one after the other
+    assert answer.status in ((200, 207) if reached else (502,)), (
+        answer.content
+    )  # all may have died, one after the other
 
 
 def death(storm: Storm, worker: EmbeddedWorker, chance: random.Random) -> None:

@@ -463,6 +463,14 @@ def test_an_unknown_parent_is_counted_and_treated_as_if_it_were_not_there() -> N
     assert talk.match_ids([A, B, EOS, SPACE], parent="gone").reasons == ("unknown_parent",)
 
 
+def test_ids_that_spell_the_parent_in_another_way_lack_it() -> None:
+    """The parent is remembered, and its text is in the prompt; its tokens are not."""
+    talk = Talk()
+    talk.say("a", [A, B], "r1")
+    assert not talk.match_ids([A, A, B, SPACE], parent="r1").unknown_parent
+    assert talk.match_ids([A, AB, SPACE], parent="r1").unknown_parent
+
+
 def test_a_chain_that_matches_further_is_ambiguous_and_naming_the_parent_decides() -> None:
     """A reply that makes up the next user turn must not swallow the real one."""
     talk = Talk()
