@@ -287,7 +287,7 @@ class Generation:
             0,
             logprobs=sampled.logprobs if self._lasting else None,
             versions=sampled.versions,
-            flags=sampled.flags | SpanFlag.WHOLE | self._lost(),
+            flags=sampled.flags | SpanFlag.WHOLE | (SpanFlag.PARENT_LOST if self._turn.unknown_parent else 0),
             visible=-1 if sampled.visible is None else sampled.visible,
             request_ids=sampled.request_ids,
             finish=sampled.finish,
@@ -312,8 +312,3 @@ class Generation:
             extra=extra if self._lasting else {},
         )
         self._on_commit(self._prompt, checkpoint)
-
-    def _lost(self) -> int:
-        """Flags of what is known to be missing from the prompt."""
-        lost = SpanFlag.PARENT_LOST if self._turn.unknown_parent else SpanFlag.NONE
-        return lost | (SpanFlag.AFTER_MISMATCH if "engine_mismatch" in self._prompt.reasons else SpanFlag.NONE)

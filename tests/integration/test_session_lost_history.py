@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from router.embedded.faults import Fault
 from tests.support.agents import AgentSession, Turn, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
@@ -26,6 +28,15 @@ def agent(served: Stack) -> AgentSession:
 
 def reasons(turn: Turn) -> set[str]:
     return set(filter(None, turn.answer.headers.get("x-radix-reasons", "").split(", ")))
+
+
+def chat(served: Stack, *messages: Any, says: str, fault: Fault | None = None, **headers: str) -> Turn:
+    """A turn without a session."""
+    served.workers[0].script(text=says, fault=fault)
+    body = {"model": "m", "messages": list(messages)}
+    answer = served.post("/v1/chat/completions", body, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    assert answer.status == 200, answer.content
+    return Turn(answer, served.workers[0].log[-1])
 
 
 def spoilt(agent: AgentSession, *messages: Any) -> Turn:
@@ -88,16 +99,7 @@ class TestLostTurns:
 
     def test_a_chat_without_a_session_names_its_parent_too(self, served: Stack) -> None:
         """By the id that OpenAI's clients see."""
-
-        def ask(*messages: Any, says: str, **headers: str) -> Turn:
-            served.workers[0].script(text=says)
-            body = {"model": "m", "messages": list(messages)}
-            answer = served.post(
-                "/v1/chat/completions", body, headers={k.replace("_", "-"): v for k, v in headers.items()}
-            )
-            assert answer.status == 200, answer.content
-            return Turn(answer, served.workers[0].log[-1])
-
+        ask = partial(chat, served)
         spell = ChatModel("qwen2_5").spell
         first = ask(user("Who?"), says="one")
         name = first.answer.json()["id"]
@@ -140,3 +142,11 @@ class TestMismatchedReplies:
         assert third.sent[: len(first.chain)] == first.chain
         assert ChatModel("qwen2_5").spell(third.sent).count("<|im_end|>\n<|im_end|>") == 0
         assert f"{second.message['content']}<|im_end|>\n" in ChatModel("qwen2_5").spell(third.sent)
+
+    def test_what_a_chat_without_a_session_goes_on_with_is_not_exact(self, served: Stack) -> None:
+        first = chat(served, user("Spoil it."), says="Goodbye.", fault="wrong_text")
+        second = chat(served, user("Spoil it."), first.message, user("b"), says="two")
+        assert "engine_mismatch" in reasons(second)
+        found = served.retrieve(ChatModel("qwen2_5").spell(second.chain))
+        assert (found["exact"], found["reasons"]) == (False, ["engine_mismatch"])
+        assert [turn["request_id"] for turn in found["turns"]] == [second.generation]
