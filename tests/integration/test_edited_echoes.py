@@ -164,6 +164,19 @@ def test_words_that_were_changed_end_what_is_kept(opens: Opens) -> None:
     assert "edited_turn" in reasons(second)
 
 
+def test_another_call_is_never_taken_for_the_sampled_one(opens: Opens) -> None:
+    """What was said in front of it is kept; the call is what the client says now."""
+    agent = opens("qwen2_5", tools=TOOLS)
+    first = agent.must(user("a"), says=f"I look.\n{call_text('here')}")
+    (call,) = first.message["tool_calls"]
+    other = {**call, "function": {"name": "look", "arguments": '{"where": "there", "times": 1}'}}
+    second = agent.must(user("a"), says("I look.", tool_calls=[other]), tool(other, "nothing"), says="Nothing.")
+    model = ChatModel("qwen2_5")
+    assert "edited_turn" in reasons(second)
+    assert '"there"' in model.spell(second.sent)
+    assert '"here"' not in model.spell(second.sent)
+
+
 def test_words_that_were_added_go_on_where_the_model_had_stopped(opens: Opens) -> None:
     """Its end of turn is not written between them."""
     agent = opens("qwen2_5")

@@ -183,6 +183,41 @@ class TestWhichSample:
         assert (turn.checkpoint, turn.unknown_parent) == (mine, True)
 
 
+class TestEdited:
+    """An assistant's message that was not sampled, beside one that was."""
+
+    def test_the_samples_beside_it_are_named_newest_first_and_held(self) -> None:
+        """They may be what it is an echo of, so none may be dropped while that is found out."""
+        talk = Talk()
+        older, newer = talk.say(user("a"), reply="b "), talk.say(user("a"), reply="b  ")
+        turn, handle = talk.open(user("a"), assistant("b"), user("c"))
+        assert (turn.checkpoint, turn.edited, turn.edited_at) == (None, (newer, older), 2)
+        assert (older.users, newer.users) == (1, 1)
+        talk.trie.abandon(handle)
+        assert (older.users, newer.users) == (0, 0)
+        talk.trie.check()
+
+    def test_the_deepest_of_several_counts(self) -> None:
+        talk = Talk()
+        talk.say(user("a"), reply="b ")
+        deeper = talk.say(user("a"), assistant("b"), user("c"), reply="d ")
+        turn, _ = talk.open(user("a"), assistant("b"), user("c"), assistant("d"), user("e"))
+        assert (turn.edited, turn.edited_at) == ((deeper,), 4)
+
+    def test_what_was_sampled_behind_it_is_continued_instead(self) -> None:
+        talk = Talk()
+        talk.say(user("a"), reply="b ")
+        behind = talk.say(user("a"), assistant("b"), user("c"), reply="d")
+        turn, _ = talk.open(user("a"), assistant("b"), user("c"), assistant("d"), user("e"))
+        assert (turn.checkpoint, turn.edited) == (behind, ())
+
+    def test_a_message_with_nothing_sampled_beside_it_is_no_edit(self) -> None:
+        talk = Talk()
+        talk.say(user("a"), reply="b")
+        turn, _ = talk.open(user("x"), assistant("b"), user("c"))
+        assert turn.edited == ()
+
+
 class TestPending:
     """What has not been committed."""
 
