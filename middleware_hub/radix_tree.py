@@ -318,11 +318,6 @@ class RadixTree:
             self.stats.misses += 1
         else:
             self.stats.hits += 1
-        if match.lost and match.known is not None:
-            # The remembered context belongs to requests that lost nothing: this one gets its own.
-            known = match.known
-            match = replace(match, cut=Cut(known.parent, known.take, known.start))
-            context = Context(known.ids, known.flags, known.ends)
         node, position = self._resume(match)
         path: list[RadixNode] = []
         before, take = match.cut.span, match.cut.take
