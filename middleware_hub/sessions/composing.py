@@ -136,9 +136,8 @@ class Composer:
         if request.continue_final and turn.covered == len(request.messages):
             return await self._behind(checkpoint, cut(checkpoint, self._codec), turn, request)
         whole, new = self._tails.whole(request), self._tails.new(turn, request)
-        compare = new or self._tails.grown(turn, request)
-        render = partial(self._tails.of, turn, request, whole=whole, compare=compare)
-        tail = await _apart(request, render) if whole or compare else render()
+        render = partial(self._tails.of, turn, request, whole=whole, compare=new)
+        tail = await _apart(request, render) if whole or new else render()
         if new and tail.known:
             self._tails.compared(turn, request)
         place = seam(checkpoint, tail.text, self._codec)

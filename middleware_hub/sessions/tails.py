@@ -2,8 +2,8 @@
 
 Most templates write behind a turn what they would write behind any other, and `ChatTemplate.tail` knows when they do not. What
 it knows is found out by trying and by reading the template, and a template may be cleverer than that. So the first turn of
-each new kind, that is of each (system prompt, tools, options), is rendered both ways, and so is one now and then as the
-conversation grows. If they differ, the whole is what is sent, and from there on all is rendered whole, for everybody.
+each new kind, that is of each (system prompt, tools, options), is rendered both ways, and so is the first that is four times as
+long. If they differ, the whole is what is sent, and from there on all is rendered whole, for everybody.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 KINDS = 4096
 """So many kinds of conversations are remembered as compared; one that was forgotten is compared again."""
 GROWN = 16
-"""Where a conversation passes this many messages, four times as many, and so on, it is compared again."""
+"""The first conversation of a kind with this many messages is compared again, and the first with four times as many, ..."""
 
 
 class Tail(NamedTuple):
@@ -63,15 +63,11 @@ class Tails:
 
     def new(self, turn: PreparedTurn, request: ChatRequest) -> bool:
         """Whether no turn of this kind was compared yet."""
-        return (turn.setting, _system(request)) not in self._compared
-
-    def grown(self, turn: PreparedTurn, request: ChatRequest) -> bool:
-        """Whether a conversation has passed a length at which it is compared again."""
-        return _step(turn.covered) != _step(len(request.messages))
+        return _kind(turn, request) not in self._compared
 
     def compared(self, turn: PreparedTurn, request: ChatRequest) -> None:
         """A turn of this kind was compared, or rendered whole."""
-        kind = (turn.setting, _system(request))
+        kind = _kind(turn, request)
         if kind not in self._compared and len(self._compared) >= KINDS:
             self._compared.popitem(last=False)
         self._compared[kind] = None
@@ -140,6 +136,11 @@ def _system(request: ChatRequest) -> Hashable:
         content, name = message.get("content"), message.get("name")
         found.append((hash(content), len(content), name) if isinstance(content, str) else canonical(message))
     return tuple(found)
+
+
+def _kind(turn: PreparedTurn, request: ChatRequest) -> Hashable:
+    """What a conversation is rendered with, what it begins with, and about how long it is."""
+    return turn.setting, _system(request), _step(len(request.messages))
 
 
 def _step(messages: int) -> int:
