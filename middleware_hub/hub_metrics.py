@@ -45,6 +45,12 @@ class RadixMetrics:
         self.retrievals = Counter(
             "tito_radix_retrievals_total", "Texts retrieved, by whether they were exact", ("exact",), registry=registry
         )
+        self.retrieval_reasons = Counter(
+            "tito_radix_retrieval_reasons_total",
+            "Texts retrieved, by what is to be known about the answer (unknown_reply, unknown_parent, retokenized, ...)",
+            ("reason",),
+            registry=registry,
+        )
         self.staleness = Histogram(
             "tito_radix_staleness_versions",
             "Weight versions between the oldest token of a reply and the current version when the reply was recorded",

@@ -239,6 +239,8 @@ class RadixTreeMiddleware:
             found = answer["trajectories"] if request.cover else [answer]
             for one in found:
                 self.metrics.retrievals.labels(str(one["exact"]).lower()).inc()
+                for reason in one["reasons"]:
+                    self.metrics.retrieval_reasons.labels(reason).inc()
             heavy = sum(one["token_length"] for one in found) > MANY_TOKENS
             parts += (b",", await beside(heavy, _encoded, answer))
             await asyncio.sleep(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from router.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.sglang.request import read_texts
 
 RETOKENIZED = "retokenized"
+EDITED_TURN = "edited_turn"
 MANY_TOKENS = 50_000
 """From so many on, what is done with each of them is done beside the event loop."""
 
@@ -39,6 +41,7 @@ class RetrievalRequest(msgspec.Struct):
         lora_path: the adapter that the text was sampled with.
         expect_request_ids: the replies that the caller got; a list of lists where there are several texts.
         cover: answer with all chains that hold these replies, not with the one of the text alone.
+        ignored: names of fields that mean nothing here. One of them may be misspelt, so the answer lists them.
     """
 
     text: str | list[str]
@@ -49,6 +52,7 @@ class RetrievalRequest(msgspec.Struct):
     lora_path: str | None = None
     expect_request_ids: list[str | list[str]] | None = None
     cover: bool = False
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> RetrievalRequest:
@@ -58,7 +62,11 @@ class RetrievalRequest(msgspec.Struct):
             texts, listed = read_texts(fields, "text", limits)
             if texts is not None:
                 fields["text"] = Raw(b'""')  # it may be long, and it is read already
+            ignored = tuple(sorted(fields.keys() - _FIELDS))
+            for name in ignored:
+                del fields[name]
             request = msgspec.json.decode(msgspec.json.encode(fields), type=cls)
+            request.ignored = ignored
             request.text = (texts if listed else texts[0]) if texts else request.text
         except JSON_ERRORS as error:
             raise BadRequestError(
@@ -95,6 +103,9 @@ class RetrievalRequest(msgspec.Struct):
             return []
         one = found[number] if isinstance(self.text, list) else found
         return [name for name in one if isinstance(name, str)]
+
+
+_FIELDS = frozenset(RetrievalRequest.__struct_fields__) - {"ignored"}
 
 
 async def retrieve(
@@ -135,6 +146,7 @@ async def retrieve(
     if request.cover:
         return await _cover(tree, namespace, text, recall, flat, request, expected)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
+    flat = _with_edits(flat, expected)
     return await beside(heavy, _answer, tree, text, recall, cut, flat, request, missing)
 
 
@@ -154,6 +166,7 @@ async def _cover(
     chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
     missing = [name for name in _missing(expected, first) if tree.reply(namespace, name) is None]
     masks.apply(0, first)
+    first = _with_edits(first, expected)
     heavy = len(first.token_ids) > MANY_TOKENS
     answers = [await beside(heavy, _answer, tree, text, recall, recall.cut, first, request, missing)]
     for number, (other, whole) in enumerate(chains, 1):
@@ -163,6 +176,14 @@ async def _cover(
         masks.apply(number, flat)
         answers.append(await beside(heavy, _answer, tree, whole, other, other.cut, flat, request, missing))
     return {"trajectories": answers, "missing": missing}
+
+
+def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:
+    """Tell of listed replies of which only a part is in a sequence: their callers count on all of their tokens."""
+    cut = [turn.span for turn in found.turns if turn.end - turn.start < turn.span.visible]
+    if any(span.named(name) for span in cut for name in expected):
+        return replace(found, reasons=(*found.reasons, EDITED_TURN))
+    return found
 
 
 def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
@@ -214,6 +235,8 @@ def _answer(
         "request_ids": list(recall.request_ids),
         "turns": [turn.described() for turn in flat.turns],
     }
+    if request.ignored:
+        answer["ignored"] = list(request.ignored)
     if request.max_staleness is not None:
         stale = [
             (v, end - begin) for v, begin, end in flat.weight_versions if tree.clock.distance(v) > request.max_staleness

@@ -6,7 +6,7 @@ import msgspec
 
 from middleware_hub.sessions.message_nodes import Checkpoint
 from middleware_hub.sessions.written_ids import Ids
-from middleware_hub.spans import ID_BYTES, TokenSpan
+from middleware_hub.spans import ID_BYTES, TokenSpan, links
 
 
 class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -46,6 +46,10 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
         if checkpoint is not None and self.edited and self.apart:
             checkpoint = checkpoint.parent
         return None if checkpoint is None else checkpoint.id
+
+    def holds(self, generation_id: str | None) -> bool:
+        """Whether tokens of a generation are in it, as they were sampled."""
+        return generation_id is not None and any(span.named(generation_id) for span, _ in links(self.span, self.take))
 
     @property
     def tokens(self) -> int:

@@ -29,6 +29,8 @@ from router.sglang.json import parse_object, typed
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _CREATES = frozenset({"session_id", "sampling_params", "metadata", "ttl_s", "response_budget"})
 """The fields of `POST /sessions`. Others mean nothing, and are named in the answer: one may be misspelt."""
+_FINALIZES = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids"})
+"""The fields of `POST /sessions/{id}/finalize`; the same holds for others."""
 _PIECE_BYTES = 64 * 1024
 MAX_WAIT = 3600.0
 
@@ -173,20 +175,26 @@ class Controls:
             every = _is_on(query.get("export_all_checkpoints"))
         shared = _shared(typed(fields, "shared_turns", str, "a string") or query.get("shared_turns"))
         form = _form(typed(fields, "format", str, "a string") or query.get("format"))
-        expected = typed(fields, "expect_request_ids", list[str], "a list of request ids") or []
+        expected = typed(fields, "expect_request_ids", list[str], "a list of request ids")
+        if expected is None:
+            expected = _listed(query.get("expect_request_ids"))
+        ignored = sorted(fields.keys() - _FINALIZES)
         first = session.phase is not Phase.FINALIZED
         await session.finalize()
         session.require(Act.EXPORT)  # it may have been deleted meanwhile
         if first:
             self._metrics.sessions.labels("finalized").inc()
-        await self._export(session, receive, send, every=every, shared=shared, form=form, expected=expected)
+        await self._export(
+            session, receive, send, every=every, shared=shared, form=form, expected=expected, ignored=ignored
+        )
 
     async def _trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         session.require(Act.EXPORT)
         query = _query(scope)
         every = _is_on(query.get("export_all_checkpoints"))
         shared, form = _shared(query.get("shared_turns")), _form(query.get("format"))
-        await self._export(session, receive, send, every=every, shared=shared, form=form)
+        expected = _listed(query.get("expect_request_ids"))
+        await self._export(session, receive, send, every=every, shared=shared, form=form, expected=expected)
 
     async def _export(
         self,
@@ -197,11 +205,12 @@ class Controls:
         every: bool,
         shared: SharedTurns,
         form: str,
-        expected: Sequence[str] = (),
+        expected: Sequence[str] | None,
+        ignored: Sequence[str] = (),
     ) -> None:
         """Raises ClientDisconnectedError if the client leaves before all was sent: then nobody has it."""
         session.touch()
-        missing = [name for name in expected if session.trie.checkpoint(name) is None]
+        missing = [name for name in expected or () if session.trie.checkpoint(name) is None]
         found = branches(
             session.trie, session.reward_info, every_checkpoint=every, shared_turns=shared, missing=missing
         )
@@ -209,7 +218,8 @@ class Controls:
             "session_id": session.id,
             "phase": session.phase.value,
             "metadata": session.metadata,
-            **({"missing": missing} if expected else {}),
+            **({} if expected is None else {"missing": missing}),
+            **({"ignored": ignored} if ignored else {}),
         }
         samples = session.samples
         # To a server it is all the same whether anybody is there to whom it sends.
@@ -260,6 +270,11 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
             yield b"".join(held)
             held, size = [], 0
     yield b"".join(held)
+
+
+def _listed(given: str | None) -> list[str] | None:
+    """Names in a query, with commas between them."""
+    return None if given is None else [name for name in given.split(",") if name]
 
 
 def _shared(given: str | None) -> SharedTurns:

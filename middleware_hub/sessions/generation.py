@@ -287,7 +287,7 @@ class Generation:
             0,
             logprobs=sampled.logprobs if self._lasting else None,
             versions=sampled.versions,
-            flags=sampled.flags | SpanFlag.WHOLE | (SpanFlag.PARENT_LOST if self._turn.unknown_parent else 0),
+            flags=sampled.flags | SpanFlag.WHOLE | self._lost(),
             visible=-1 if sampled.visible is None else sampled.visible,
             request_ids=sampled.request_ids,
             finish=sampled.finish,
@@ -312,3 +312,9 @@ class Generation:
             extra=extra if self._lasting else {},
         )
         self._on_commit(self._prompt, checkpoint)
+
+    def _lost(self) -> int:
+        """What is known to be missing from the prompt: a turn that the request named, and that nobody here remembers."""
+        named = self._turn.named
+        lost = self._turn.unknown_parent and named is not None and self._trie.checkpoint(named) is None
+        return SpanFlag.PARENT_LOST if lost else SpanFlag.NONE

@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Scope
 
 from middleware_hub import prompting
 from middleware_hub.hub import Hub
+from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.sessions.chat import ChatRequest
 from middleware_hub.sessions.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.composing import EDITED_TURN, FALLBACKS, Composer, Starts
+from middleware_hub.sessions.composing import EDITED_TURN, FALLBACKS, Composer
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation
@@ -24,6 +25,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.session_metrics import SessionMetrics
 from middleware_hub.sessions.store import SessionStore
 from middleware_hub.sessions.thoughts import Thoughts
+from middleware_hub.tokenizer import Tokenizer
 from router.asgi import header
 from router.sglang import GenerateRequest
 from router.sglang.attempt import new_rid
@@ -123,10 +125,13 @@ class Turns:
         begun = time.perf_counter()
         try:
             with self._tracer.span("tokenize") as span:
-                prompt = await self._composer.compose(turn, request, self._starts(session, request, scope))
+                starts = self._starts(session, request, scope, turn.named)
+                prompt = await self._composer.compose(turn, request, starts)
                 span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
-            if turn.edited and not prompt.edited and session.lasting:
-                # Nothing of it was kept. Without a session, the other message may be another client's.
+            if turn.unknown_parent and ((starts is not None and starts.knew_parent) or prompt.holds(turn.named)):
+                # The messages do not lead to it, and its tokens are there all the same: in a splice, an edited turn, a text.
+                turn = msgspec.structs.replace(turn, unknown_parent=False)
+            if turn.edited and not prompt.edited:
                 prompt = msgspec.structs.replace(prompt, reasons=(EDITED_TURN, *prompt.reasons))
             session.require(Act.GENERATE)
             for handle in handles:
@@ -163,7 +168,9 @@ class Turns:
         self._metrics.seconds.labels("tokenize").observe(time.perf_counter() - begun)
         return generations
 
-    def _starts(self, session: Session, request: ChatRequest, scope: Scope) -> Starts | None:
+    def _starts(
+        self, session: Session, request: ChatRequest, scope: Scope, parent: str | None
+    ) -> _RememberedText | None:
         """Without a session, a conversation that is not known by its messages may be known by its text."""
         tree = self._hub.tree
         if session.lasting or tree is None:
@@ -173,13 +180,7 @@ class Turns:
         if not isinstance(lora, str):
             return None
         namespace = session.tenant, lora, header(scope, b"x-radix-namespace") or ""
-
-        async def start(text: str) -> tuple[Sequence[int], int]:
-            prompt = await prompting.from_text(tree, self._hub.tokenizer, namespace, text, None, self._tracer)
-            tree.unpin(prompt.match)
-            return prompt.ids, prompt.reused
-
-        return start
+        return _RememberedText(tree, self._hub.tokenizer, namespace, parent, self._tracer)
 
     def _sampling(
         self, session: Session, request: ChatRequest, turn: PreparedTurn, prompt: ComposedPrompt
@@ -275,6 +276,33 @@ class Turns:
             else:
                 self._metrics.replies.labels("no", "no reply").inc()
         session.settle(exchange)
+
+
+class _RememberedText:
+    """Encodes whole prompts of one request as the radix tree remembers their text.
+
+    Args:
+        tree, tokenizer, namespace, tracer: see `prompting.from_text`.
+        parent: the reply that the request names; `knew_parent` tells whether its tokens are in the prompt.
+    """
+
+    def __init__(
+        self, tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, parent: str | None, tracer: Tracer
+    ) -> None:
+        self._tree = tree
+        self._tokenizer = tokenizer
+        self._namespace = namespace
+        self._parent = parent
+        self._tracer = tracer
+        self.knew_parent = False
+
+    async def __call__(self, text: str) -> tuple[Sequence[int], int]:
+        prompt = await prompting.from_text(
+            self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer
+        )
+        self._tree.unpin(prompt.match)
+        self.knew_parent = self._parent is not None and not prompt.match.unknown_parent
+        return prompt.ids, prompt.reused
 
 
 def _notes(turn: PreparedTurn, prompt: ComposedPrompt) -> tuple[str, ...]:

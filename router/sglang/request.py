@@ -62,7 +62,10 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
         hazards.check(hazards.Asked(fields, sampling, None if prompts is None else len(prompts), batch, any(logprobs)))
-        counts = {typed(one, "n", int, "an integer") or 1 for one in sampling} or {1}
+        asked_for = [typed(one, "n", int, "an integer") for one in sampling]
+        counts = {1 if count is None else count for count in asked_for} or {1}
+        if min(counts) < 1:
+            raise BadRequestError(f"`n` must be at least 1, not {min(counts)}")
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
         limits.check_replies(max(counts) * len(prompts or "1"))
