@@ -116,7 +116,7 @@ class RadixTree:
             longest = self._by_ids.longest(namespace, ids, None)
         if longest is not None:
             found = self._continued(namespace, text, path, *longest, width)
-        further = None if found.foreign else self._partial(path, found.continues, found.cut)
+        further = None if found.foreign else self._partial(text, path, found.continues, found.cut)
         if further is not None and further.span is not None and begins_with(ids, further.span, further.take):
             found = replace(found, cut=further)
         found = replace(found, mismatched=path.passes_mismatch(found.continues))
@@ -213,13 +213,18 @@ class RadixTree:
             unknown = continues is None
         if continues is None:
             cut, continues = longest_complete(path.stops, text, None)
+            begin = None if continues is None else self.measure.straddled(text, continues.span.text_end)
+            if begin is not None:
+                # It ends inside an added token that the text spells: a shorter reply is the one that goes on with it.
+                shorter = longest_complete([stop for stop in path.stops if stop[1] <= begin], text, None)
+                cut, continues = (cut, continues) if shorter[1] is None else shorter
         at_prompt = path.at.contexts is not None and path.ends_on_node(text)
-        further = self._partial(path, continues, cut, boundaries=not at_prompt)
+        further = self._partial(text, path, continues, cut, boundaries=not at_prompt)
         known = None
         if at_prompt:
             known = same_encoding(path.at, further or cut)
             if known is None:
-                further = self._partial(path, continues, cut)
+                further = self._partial(text, path, continues, cut)
         cut = further or cut if known is None else Cut(known, len(known), len(text))
         ambiguous = continues is not None and self._matches_further(path, continues, cut.start)
         mismatched = path.passes_mismatch(continues)
@@ -236,7 +241,9 @@ class RadixTree:
         span, take = named
         return replace(match, unknown_parent=False, edited=take < span.visible)
 
-    def _partial(self, path: Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True) -> Cut | None:
+    def _partial(
+        self, text: str, path: Walk, line: Generation | None, cut: Cut, *, boundaries: bool = True
+    ) -> Cut | None:
         """Tokens behind `cut` of a chain that continues `line` and that the text left in mid-way: the furthest, then newest.
 
         Sampled tokens come first: context, which is encoded as the text would be anyway, is only looked for where
@@ -248,14 +255,29 @@ class RadixTree:
             if best is not None and limit <= best.start:
                 break
             newest = newest or (generation, limit)
-            further = resolve_partial(generation, limit, line, self.measure, boundaries=False)
+            further = self._whole_literals(text, generation, limit, line, boundaries=False)
             if further is not None and further.start > (cut if best is None else best).start:
                 best = further
         if best is None and boundaries and newest is not None:
-            further = resolve_partial(*newest, line, self.measure)
+            further = self._whole_literals(text, *newest, line, boundaries=True)
             if further is not None and further.start > cut.start:
                 return further
         return best
+
+    def _whole_literals(
+        self, text: str, generation: Generation, limit: int, line: Generation | None, *, boundaries: bool
+    ) -> Cut | None:
+        """`resolve_partial`, with no cut inside an added token that the text spells.
+
+        A sampled `<` and the text `<|im_end|>` have a character in common. With that token kept, the rest would be encoded as
+        `|im_end|>`, which ends nothing.
+        """
+        while True:
+            cut = resolve_partial(generation, limit, line, self.measure, boundaries=boundaries)
+            begin = None if cut is None else self.measure.straddled(text, cut.start)
+            if begin is None:
+                return cut
+            limit = begin
 
     def _matches_further(self, path: Walk, continues: Generation, start: int) -> bool:
         """Whether a chain that does not continue the chosen reply has whole sampled tokens of this text behind it."""

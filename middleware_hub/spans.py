@@ -206,6 +206,10 @@ class Measure(Protocol):
         """
         ...
 
+    def straddled(self, text: str, position: int) -> int | None:
+        """Where an added token begins that a text spells around `position`; None if there is none."""
+        ...
+
 
 def links(span: TokenSpan | None, take: int) -> Iterator[tuple[TokenSpan, int]]:
     """The spans of a chain with the number of their tokens that belong to it, last one first."""

@@ -293,6 +293,7 @@ def _vocabulary(backend: Backend, settings: dict[str, Any]) -> Vocabulary:
         pieces,
         special=[i for i, token in added.items() if token.special],
         boundaries=_boundaries(added, settings),
+        added=added,
         byte_ids=[i for token, i in vocabulary.items() if token in byte_tokens and i not in added],
         strips_lead=_strips_lead(backend, pieces),
     )

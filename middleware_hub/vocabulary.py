@@ -16,6 +16,7 @@ one for each byte of a broken run.
 from __future__ import annotations
 
 import codecs
+import re
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -34,6 +35,7 @@ class Vocabulary:
         pieces: id -> bytes, complete for ids the tokenizer knows.
         special: ids that `skip_special_tokens` leaves out of a text.
         boundaries: ids of added tokens behind which encoding is provably compositional.
+        added: ids that an encoder looks for in a text before anything else, whatever stands around them.
         byte_ids: SentencePiece's byte tokens, empty for byte-level vocabularies.
         strips_lead: whether its decoder takes away a space that begins a text.
     """
@@ -44,6 +46,7 @@ class Vocabulary:
         *,
         special: Iterable[int],
         boundaries: Iterable[int] = (),
+        added: Iterable[int] = (),
         byte_ids: Collection[int] = (),
         strips_lead: bool = False,
     ) -> None:
@@ -61,6 +64,9 @@ class Vocabulary:
         self._special = _mask(special, size)
         self._boundary = _mask(boundaries, size)
         self._bytes = frozenset(byte_ids)
+        literals = sorted({self.literal(i) for i in added} - {""}, key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
+        self._reach = max(map(len, literals), default=1) - 1
         self.special_ids = frozenset(int(i) for i in np.flatnonzero(self._special))
 
     def __len__(self) -> int:
@@ -207,6 +213,16 @@ class Vocabulary:
         # A BOS that the text does not spell is no boundary of the text.
         unspelled = len(found) and found[-1] == 0 and span.flags & SpanFlag.BOS
         return int(found[-1]) + 1 if len(found) and not unspelled else 0
+
+    def straddled(self, text: str, position: int) -> int | None:
+        """Where an added token begins that a text spells around `position`, so that neither side of it does; else None."""
+        window = max(0, position - self._reach)
+        for found in self._added.finditer(text, window, position + self._reach):
+            if found.start() >= position:
+                break
+            if found.end() > position:
+                return found.start()
+        return None
 
     def _within(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
         if len(ids) and ids.min() >= 0 and ids.max() < len(self._pieces):

@@ -84,11 +84,14 @@ def keep(checkpoint: Checkpoint, echo: Echo, vocabulary: Vocabulary) -> Kept:
     span = checkpoint.span
     ids = unpack_ids(span.ids)[: span.visible]
     sampled = vocabulary.spell(ids)
-    common = common_length(sampled, echo.text, 0)
-    ends = vocabulary.counted(ids)
-    take = int(ends.searchsorted(common, side="right"))
-    while 0 < take < len(ids) and not vocabulary.piece(ids[take - 1]):
-        take -= 1
+    common: int | None = common_length(sampled, echo.text, 0)
+    ends, take = vocabulary.counted(ids), 0
+    while common is not None:
+        take = int(ends.searchsorted(common, side="right"))
+        while 0 < take < len(ids) and not vocabulary.piece(ids[take - 1]):
+            take -= 1
+        # Not inside of an added token that the echo spells: the rest of it would be encoded as something else.
+        common = vocabulary.straddled(echo.text, int(ends[take - 1])) if take else None
     rest = echo.text[int(ends[take - 1]) if take else 0 :]
     return Kept(checkpoint, take, rest, echo.rendered, take == len(ids))
 

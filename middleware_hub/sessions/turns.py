@@ -301,6 +301,11 @@ class _RememberedText:
             self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer
         )
         self._tree.unpin(prompt.match)
+        if self._tokenizer.spell_prompt(prompt.ids) != text:
+            # A hidden end of turn stays in a text that goes on behind it; a template that writes none there means none.
+            ids = await self._tokenizer.encode(text, start=True)
+            if self._tokenizer.spell_prompt(ids) != self._tokenizer.spell_prompt(prompt.ids):
+                return ids, 0
         self.knew_parent = self._parent is not None and not prompt.match.unknown_parent
         return prompt.ids, prompt.reused
 

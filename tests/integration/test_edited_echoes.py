@@ -255,3 +255,35 @@ def test_a_chat_without_a_session_keeps_its_ids_too(opens: Opens) -> None:
     found = served.retrieve(ChatModel("qwen2_5").spell(second.chain))
     assert (found["exact"], found["tokens"]) == (True, second.chain)
     assert [turn["request_id"] for turn in found["turns"]] == [first.generation, second.generation]
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_reply_that_is_cut_at_a_tag_is_ended_by_the_end_of_turn(opens: Opens, history: str) -> None:
+    """`<` of a sampled `<search>` and of `<|im_end|>` are one character, and two tokens."""
+    agent = opens("qwen2_5", history)
+    model = ChatModel("qwen2_5")
+    ids = [*model.encode("I look. "), *model.encode("<"), *model.encode("search>it")]
+    agent.stack.workers[0].script(ids=ids)
+    first = agent.must(user("a"))
+    second = agent.must(user("a"), says("I look. "), user("b"), says="two")
+    (end,) = model.encode("<|im_end|>")
+    assert second.sent.count(end) == first.sent.count(end) + 2
+    assert model.spell(second.sent) == rendered(model, user("a"), says("I look. "), user("b"))
+    assert kept(first, second) == len(model.encode("I look. "))
+
+
+def test_a_chat_without_a_session_never_keeps_an_end_of_turn_in_mid_turn(opens: Opens) -> None:
+    """Where the echo is of none of the samples that are looked at, its text may still be known to the radix tree."""
+    served = opens("qwen2_5").stack
+    model = ChatModel("qwen2_5")
+
+    def ask(*messages: Any, text: str) -> Turn:
+        served.workers[0].script(text=text)
+        answer = served.post("/v1/chat/completions", {"model": "m", "messages": list(messages)})
+        assert answer.status == 200, answer.content
+        return Turn(answer, served.workers[0].log[-1])
+
+    for text in ["One.", *(f"Another {number}." for number in range(9))]:
+        ask(user("many samples"), text=text)
+    second = ask(user("many samples"), says("One. x"), user("b"), text="two")
+    assert model.spell(second.sent) == rendered(model, user("many samples"), says("One. x"), user("b"))

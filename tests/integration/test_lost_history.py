@@ -291,6 +291,29 @@ class TestEditedParents:
         assert int(second.reply.answer.headers["x-radix-reused-tokens"]) > len(first.prompt)
         assert served.retrieve(second.text)["exact"]
 
+    def test_a_reply_that_is_cut_at_a_tag_does_not_break_the_special_token_behind_it(self, served: Stack) -> None:
+        encode = served.spelling.encode_tail
+        served.workers[0].script(ids=[*encode("I look. "), *encode("<"), *encode("search>it")], finish="eos")
+        first = say(served, "Tags. ", finish={"max_new_tokens": 20})
+        text = "Tags. I look. </s>Go on. "
+        second = say(served, text)
+        (end,) = encode("</s>")
+        assert end in second.prompt[len(first.prompt) :]
+        assert served.spelling.text_of_request(second.prompt) == text
+
+    def test_a_listed_reply_of_which_a_part_is_left_is_told(self, served: Stack) -> None:
+        served.workers[0].script(text="An answer that is long.", finish="eos")
+        first = say(served, "A part. ", finish={"max_new_tokens": 40})
+        second = say(served, first.text[:-6] + "so. ")
+        assert served.retrieve(second.text)["reasons"] == []
+        found = served.retrieve(second.text, expect_request_ids=[first.name, second.name])
+        assert (found["exact"], found["reasons"]) == (True, ["edited_turn"])
+
+    def test_fields_that_mean_nothing_are_named(self, served: Stack) -> None:
+        said = say(served, "Misspelt. ")
+        assert served.retrieve(said.text, expect_request_id=["x"])["ignored"] == ["expect_request_id"]
+        assert "ignored" not in served.retrieve(said.text)
+
 
 class TestCover:
     def test_the_fewest_chains_hold_every_reply_and_no_token_is_trained_twice(self, served: Stack) -> None:

@@ -82,6 +82,17 @@ class TestLostTurns:
         assert (found["exact"], found["reasons"]) == (False, ["unknown_parent"])
         assert [turn["request_id"] for turn in found["turns"]] == [second.generation]
 
+    def test_a_parent_whose_tokens_are_there_is_not_unknown(self, served: Stack) -> None:
+        """Its message was edited, or the options changed: it is found in another way, and nothing is missing."""
+        for text, options in (("one", {"chat_template_kwargs": {"x": 1}}), ("one.", {}), ("on", {})):
+            agent = AgentSession.make(served)
+            first = agent.must(user("a"), says="one")
+            named = {"x-parent-generation": first.generation}
+            echo = {"role": "assistant", "content": text}
+            second = agent.must(user("a"), echo, user("b"), says="two", headers=named, **options)
+            assert "unknown_parent" not in reasons(second) or text == "on"
+            assert all(one["exact"] for one in agent.finalize(expect_request_ids=[first.generation]))
+
     def test_a_reply_that_is_listed_and_missing(self, served: Stack) -> None:
         after, first, second = self.lost(served)
         body = {"expect_request_ids": [first.generation, second.generation]}

@@ -463,6 +463,34 @@ def test_an_unknown_parent_is_counted_and_treated_as_if_it_were_not_there() -> N
     assert talk.match_ids([A, B, EOS, SPACE], parent="gone").reasons == ("unknown_parent",)
 
 
+def test_a_chain_is_not_cut_inside_an_added_token_that_the_text_spells() -> None:
+    """A sampled `<` and the text `<e>` have a character in common; with it kept, `e>` would be encoded as no end at all."""
+    talk = Talk()
+    talk.say("b", [A, LT, B], "r1")
+    assert talk.sent("ba<t") == [B, A, LT, T]
+    assert talk.sent("ba<e> ") == [B, A, EOS, SPACE]
+    assert talk.sent("ba<e") == [B, A, LT, *encode("e")]
+
+
+def test_a_reply_that_ends_inside_an_added_token_is_not_taken_for_the_shorter_one() -> None:
+    """`a` and its end is what goes on with `<e>`; `a<` is another sample, whatever it has in common with that text."""
+    talk = Talk()
+    meant = talk.say("b", [A, EOS], "r1")
+    talk.say("b", [A, LT], "r2")
+    match = talk.match("ba<e> ")
+    assert match.continues is meant.generation
+    assert talk.sent("ba<e> ") == [B, A, EOS, SPACE]
+    assert talk.sent("ba<t") == [B, A, LT, T]
+
+
+@given(st.text("ab <e>t", max_size=12), st.integers(0, 12))
+def test_an_added_token_around_a_place_is_found(text: str, position: int) -> None:
+    starts = [
+        at for at in range(position) for literal in ("<e>", "<t>") if text.startswith(literal, at) and at + 3 > position
+    ]
+    assert toy_vocabulary().straddled(text, position) == (starts[0] if starts else None)
+
+
 def test_ids_that_spell_the_parent_in_another_way_lack_it() -> None:
     """The parent is remembered, and its text is in the prompt; its tokens are not."""
     talk = Talk()

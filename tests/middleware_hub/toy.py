@@ -29,7 +29,7 @@ LITERALS = {"<e>": EOS, "<t>": EOT}
 
 
 def toy_vocabulary() -> Vocabulary:
-    return Vocabulary(PIECES, special=[EOS, EOT], boundaries=[EOS, EOT])
+    return Vocabulary(PIECES, special=[EOS, EOT], boundaries=[EOS, EOT], added=[EOS, EOT])
 
 
 def encode(text: str) -> list[int]:
