@@ -75,6 +75,8 @@ class RetrievalRequest(msgspec.Struct):
         if not request.text or not all(request.text):
             raise BadRequestError("`text` is empty, or has an empty text in it")
         limits.check_replies(len(texts or ""))
+        if sum(1 if isinstance(one, str) else len(one) for one in request.expect_request_ids or ()) > limits.replies:
+            raise BadRequestError(f"`expect_request_ids` has more than {limits.replies} request ids (--max-batch)")
         if request.max_staleness is not None and request.max_staleness < 0:
             raise BadRequestError(f"`max_staleness` must not be negative, got {request.max_staleness}")
         request.check_expected()

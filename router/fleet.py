@@ -43,6 +43,8 @@ RECALL_SECONDS = 1.0
 """How long a request that goes elsewhere waits for its old worker to have heard of it. A well one answers in milliseconds."""
 
 
+_SHOWN = 100
+"""Characters of a name in the log."""
 _NAMED = 8
 """Workers that a message tells about; the list has all of them."""
 
@@ -126,7 +128,7 @@ class Fleet:
         if meant or caller.confined:
             await _answer(send, await asyncio.gather(*calls))
         else:
-            logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid)
+            logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid[:_SHOWN])
             # Nobody here knows it: a sample of a group, or a generation that came past this router.
             await self.everywhere(scope, send, raw)
 
@@ -140,10 +142,11 @@ class Fleet:
             body,
             transfer=path.startswith(_TRANSFERS),
             updates=path.startswith(_UPDATES),
+            lasting=path == "/continue_generation",  # a worker that hung may run the pause when it goes on
         )
+        version = new_weight_version(body) if call.updates else None
         async with self._updating if call.updates else contextlib.nullcontext():
             answers = await self._tell_all(call, aborts=aborts)
-            version = new_weight_version(body) if call.updates else None
             if version is not None:
                 # One that may have been restarted while others were waited for has the weights of its disk.
                 same = {(worker.id, worker.doubts) for worker in self._pool.list()}
@@ -175,7 +178,7 @@ class Fleet:
     def abandon(self, flight: Flight, scope: Scope) -> list[asyncio.Task[None]]:
         """Nobody waits for a request any more: tell its worker, which would take seconds to notice. Returns what does so."""
         worker = flight.worker
-        rids = [] if worker is None else [r for r in flight.rids.values() if not self.flights.shares_prefix(r, worker)]
+        rids = [] if worker is None else self.flights.alone(flight.rids.values(), worker)
         if worker is None or not rids:
             return []
         task = asyncio.create_task(self._abort(worker, rids, scope))

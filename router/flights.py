@@ -7,7 +7,7 @@ at the worker, because a worker refuses an id it has seen. Here is what knows bo
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -118,6 +118,25 @@ class Flights:
         """
         exact = self._of(tenant, self._by_name.get(rid, ()))
         return exact or [one for name in self._beginning(rid) for one in self._of(tenant, self._by_name[name])]
+
+    def alone(self, rids: Iterable[str], worker: Worker) -> list[str]:
+        """Those of a request's ids of which an abort ends no other generation of the same worker."""
+        short: list[str] = []
+        long: list[str] = []
+        for rid in rids:
+            (long if len(rid) >= RID_LENGTH else short).append(rid)
+        found = [rid for rid in long if not self.shares_prefix(rid, worker)]
+        if not short:
+            return found
+        # As `shares_prefix` has it, for thousands of them at once.
+        there = [flight for flight in self._flights if flight.worker is worker]
+        if all(flight.names for flight in there):
+            others = sorted({other for flight in there for other in flight.rids.values()})
+            for rid in short:
+                after = bisect_right(others, rid)
+                if after == len(others) or not others[after].startswith(rid):
+                    found.append(rid)
+        return found
 
     def shares_prefix(self, rid: str, worker: Worker) -> bool:
         """Whether an abort of this id would (or might) end another generation of the same worker, too."""

@@ -176,7 +176,7 @@ class _Telling:
 def _success(body: Any, call: Call) -> bool:
     """Whether a good status is meant. SGLang answers an update in JSON; whatever does not has updated nothing."""
     said = body if isinstance(body, list) else [body]
-    if any(isinstance(one, dict) and one.get("success") is False for one in said):
+    if any(isinstance(one, dict) and one.get("success", True) is not True for one in said):
         return False
     return not (call.updates and isinstance(body, str) and body.strip())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -187,6 +188,11 @@ class AiohttpUpstream:
             raise NotHttpError(f"not a valid HTTP reply: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
+        if not 200 <= response.status < 600 or any(_CONTROL.search(value) for _, value in response.raw_headers):
+            response.close()
+            raise NotHttpError(
+                f"not a valid HTTP reply: status {response.status}, or a header that no client may be sent"
+            )
         try:
             return _AiohttpResponse(response)
         except UnpackingError as error:
@@ -213,6 +219,10 @@ class AiohttpUpstream:
             max_headers=MAX_HEADERS,
             trace_configs=[_noting_connections()],
         )
+
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""What a header's value may not hold."""
 
 
 def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:

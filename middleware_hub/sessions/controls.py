@@ -33,6 +33,8 @@ _FINALIZES = frozenset({"export_all_checkpoints", "shared_turns", "format", "exp
 """The fields of `POST /sessions/{id}/finalize`; the same holds for others."""
 _PIECE_BYTES = 64 * 1024
 MAX_WAIT = 3600.0
+MAX_METADATA = 256 * 1024
+"""Bytes, as JSON: they are kept with the session, and no budget counts them."""
 
 _Call = Callable[[Session, Scope, Receive, Send], Awaitable[None]]
 
@@ -80,6 +82,10 @@ class Controls:
             budget = sampling.pop("response_budget", None)
         if budget is not None and (not isinstance(budget, int) or budget < 1):
             raise BadRequestError(f"`response_budget` must be at least 1 token, not {budget!r}")
+        if len(fields.get("metadata", b"")) > MAX_METADATA:
+            raise BadRequestError(
+                f"`metadata` is larger than {MAX_METADATA} bytes: keep a name in it, and the rest elsewhere"
+            )
         session = Session(
             uuid4().hex if session_id is None else session_id,
             tenant,

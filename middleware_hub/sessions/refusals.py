@@ -69,6 +69,8 @@ def refusal(status: int, body: bytes | str) -> RouterError:
         return NoWorkerError(message)
     if _TOO_LONG.search(message):
         return context_length_error(message)
+    if status in (404, 405):
+        return UpstreamError(f"the worker does not generate: {message}")
     if 400 <= status < 500:
         return BadRequestError(f"the worker refused the request: {message}")
     return UpstreamError(f"the worker failed: {message}")

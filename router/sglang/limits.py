@@ -36,8 +36,8 @@ class PromptLimits(msgspec.Struct, frozen=True):
         """Raises BadRequestError."""
         if not 1 <= count <= self.replies:
             raise BadRequestError(
-                f"`n` must be at least 1, and a request must not ask for more than {self.replies} replies, prompts times `n` "
-                "(--max-batch): make several requests of it"
+                f"a request may be about 1 to {self.replies} replies (--max-batch: prompts times `n`, or texts), not {count}: "
+                "make several requests of it"
             )
 
     def check_tokens(self, count: int) -> None:

@@ -20,6 +20,8 @@ _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob"
 _MULTIMODAL = ("image_data", "video_data", "audio_data")
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
+LONGEST_NAME = 1024
+"""Characters of a request id, or of a weight version: both are kept with every reply."""
 _NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
 _LIST = re.compile(rb"\s*\[")
@@ -39,6 +41,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         batch: whether the client wrote a list of prompts; then the reply is a list, too.
         samples: `n`.
         wants_logprobs: whether the client asked for logprobs; one entry a prompt, or one for all.
+        rids: the client's request ids, as it gave them: one, a list, or none.
+        lora_paths: the adapters, likewise.
     """
 
     fields: dict[str, Raw]
@@ -51,6 +55,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     stream: bool
     wants_logprobs: list[bool]
     wants_trajectory: bool
+    rids: str | list[str | None] | None = None
+    lora_paths: str | list[str | None] | None = None
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
@@ -80,6 +86,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             bool(typed(fields, "stream", bool, "true or false")),
             logprobs,
             bool(typed(fields, "return_trajectory", bool, "true or false")),
+            _checked_rids(typed(fields, "rid", str | list[str | None], "a string, or a list of them")),
+            typed(fields, "lora_path", str | list[str | None], "a string, or a list of them"),
         )
 
     @property
@@ -108,7 +116,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     def lora_path(self, prompt: int) -> str:
         """The adapter of a prompt; empty for none."""
-        found = typed(self.fields, "lora_path", str | list[str | None], "a string, or a list of them")
+        found = self.lora_paths
         return (_nth(found, prompt, None) if isinstance(found, list) else found) or ""
 
     @property
@@ -124,7 +132,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     def rid(self, prompt: int) -> str | None:
         """The client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
-        rid = typed(self.fields, "rid", str | list[str | None], "a string, or a list of them")
+        rid = self.rids
         if self.samples > 1 or (self.batch and isinstance(rid, str)):
             return None
         found = _nth(rid, prompt, None) if isinstance(rid, list) else rid
@@ -184,13 +192,27 @@ class _WeightUpdate(msgspec.Struct):
     weight_version: str | None = None
 
 
+def _checked_rids(given: str | list[str | None] | None) -> str | list[str | None] | None:
+    """Raises BadRequestError for an id that nobody could want to remember."""
+    for rid in given if isinstance(given, list) else (given,):
+        if rid is not None and len(rid) > LONGEST_NAME:
+            raise BadRequestError(f"`rid` is longer than {LONGEST_NAME} characters")
+    return given
+
+
 def new_weight_version(body: bytes) -> str | None:
-    """The version that a body of `/update_weight_version` or `/update_weights_from_*` brings; None if it brings none."""
+    """The version that a body of `/update_weight_version` or `/update_weights_from_*` brings; None if it brings none.
+
+    Raises BadRequestError for one that is longer than any name should be.
+    """
     try:
         update = msgspec.json.decode(body, type=_WeightUpdate)
     except JSON_ERRORS:
         return None
-    return update.new_version or update.weight_version
+    version = update.new_version or update.weight_version
+    if version is not None and len(version) > LONGEST_NAME:
+        raise BadRequestError(f"the weight version is longer than {LONGEST_NAME} characters")
+    return version
 
 
 def _prompts(

@@ -524,3 +524,10 @@ def test_an_unknown_parent_is_no_error(served: Stack) -> None:
 def test_streams_end_with_done(served: Stack) -> None:
     answer = served.post("/generate", {"text": "Hello", "stream": True, "sampling_params": scripted([9707])})
     assert events(answer)[-1]["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_names_and_notes_have_a_length(served: Stack) -> None:
+    """They are kept with what they name, and in no budget."""
+    assert served.post("/generate", {"text": "Hello", "rid": "x" * 2000}).status == 400
+    assert served.post("/update_weight_version", {"new_version": "7" * 2000}).status == 400
+    assert served.post("/retrieve_from_text", {"text": "a", "expect_request_ids": ["x"] * 9000}).status == 400

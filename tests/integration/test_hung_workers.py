@@ -136,6 +136,23 @@ def test_a_worker_that_hangs_and_was_not_found_out_is_given_up_and_not_trusted(
         until(lambda: fleet.seen()[hung.url]["is_healthy"], "it has the fleet's weights")
 
 
+def test_a_worker_that_may_run_a_pause_when_it_goes_on_is_told_to_continue(
+    workers: list[Program], tmp_path: Path
+) -> None:
+    """It was told the one before anybody knew that it hangs: without the other, its requests would wait without end."""
+    well, hung = workers
+    probes = ("--health-check-interval-secs", "0.2", "--health-check-timeout-secs", "4")
+    with router(tmp_path, workers, *probes) as fleet:
+        hung.freeze()
+        assert_named(timed(fleet, "/pause_generation", {"mode": "in_place"})[1], well, hung)
+        fleet.until_state(hung.url, "quarantined")
+        assert_named(timed(fleet, "/continue_generation", {})[1], well, hung)
+        hung.thaw()
+        fleet.until_state(hung.url, "healthy")
+        body = {"text": "A:", "sampling_params": {"max_new_tokens": 2}}
+        assert call(hung.url + "/generate", body).status == 200, "it is not paused"
+
+
 def test_an_abort_of_a_generation_at_a_worker_that_hangs_comes_back(workers: list[Program], tmp_path: Path) -> None:
     with router(tmp_path, workers, "--health-check-interval-secs", "3600") as fleet, ThreadPoolExecutor(1) as clients:
         rid = uuid.uuid4().hex

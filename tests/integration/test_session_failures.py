@@ -101,3 +101,10 @@ def test_anthropics_client_is_told_of_a_wrong_key_in_its_own_words() -> None:
         assert raised.value.type == "authentication_error"
         right = anthropic.Anthropic(base_url=url, api_key="key-a", max_retries=0)
         assert right.messages.create(model="m", max_tokens=4, messages=[{"role": "user", "content": "a"}]).content
+
+
+def test_metadata_is_a_note_and_no_store(whole: Stack) -> None:
+    """It is kept with the session, in no budget, and in every list."""
+    answer = whole.post("/sessions", {"metadata": {"a": "x" * 300_000}})
+    assert answer.status == 400
+    assert "metadata" in answer.json()["error"]["message"]

@@ -102,3 +102,22 @@ def test_a_longer_name_at_another_worker_shares_nothing() -> None:
         flights.begin(flight)
     assert not flights.shares_prefix(name, other)
     assert flights.shares_prefix(name, one)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1]), st.text("ab", max_size=3), st.booleans(), st.booleans()), max_size=6),
+    st.lists(st.text("ab", max_size=3), max_size=4),
+)
+def test_ids_that_are_alone_are_those_that_share_no_prefix(
+    made: list[tuple[int, str, bool, bool]], asked: list[str]
+) -> None:
+    """One at a time or thousands at once, short ids and long ones."""
+    flights, workers = Flights(), [Worker("http://a:1"), Worker("http://b:1")]
+    for number, rid, is_long, is_named in made:
+        name = rid + "0" * RID_LENGTH if is_long else rid
+        flight = Flight((name,) if is_named else ())
+        flight.worker, flight.rids = workers[number], {0: name}
+        flights.begin(flight)
+    rids = [*asked, *(rid + "0" * RID_LENGTH for rid in asked), *(rid for _, rid, _, _ in made)]
+    expected = [rid for rid in rids if not flights.shares_prefix(rid, workers[0])]
+    assert sorted(flights.alone(rids, workers[0])) == sorted(expected)

@@ -88,6 +88,27 @@ class ClosingWorker:
             served += 1
 
 
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 OK\r\nx-odd: a\x01b\r\n", b"HTTP/1.1 999 Odd\r\n", b"HTTP/1.1 101 Switching Protocols\r\n"]
+)
+def test_a_head_that_no_client_may_be_sent_is_a_fault_of_the_worker(head: bytes) -> None:
+    """It is found before the client is told anything: another worker answers, or a 502 does."""
+
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            asked, _ = await read_request(reader)
+            probed = any(path in asked.split("\r\n")[0] for path in ("server_info", "/ping", "model_info"))
+            writer.write((b"HTTP/1.1 200 OK\r\n" if probed else head) + b"content-length: 2\r\n\r\n{}")
+
+    async def main() -> None:
+        async with serving_socket(odd) as url, running([url]) as router:
+            async with router.client.post("/generate", data=GENERATE) as reply:
+                assert reply.status == 502
+            await router.idle()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", "/generate"), ("GET", "/x"), ("POST", "/upload")])
 def test_stale_connection_costs_nothing(method: str, path: str) -> None:
     """The only worker closes a kept-alive connection just when it is used again: the answer comes all the same."""

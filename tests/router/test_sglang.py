@@ -22,6 +22,7 @@ from router.sglang import (
     edit_meta,
     event_data,
     event_index,
+    new_weight_version,
     read_reply,
     split_list,
 )
@@ -235,18 +236,30 @@ def test_the_place_of_an_error_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "read"),
-    [
-        ("rid", 5, lambda asked: asked.rid(0)),
-        ("rid", {"a": 5}, lambda asked: asked.rid(0)),
-        ("lora_path", 5, lambda asked: asked.lora_path(0)),
-        ("sampling_params", {"skip_special_tokens": "no"}, lambda asked: asked.skips_special(0)),
-    ],
+    ("field", "value"),
+    [("rid", 5), ("rid", {"a": 5}), ("rid", "x" * 1025), ("rid", ["a", "x" * 1025]), ("lora_path", 5)],
 )
-def test_what_is_read_later_is_refused_when_it_is_read(field: str, value: Any, read: Any) -> None:
-    asked = request(text="a", **{field: value})
+def test_names_that_are_none_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(BadRequestError, match=f"`{field}`"):
+        request(text="a", **{field: value})
+
+
+def test_what_is_read_later_is_refused_when_it_is_read() -> None:
+    asked = request(text="a", sampling_params={"skip_special_tokens": "no"})
     with pytest.raises(BadRequestError):
-        read(asked)
+        asked.skips_special(0)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_samples_at_all_are_refused(count: int) -> None:
+    with pytest.raises(BadRequestError, match="`n` must be at least 1"):
+        request(text="a", sampling_params={"n": count})
+
+
+def test_a_weight_version_is_a_name() -> None:
+    assert new_weight_version(b'{"new_version": "7"}') == "7"
+    with pytest.raises(BadRequestError, match="1024"):
+        new_weight_version(b'{"new_version": "%s"}' % (b"7" * 1025))
 
 
 # Requests: what a worker gets --------------------------------------------------------------------------------------------
