@@ -33,7 +33,7 @@ import msgspec
 from middleware_hub.sessions.chat import ChatRequest, Message
 from middleware_hub.sessions.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.edited_turns import Echo, Kept, echoes, keep, manner, prompt_of, usable
-from middleware_hub.sessions.message_nodes import Checkpoint, PreparedTurn
+from middleware_hub.sessions.message_nodes import Checkpoint, EditedMessage, PreparedTurn
 from middleware_hub.sessions.renderer import RenderingError
 from middleware_hub.sessions.rendering import ChatTemplate
 from middleware_hub.sessions.seam import OPENING, Seam, cut, seam
@@ -89,13 +89,13 @@ class Composer:
 
         `starts` encodes what is encoded as a whole; without it nothing of that is remembered.
         """
-        if turn.edited:
-            kept = await _apart(request, partial(self._edited, turn, request))
+        for echo in turn.edited:
+            kept = await _apart(request, partial(self._edited, turn, echo, request))
             if kept is not None:
                 edited, place, all_kept = kept
-                at = msgspec.structs.replace(turn, checkpoint=edited, covered=turn.edited_at)
+                at = msgspec.structs.replace(turn, checkpoint=edited, covered=echo.at)
                 made = await self._behind(edited, place, at, request, verify=None if all_kept else False)
-                how = manner(edited, request.messages[turn.edited_at - 1])
+                how = manner(edited, request.messages[echo.at - 1])
                 reasons = (EDITED_TURN, *made.reasons)
                 return msgspec.structs.replace(made, reasons=reasons, apart=not all_kept, edited=how)
         if turn.elsewhere is None:
@@ -166,17 +166,19 @@ class Composer:
                 await _apart(request, partial(self._whole.verify, span, take, request, checkpoint, place))
         return self._composed(checkpoint, span, take, _reasons(span), await self._asked_with(place.text, request))
 
-    def _edited(self, turn: PreparedTurn, request: ChatRequest) -> tuple[Checkpoint, Seam, bool] | None:
+    def _edited(
+        self, turn: PreparedTurn, edited: EditedMessage, request: ChatRequest
+    ) -> tuple[Checkpoint, Seam, bool] | None:
         """The sampled turn of which an edited echo keeps the most, where the rest begins, and whether all of it is kept.
 
         None if the echo keeps no token of any.
         """
-        vocabulary, echo = self._tokenizer.vocabulary, request.messages[turn.edited_at - 1]
+        vocabulary, echo = self._tokenizer.vocabulary, request.messages[edited.at - 1]
         whole = ""
         with suppress(RenderingError, BadRequestError):
             whole = self._whole.text(request)
         found: list[Kept] = []
-        for checkpoint in filter(usable, turn.edited):
+        for checkpoint in filter(usable, edited.samples):
             prompt = prompt_of(checkpoint, vocabulary)
             written = [Echo(whole[len(prompt) :], rendered=True)] if whole.startswith(prompt) else []
             if self._history == "keep":
@@ -188,7 +190,7 @@ class Composer:
         rest = best.text
         if not best.rendered:
             try:
-                at = msgspec.structs.replace(turn, covered=turn.edited_at)
+                at = msgspec.structs.replace(turn, covered=edited.at)
                 rest += self._tails.of(at, request, whole=self._tails.whole(request), compare=False).text
             except RenderingError as error:
                 logger.info("the tail of an edited turn could not be rendered: %s", error)

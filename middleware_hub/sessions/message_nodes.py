@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -184,6 +184,13 @@ class Conversation(list[Message]):
         mark.setting, mark.front, mark.node = setting, self._front, node
 
 
+class EditedMessage(NamedTuple):
+    """A message beside samples. Messages of the request up to it, and the samples, the newest one first."""
+
+    at: int
+    samples: tuple[Checkpoint, ...]
+
+
 class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     """What a request's conversation met in the trie.
 
@@ -195,9 +202,8 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
         unknown_parent: it named one that is not on its path.
         named: the name.
         elsewhere: a deeper sample of the same messages under other tools or options, if there is one.
-        edited: samples that stand in the place of an assistant's message that was not sampled here: it may be an echo of one
-            of them that is not quite what was said. The newest one first.
-        edited_at: so many messages of the request end with that one.
+        edited: the assistant's messages that were not sampled here, and that have samples in their place: they may be echoes of
+            these that are not quite what was said. The last message first.
         setting: the key of the tools and options that it is rendered with.
     """
 
@@ -208,6 +214,5 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     unknown_parent: bool = False
     named: str | None = None
     elsewhere: Checkpoint | None = None
-    edited: tuple[Checkpoint, ...] = ()
-    edited_at: int = 0
+    edited: tuple[EditedMessage, ...] = ()
     setting: bytes = b""

@@ -29,14 +29,15 @@ from middleware_hub.sessions.message_nodes import (
     BranchHandle,
     Checkpoint,
     Conversation,
+    EditedMessage,
     MessageNode,
     PreparedTurn,
 )
 from middleware_hub.sessions.path_index import PathIndex
 from middleware_hub.spans import TokenSpan, names_of
 
-MOST_EDITED = 8
-"""So many samples are looked at that a message may be an edited echo of, the newest ones."""
+MOST_EDITED = 4
+"""So many messages are looked at that may be edited echoes, the last ones; and twice as many samples of each, the newest."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -139,7 +140,7 @@ class MessageTrie:
             self._elsewhere(node, messages, 0 if chosen is None else chosen.node.depth)
             if len(self._roots) > 1
             else None,
-            *_beside(node, 0 if deepest is None else deepest.depth),
+            tuple(islice(_edited(node, 0 if deepest is None else deepest.depth), MOST_EDITED)),
             setting,
         )
 
@@ -148,7 +149,8 @@ class MessageTrie:
         assert generation_id not in self._handles
         assert generation_id not in self._checkpoints
         handle = self._handles[generation_id] = BranchHandle(generation_id, turn.node)
-        handle.hold(turn.checkpoint, turn.elsewhere, *turn.edited)
+        edited = [sample for one in turn.edited for sample in one.samples]
+        handle.hold(turn.checkpoint, turn.elsewhere, *edited)
         turn.node.handles += 1
         return handle
 
@@ -373,19 +375,18 @@ def _choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
     return samples[-1], len(samples) > 1
 
 
-def _beside(node: MessageNode, depth: int) -> tuple[tuple[Checkpoint, ...], int]:
-    """Samples beside the deepest assistant's message, below `depth`, that was not sampled here; and its depth."""
+def _edited(node: MessageNode, depth: int) -> Iterator[EditedMessage]:
+    """The assistant's messages below `depth` that were not sampled here, and have samples beside them; the deepest first."""
     passed: MessageNode | None = node
     while passed is not None and passed.depth > depth:
         above = passed.parent
         if passed.role == "assistant" and above is not None and len(above.children or ()) > 1:
             siblings = (one for one in reversed((above.children or {}).values()) if one.samples)
             samples = (sample for one in siblings for sample in reversed(one.samples or ()))
-            found = tuple(islice(samples, MOST_EDITED))
+            found = tuple(islice(samples, 2 * MOST_EDITED))
             if found:
-                return found, passed.depth
+                yield EditedMessage(passed.depth, found)
         passed = above
-    return (), 0
 
 
 def _any_committed(node: MessageNode) -> bool:

@@ -187,6 +187,17 @@ def test_words_that_were_added_go_on_where_the_model_had_stopped(opens: Opens) -
     assert model.spell(second.sent) == rendered(model, user("a"), says("One. And two."), user("b"))
 
 
+def test_an_edited_turn_keeps_its_ids_when_a_later_one_is_written_over(opens: Opens) -> None:
+    agent = opens("qwen2_5")
+    first = agent.must(user("a"), says="One.")
+    agent.must(user("a"), says("One. x"), user("b"), says="Two.")
+    third = agent.must(user("a"), says("One. x"), user("b"), says("Something else."), user("c"), says="three")
+    model = ChatModel("qwen2_5")
+    assert kept(first, third) == len(first.sampled) - 1
+    said = [user("a"), says("One. x"), user("b"), says("Something else."), user("c")]
+    assert model.spell(third.sent) == rendered(model, *said)
+
+
 def test_a_reply_that_was_written_over_is_told(opens: Opens) -> None:
     agent = opens("qwen2_5")
     first = agent.must(user("a"), says="One.")

@@ -191,18 +191,18 @@ class TestEdited:
         talk = Talk()
         older, newer = talk.say(user("a"), reply="b "), talk.say(user("a"), reply="b  ")
         turn, handle = talk.open(user("a"), assistant("b"), user("c"))
-        assert (turn.checkpoint, turn.edited, turn.edited_at) == (None, (newer, older), 2)
+        assert (turn.checkpoint, turn.edited) == (None, ((2, (newer, older)),))
         assert (older.users, newer.users) == (1, 1)
         talk.trie.abandon(handle)
         assert (older.users, newer.users) == (0, 0)
         talk.trie.check()
 
-    def test_the_deepest_of_several_counts(self) -> None:
+    def test_the_deepest_of_several_comes_first(self) -> None:
         talk = Talk()
-        talk.say(user("a"), reply="b ")
+        first = talk.say(user("a"), reply="b ")
         deeper = talk.say(user("a"), assistant("b"), user("c"), reply="d ")
         turn, _ = talk.open(user("a"), assistant("b"), user("c"), assistant("d"), user("e"))
-        assert (turn.edited, turn.edited_at) == ((deeper,), 4)
+        assert turn.edited == ((4, (deeper,)), (2, (first,)))
 
     def test_what_was_sampled_behind_it_is_continued_instead(self) -> None:
         talk = Talk()
