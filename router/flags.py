@@ -151,7 +151,7 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=ServerConfig.idle_timeout,
         metavar="S",
-        help="that a connection is kept without a request (%(default)s)",
+        help="that a connection is kept between two requests (%(default)s)",
     )
     group.add_argument(
         "--max-batch",
