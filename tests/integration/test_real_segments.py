@@ -34,6 +34,7 @@ def test_a_turn_meets_what_the_one_before_left_in_the_cache(
     root = f"/sessions/{call(f'{url}/sessions', {}).json()['session_id']}" if in_session else ""
     messages: list[Any] = [{"role": "user", "content": f"Hello, {template} {history} {in_session}"}]
     chain: list[int] = []
+    finish = ""
     for number in range(4):
         body: dict[str, Any] = {"messages": messages, "max_tokens": 20, "temperature": 0.8}
         body |= {"return_prompt_token_ids": True, **({} if in_session else {"return_trajectory": True})}
@@ -42,6 +43,11 @@ def test_a_turn_meets_what_the_one_before_left_in_the_cache(
         (choice,), usage = answer.json()["choices"], answer.json()["usage"]
         told = choice["meta_info"]
         sent = told["prompt_token_ids"]
+        if answer.headers.get("x-radix-reasons") == "left_out":
+            # A random model may stop with a token that the template does not end turns with: that one is left out.
+            assert finish == "stop"
+            assert chain[-1] != sent[len(chain) - 1]
+            chain = chain[:-1]
         assert sent[: len(chain)] == chain, f"turn {number}: {answer.headers.get('x-radix-reasons')}"
         if chain:
             assert usage["prompt_tokens_details"]["cached_tokens"] >= len(chain) - 1
@@ -56,5 +62,5 @@ def test_a_turn_meets_what_the_one_before_left_in_the_cache(
             assert told["trajectory"]["exact"], told["trajectory"]["reasons"]
         assert chain[: len(sent)] == sent
         assert len(chain) == len(sent) + usage["completion_tokens"]
-        message = choice["message"]
+        message, finish = choice["message"], choice["finish_reason"]
         messages += [{"role": "assistant", "content": message["content"] or ""}, {"role": "user", "content": "Go on."}]
