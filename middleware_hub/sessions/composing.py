@@ -13,6 +13,7 @@ Reasons, counted and kept with the turn (see docs/sessions.md):
     sentinel_collision  a turn is not there exactly once in the rendering
     scaffold            a turn is opened in a way that is not known
     unfaithful          what was sampled is not surely what the client was shown
+    left_out            a turn that had stopped is gone on with in place, without the token that it stopped with
     edited_turn         a message is not quite what was sampled: the chain goes as far as it is
     rendered_whole      the short rendering of a tail was not what the template writes for these messages: now all is rendered
     template_mismatch   the verifier found that the ids and a full rendering differ in more than sampled text
@@ -48,6 +49,7 @@ from router.errors import BadRequestError
 logger = logging.getLogger(__name__)
 
 EDITED_TURN = "edited_turn"
+LEFT_OUT = "left_out"
 FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful", "template_error"})
 """Why earlier turns did not keep their ids, or not all of them."""
 
@@ -134,7 +136,11 @@ class Composer:
     ) -> ComposedPrompt:
         """A checkpoint's chain, and what the template writes behind it. Raises RenderingError."""
         if request.continue_final and turn.covered == len(request.messages):
-            return await self._behind(checkpoint, cut(checkpoint, self._codec), turn, request)
+            place = cut(checkpoint, self._codec)
+            made = await self._behind(checkpoint, place, turn, request)
+            # No trajectory but one of all checkpoints has the token that the turn had stopped with.
+            lost = place.left_out and not place.recut
+            return msgspec.structs.replace(made, reasons=(LEFT_OUT, *made.reasons)) if lost else made
         whole, new = self._tails.whole(request), self._tails.new(turn, request)
         render = partial(self._tails.of, turn, request, whole=whole, compare=new)
         tail = await _apart(request, render) if whole or new else render()

@@ -14,7 +14,7 @@ from middleware_hub.hub import Hub
 from middleware_hub.radix_tree import Namespace, RadixTree
 from middleware_hub.sessions.chat import ChatRequest
 from middleware_hub.sessions.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.composing import EDITED_TURN, FALLBACKS, Composer
+from middleware_hub.sessions.composing import EDITED_TURN, FALLBACKS, LEFT_OUT, Composer
 from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.forced_calls import structural_tag
 from middleware_hub.sessions.generation import Generation
@@ -314,9 +314,9 @@ def _notes(turn: PreparedTurn, prompt: ComposedPrompt) -> tuple[str, ...]:
     found = (
         ("ambiguous", turn.ambiguous),
         ("unknown_parent", turn.unknown_parent),
-        ("left_out", prompt.left_out > 0),
+        (LEFT_OUT, prompt.left_out > 0),
     )
-    return (*(name for name, holds in found if holds), *prompt.reasons)
+    return tuple(dict.fromkeys((*(name for name, holds in found if holds), *prompt.reasons)))
 
 
 def _response_tokens(prompt: ComposedPrompt) -> int:

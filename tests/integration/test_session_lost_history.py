@@ -130,6 +130,19 @@ class TestLostTurns:
         assert (found["exact"], found["reasons"], len(found["turns"])) == (False, ["unknown_parent"], 2)
 
 
+class TestTokensLeftOut:
+    def test_the_end_of_a_turn_that_is_gone_on_with_in_place_is_told(self, agent: AgentSession) -> None:
+        first = agent.must(user("a"), says="One.")
+        more = {"continue_final_message": True, "add_generation_prompt": False}
+        second = agent.must(user("a"), first.message, says=" And two.", **more)
+        (found,) = agent.finalize()
+        assert sum(found["response_mask"]) == len(first.sampled) + len(second.sampled) - 1
+        assert (found["exact"], found["reasons"]) == (True, ["left_out"])
+        assert reasons(second) == {"left_out"}
+        whole, _ = agent.finalize(export_all_checkpoints=True)
+        assert sum(whole["response_mask"]) == len(first.sampled)
+
+
 class TestMismatchedReplies:
     """A reply whose ids do not spell its text is not continued: the text that the client saw is rendered instead."""
 
