@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from middleware_hub.radix_tree import RadixTree
-from middleware_hub.records import Context, SampledReply
-from middleware_hub.spans import pack_ids, pack_logprobs
-from middleware_hub.tokenizer import Tokenizer
+from middleware_hub.radix.records import Context, SampledReply
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import pack_ids, pack_logprobs
+from middleware_hub.tokenizer.tokenizer import Tokenizer
 from tests.support.vocabularies import vocabulary
 
 NAMESPACE = ("", "", "")

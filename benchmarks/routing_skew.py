@@ -26,8 +26,8 @@ from benchmarks.pages import put_between
 from router.policies import POLICIES, create_policy
 from router.policies.base import Decision, HearsReplies, Policy, RouteQuery
 from router.policies.power_of_two import PowerOfTwo
-from router.policies.prefix_tree import TokenTree
 from router.policies.random_choice import RandomChoice
+from router.prefix_tree.tree import TokenTree
 from router.workers.worker import Worker
 
 SHARED = 0.8

@@ -15,10 +15,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 _PROGRAM = r"""
 import gc, json, resource, sys, time
-from middleware_hub.radix_tree import RadixTree
-from middleware_hub.records import Context, SampledReply
-from middleware_hub.spans import pack_ids, pack_logprobs
-from middleware_hub.vocabulary import Vocabulary
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.radix.records import Context, SampledReply
+from middleware_hub.spans.chain import pack_ids, pack_logprobs
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 import random
 
 per_turn, total = int(sys.argv[1]), int(sys.argv[2])

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from router.policies.block_hashes import content_hashes
-from router.policies.kv_index import KvIndex
-from router.policies.positional_indexer import PositionalIndexer
-from router.sglang.kv_events import BlockStored, read_batch
+from router.engines.sglang.kv_events import BlockStored, read_batch
+from router.kv_cache.block_hashes import content_hashes
+from router.kv_cache.index import KvIndex
+from router.kv_cache.positional_indexer import PositionalIndexer
 
 PAGE = 16
 PER_TOKEN = 4

@@ -12,7 +12,7 @@ from array import array
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from router.policies.prefix_tree import StringTree, TokenTree
+from router.prefix_tree.tree import StringTree, TokenTree
 
 TURNS = 16
 CHARACTERS = [4_000, 16_000, 64_000]

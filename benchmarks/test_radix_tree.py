@@ -8,10 +8,10 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.conftest import NAMESPACE, Talk
-from middleware_hub.radix_tree import RadixTree
-from middleware_hub.records import Context, SampledReply
-from middleware_hub.spans import chain_ids, flatten, pack_ids, pack_logprobs
-from middleware_hub.tokenizer import Tokenizer
+from middleware_hub.radix.records import Context, SampledReply
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import chain_ids, flatten, pack_ids, pack_logprobs
+from middleware_hub.tokenizer.tokenizer import Tokenizer
 
 
 def conversation(talk: Talk, characters: int, turn: int = 1_000) -> str:

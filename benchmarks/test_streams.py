@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from router.sglang import LOGPROB_FIELDS, EventSplitter, StreamedReply, edit_meta, event_data
+from router.engines.sglang import LOGPROB_FIELDS, EventSplitter, StreamedReply, edit_meta, event_data
 
 
 def stream(tokens: int, *, incremental: bool) -> Iterator[bytes]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from middleware_hub.radix_tree import RadixTree
-from middleware_hub.recording import Judge
-from middleware_hub.tokenizer import Tokenizer
-from middleware_hub.versions import VersionClock
+from middleware_hub.radix.recording import Judge
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.versions import VersionClock
+from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import RadixConfig
+from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
-from router.sglang.limits import PromptLimits
 
 
 class Hub:

@@ -17,21 +17,21 @@ import msgspec
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub import prompting, retrieval
 from middleware_hub.hub import Hub
-from middleware_hub.hub_metrics import RadixMetrics
-from middleware_hub.prompting import Prompt
-from middleware_hub.radix_tree import Namespace, RadixTree
-from middleware_hub.recording import Recorder, Verdict
-from middleware_hub.responder import Responder
-from middleware_hub.retrieval import MANY_TOKENS, RetrievalRequest
-from router.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_json, replay, send_json, with_body
-from router.beside import beside
+from middleware_hub.metrics import RadixMetrics
+from middleware_hub.radix import prompting, retrieval
+from middleware_hub.radix.prompting import Prompt
+from middleware_hub.radix.recording import Recorder, Verdict
+from middleware_hub.radix.responder import Responder
+from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
+from middleware_hub.radix.tree import Namespace, RadixTree
+from router.engines.sglang import GenerateRequest, new_weight_version
+from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
+from router.http.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_json, replay, send_json, with_body
+from router.http.json_cost import LIGHT
+from router.http.offload import beside
 from router.plugins import MiddlewareContext
-from router.sglang import GenerateRequest, new_weight_version
-from router.sglang.limits import PromptLimits
-from router.sglang.weight import LIGHT
 
 logger = logging.getLogger(__name__)
 

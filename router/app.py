@@ -12,27 +12,27 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import plugins
-from router.boundary import ErrorBoundary
+from router.auth.guard import ApiKeyGuard
+from router.auth.keys import Keys
 from router.config import RouterConfig
-from router.fleet import Fleet
-from router.generations import Generations
-from router.guard import ApiKeyGuard
-from router.intake import Intake
-from router.keys import Keys
-from router.kv_watch import KvWatch
-from router.lag import LoopLag
-from router.loops import Instance, LoopGuard
-from router.metrics import RouterMetrics, WorkerCollector
+from router.generate.fleet import Fleet
+from router.generate.fleet_calls import Teller
+from router.generate.generations import Generations
+from router.http.body_timeout import Intake
+from router.http.error_boundary import ErrorBoundary
+from router.http.loop_guard import Instance, LoopGuard
+from router.http.upstream import AiohttpUpstream
+from router.kv_cache.watch import KvWatch
+from router.observability.loop_lag import LoopLag
+from router.observability.metrics import RouterMetrics, WorkerCollector
+from router.observability.policy_metrics import PolicyCollector
+from router.observability.requests import Requests
+from router.observability.tracing import Tracer, create_tracer
 from router.policies import create_policy
 from router.policies.cache_aware import CacheAware
-from router.policy_metrics import PolicyCollector
-from router.proxy import Proxy
-from router.requests import Requests
+from router.policies.snapshots import PolicyUpkeep
+from router.proxy.proxy import Proxy
 from router.routes import ControlRoutes, Lifecycle
-from router.telling import Teller
-from router.tracing import Tracer, create_tracer
-from router.upkeep import PolicyUpkeep
-from router.upstream import AiohttpUpstream
 from router.workers.admission import Admission
 from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks

@@ -13,7 +13,7 @@ import prometheus_client
 from router.app import create_app
 from router.errors import RouterError
 from router.flags import config_from_args, parser
-from router.logs import configure_logging
+from router.observability.logs import configure_logging
 from router.server import bind, serve
 
 COMMANDS = {

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from router.errors import BadRequestError
 
 RADIX_TREE_MIDDLEWARE = "middleware_hub.radix_tree_middleware:RadixTreeMiddleware"
-SESSIONS_MIDDLEWARE = "middleware_hub.sessions.gateway:SessionsMiddleware"
+SESSIONS_MIDDLEWARE = "middleware_hub.sessions_middleware:SessionsMiddleware"
 
 CALL_PARSERS = ("hermes", "qwen-coder", "llama3", "glm", "deepseek", "harmony", "gemma4", "none")
 """Named parsers of tool calls; `auto` is one of them, and SGLang's own names for them are understood as well."""

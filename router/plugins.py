@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import RouterConfig
 from router.errors import BadRequestError
-from router.tracing import OFF, Tracer
+from router.observability.tracing import OFF, Tracer
 
 
 @dataclass(frozen=True)

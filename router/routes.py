@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.asgi import ByMethod, Handler, has_body, read_body, send_json
+from router.engines.sglang.json import JSON_ERRORS
 from router.errors import BadRequestError, RouterError
-from router.requests import REQUEST, RequestRecord, Requests
-from router.sglang.json import JSON_ERRORS
+from router.http.asgi import ByMethod, Handler, has_body, read_body, send_json
+from router.observability.requests import REQUEST, RequestRecord, Requests
 from router.workers.admission import Admission
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker, WorkerState, normalize_url

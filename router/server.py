@@ -13,9 +13,9 @@ import uvicorn
 
 from router.app import RouterApp
 from router.config import ServerConfig
-from router.connection import Limits, limited_by
-from router.descriptors import connections_for, raise_limit
 from router.errors import BadRequestError
+from router.http.connection import Limits, limited_by
+from router.http.descriptors import connections_for, raise_limit
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Make the tokenizer of the embedded engine's model: `router/embedded/data/tokenizer`.
+"""Make the tokenizer of the embedded engine's model: `router/embedded/models/data/tokenizer`.
 
 Usage: python scripts/make_embedded_data.py [--count-words]
 
@@ -20,7 +20,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "router" / "embedded" / "data"
+DATA = ROOT / "router" / "embedded" / "models" / "data"
 CORPUS = DATA / "corpus.txt"
 WORDS = Path(__file__).with_name("embedded_words.txt")
 

@@ -18,14 +18,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.registry import Collector
 
-from middleware_hub.hub_metrics import RadixMetrics
-from middleware_hub.radix_tree import RadixTree
-from middleware_hub.sessions.session_metrics import SessionMetrics
-from middleware_hub.sessions.store import SessionStore
+from middleware_hub.metrics import RadixMetrics
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.sessions.registry import SessionStore
 from router.flags import parser
-from router.metrics import RouterMetrics, WorkerCollector
+from router.observability.metrics import RouterMetrics, WorkerCollector
+from router.observability.policy_metrics import PolicyCollector
 from router.policies.cache_aware import CacheAware
-from router.policy_metrics import PolicyCollector
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 

@@ -15,17 +15,17 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from middleware_hub.sessions import gateway
+from middleware_hub import sessions_middleware
 from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from router.flags import parser
-from router.fleet import Fleet
+from router.generate.fleet import Fleet
+from router.http.upstream import AiohttpUpstream
+from router.observability.requests import Requests
 from router.policies import create_policy
-from router.requests import Requests
 from router.routes import ControlRoutes, Lifecycle
-from router.upstream import AiohttpUpstream
 from router.workers.admission import Admission
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
@@ -102,7 +102,13 @@ def routes() -> set[str]:
     hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))
     assert hub, "the middleware's routes are not written as before: read them in another way"
     fleet = Fleet(pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False)
-    return own | hub | {route.path for route in fleet.routes()} | gateway.CHATS | {gateway.COMPLETIONS}
+    return (
+        own
+        | hub
+        | {route.path for route in fleet.routes()}
+        | sessions_middleware.CHATS
+        | {sessions_middleware.COMPLETIONS}
+    )
 
 
 def anchors(page: Path) -> set[str]:

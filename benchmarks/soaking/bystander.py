@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from router.lag import PERIOD
+from router.observability.loop_lag import PERIOD
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.sglang_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from middleware_hub.sessions.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.message_key import KeyFunction
-from middleware_hub.sessions.message_nodes import Checkpoint
+from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session
+from middleware_hub.sessions.trie.nodes import Checkpoint
 
 MOST_BODIES = 32
 

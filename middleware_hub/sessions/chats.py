@@ -8,18 +8,18 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from middleware_hub.radix_tree import NO_PARENT
-from middleware_hub.sessions.chat import ChatRequest, Dialect, ReplyHead
-from middleware_hub.sessions.composing import Composer
-from middleware_hub.sessions.exchange import Exchange, RequestKey
-from middleware_hub.sessions.generation import Generation
-from middleware_hub.sessions.message_key import setting_of
-from middleware_hub.sessions.message_memo import MemoRoom
+from middleware_hub.chat.keys import setting_of
+from middleware_hub.chat.messages import ChatRequest, Dialect, ReplyHead
+from middleware_hub.radix.tree import NO_PARENT
+from middleware_hub.sessions.prompt.composing import Composer
 from middleware_hub.sessions.session import Act, Session
-from middleware_hub.sessions.turns import Turns
-from router.asgi import HeaderList, header, send_json
-from router.client import ClientConnection
-from router.sglang.attempt import new_rid
+from middleware_hub.sessions.trie.memo import MemoRoom
+from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
+from middleware_hub.sessions.turn.generation import Generation
+from middleware_hub.sessions.turn.turns import Turns
+from router.engines.sglang.attempt import new_rid
+from router.http.asgi import HeaderList, header, send_json
+from router.http.disconnect import ClientConnection
 
 PING_SECONDS = 15.0
 """How long a stream may be silent: proxies and clients take a longer silence for an end."""

@@ -14,17 +14,17 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
-from middleware_hub.sessions.export import BranchTrajectory, SharedTurns, as_json, branches, topology
-from middleware_hub.sessions.export_formats import FORMATS
-from middleware_hub.sessions.message_key import KeyFunction
+from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.sessions.export.formats import FORMATS
+from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, as_json, branches, topology
+from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.sessions.registry import SessionStore
 from middleware_hub.sessions.session import Act, Phase, Session
-from middleware_hub.sessions.session_metrics import SessionMetrics
-from middleware_hub.sessions.store import SessionStore
-from router.asgi import Handler, header, read_json, send_json
-from router.client import ClientConnection
 from router.config import SessionsConfig
+from router.engines.sglang.json import parse_object, typed
 from router.errors import BadRequestError
-from router.sglang.json import parse_object, typed
+from router.http.asgi import Handler, header, read_json, send_json
+from router.http.disconnect import ClientConnection
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _CREATES = frozenset({"session_id", "sampling_params", "metadata", "ttl_s", "response_budget"})

@@ -17,14 +17,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from middleware_hub.sessions.chat import Dialect
-from middleware_hub.sessions.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.exchange import Exchange, RequestKey
-from middleware_hub.sessions.message_key import KeyFunction
-from middleware_hub.sessions.message_memo import MOST_BODIES, MemoRoom, MessageMemo
-from middleware_hub.sessions.message_nodes import Checkpoint
-from middleware_hub.sessions.message_trie import MessageTrie
-from middleware_hub.sessions.refusals import SessionOverError, UnknownSessionError
+from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.chat.messages import Dialect
+from middleware_hub.chat.refusals import SessionOverError, UnknownSessionError
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.trie import MessageTrie
+from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 
 MAX_KEPT = 256
 """Replies that never reached their client, kept for one that asks again; of a session."""

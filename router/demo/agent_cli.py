@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from router.demo.cli import say
 from router.demo.conversations import CallError
 from router.demo.processes import StartError, witnessed
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 
 WORKERS = 2
 HOST = "127.0.0.1"

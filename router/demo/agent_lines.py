@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from router.embedded.ngram import respell, spellings
+from router.embedded.models.ngram import respell, spellings
 
 TEMPERATURE = 0.7
 MAX_TOKENS = 160

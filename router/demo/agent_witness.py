@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from router.embedded.records import Record
+from router.embedded.engine.records import Record
 from router.embedded.worker import EmbeddedWorker
 
 logger = logging.getLogger(__name__)

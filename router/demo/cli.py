@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from router.demo.conversations import CallError, Conversation, call, play
 from router.demo.processes import StartError, everything
 from router.demo.report import Speller, example, table
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 
 SEEDS = (3, 4)
 """Of the two replies that `--serve` tells."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 
 logger = logging.getLogger(__name__)
 

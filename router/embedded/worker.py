@@ -24,21 +24,21 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from router.embedded.app import EngineApp
-from router.embedded.control import Control
-from router.embedded.engine import Engine, Job
-from router.embedded.faults import Fault
+from router.embedded.engine.engine import Engine, Job
+from router.embedded.engine.faults import Fault
+from router.embedded.engine.records import Call, Record
+from router.embedded.engine.script import Finish, Script
+from router.embedded.engine.source import Source
+from router.embedded.http.app import EngineApp
+from router.embedded.http.control import Control
+from router.embedded.http.serve import Server
+from router.embedded.http.wire import StreamStyle, Wire
 from router.embedded.loop_thread import LoopThread
-from router.embedded.ngram import NGramModel, shipped_tokenizer
-from router.embedded.noise import NoiseSource
-from router.embedded.pool import Pool
-from router.embedded.records import Call, Record
-from router.embedded.sampler import ModelSource
-from router.embedded.script import Finish, Script
-from router.embedded.serve import Server
-from router.embedded.source import Source
-from router.embedded.vocabulary import load_vocabulary
-from router.embedded.wire import StreamStyle, Wire
+from router.embedded.models.ngram import NGramModel, shipped_tokenizer
+from router.embedded.models.noise import NoiseSource
+from router.embedded.models.pool import Pool
+from router.embedded.models.sampler import ModelSource
+from router.embedded.models.vocabulary import load_vocabulary
 
 
 class EmbeddedWorker:

@@ -27,12 +27,12 @@ import blake3
 import msgspec
 
 from router.config import CacheAwareConfig
+from router.kv_cache.index import KvIndex
 from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
-from router.policies.kv_index import KvIndex
-from router.policies.prefix_snapshot import SnapshotError
-from router.policies.prefix_tree import ExactTokenTree, Key, StringTree, Walk
 from router.policies.recent_work import RecentWork
-from router.policies.remembered_prompts import COMMON, Known, RememberedPrompts
+from router.prefix_tree.remembered_prompts import COMMON, Known, RememberedPrompts
+from router.prefix_tree.snapshot import SnapshotError
+from router.prefix_tree.tree import ExactTokenTree, Key, StringTree, Walk
 from router.workers.worker import Worker
 
 _SLIP_IDS = 48

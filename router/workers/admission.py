@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from router.errors import BadRequestError
-from router.patience import patience
+from router.http.time_limits import patience
 from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool

@@ -6,7 +6,7 @@
        +------------------- enough trials succeed -------------------------+
 
 Half open, one request at a time is let through: a trial. One that tells nothing (its client left, or no other worker could
-answer it either) lets the next one try. What counts as a failure is not decided here, see `router/attempts.py`.
+answer it either) lets the next one try. What counts as a failure is not decided here, see `router/proxy/attempts.py`.
 """
 
 from __future__ import annotations

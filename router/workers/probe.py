@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from router.loops import loop_refusal
-from router.patience import patience
-from router.sglang.json import JSON_ERRORS
-from router.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch
+from router.engines.sglang.json import JSON_ERRORS
+from router.http.loop_guard import loop_refusal
+from router.http.time_limits import patience
+from router.http.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch
 
 _SERVER_INFO = ("/server_info", "/get_server_info")
 """The second one is what SGLang called it before 0.5."""

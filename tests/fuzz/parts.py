@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from starlette.routing import Route
 
-from middleware_hub.radix_tree import RadixTree
-from middleware_hub.spans import TokenSpan, links
-from middleware_hub.tree_check import every_node
+from middleware_hub.radix.check import every_node
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import TokenSpan, links
 from router.app import RouterApp
-from router.asgi import ByMethod
+from router.http.asgi import ByMethod
 
 _OURS = ("router.", "middleware_hub.", "starlette.routing")
 T = TypeVar("T")

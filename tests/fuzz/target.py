@@ -15,9 +15,8 @@ import msgspec
 from starlette.types import Message
 
 from middleware_hub.radix_tree_middleware import RadixTreeMiddleware
-from middleware_hub.sessions.gateway import SessionsMiddleware
+from middleware_hub.sessions_middleware import SessionsMiddleware
 from router.app import RouterApp, create_app
-from router.boundary import ErrorBoundary
 from router.config import (
     AbortConfig,
     RadixConfig,
@@ -27,10 +26,11 @@ from router.config import (
     SessionsConfig,
     WorkersConfig,
 )
-from router.connection import Limits, limited_by
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
-from router.fleet import Fleet
+from router.generate.fleet import Fleet
+from router.http.connection import Limits, limited_by
+from router.http.error_boundary import ErrorBoundary
 from router.workers.queue import RequestQueue
 from tests.fuzz import rules
 from tests.fuzz.bodies import BODIES

@@ -22,7 +22,7 @@ import yaml
 
 from router.app import create_app
 from router.config import AbortConfig, RadixConfig, RouterConfig, ServerConfig, WorkersConfig
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.doc_pages import ROOT, Block, Piece, same
 from tests.support.serving import serve

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from router.embedded.records import Record
+from router.embedded.engine.records import Record
 from router.errors import BadRequestError
 from tests.support.agents import TOOLS, AgentSession, Turn, rewritten, system, user
 from tests.support.shapes import ChatModel, Message, Messages

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.records import Record
+from router.embedded.engine.records import Record
 from tests.support.agents import TOOLS, system, user
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer

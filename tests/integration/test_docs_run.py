@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from middleware_hub.sessions import gateway
+from middleware_hub import sessions_middleware
 from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from router.policies.base import RouteQuery
 from router.workers.worker import Worker
 from tests.integration import trainer_classes
@@ -276,7 +276,9 @@ def test_every_call_of_a_session_is_documented() -> None:
         for method in re.findall(r'"([A-Z]+)"', methods)
     }
     assert len(found) > 5, "the calls are not written as before: read them in another way"
-    found |= {("POST", f"/sessions/{{id}}/v1/{name}") for name in (*gateway.TURNS, gateway.COUNT)}
+    found |= {
+        ("POST", f"/sessions/{{id}}/v1/{name}") for name in (*sessions_middleware.TURNS, sessions_middleware.COUNT)
+    }
     found |= {("GET", "/sessions/{id}/v1/models"), ("GET", "/sessions"), ("POST", "/sessions")}
     page = (ROOT / "docs" / "http-api.md").read_text()
     assert set(re.findall(r"^\| `([A-Z]+)` \| `(/sessions[^`]*)` \|", page, re.MULTILINE)) == found

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from tests.conftest import MORE
 from tests.support.client import call
 from tests.support.fleet import PATIENCE, Fleet, until

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.records import Record
-from router.embedded.vocabulary import Vocabulary, load_vocabulary
+from router.embedded.engine.records import Record
+from router.embedded.models.vocabulary import Vocabulary, load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
 from tests.support import sglang_server

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import Answer, call
 from tests.support.fleet import Fleet, until
 from tests.support.programs import Program

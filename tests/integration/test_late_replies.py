@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.versions import FALL_AFTER
+from middleware_hub.spans.versions import FALL_AFTER
 from tests.support.agents import AgentSession, user
 from tests.support.asking import Asking
 from tests.support.stack import Stack, stack

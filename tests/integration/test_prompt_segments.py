@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from middleware_hub.hub import Hub
 from router.app import create_app
 from router.config import AbortConfig, RouterConfig, WorkersConfig
-from router.embedded.records import Record
+from router.embedded.engine.records import Record
 from tests.conftest import MORE
 from tests.support.asking import assert_kept, counted
 from tests.support.client import Answer

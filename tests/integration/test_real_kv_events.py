@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from router.kv_events import KvSubscriptions
-from router.policies.kv_index import KvIndex
-from router.sglang.kv_events import KvSource, kv_source
+from router.engines.sglang.kv_events import KvSource, kv_source
+from router.kv_cache.index import KvIndex
+from router.kv_cache.subscriptions import KvSubscriptions
 from tests.support import sglang_server
 from tests.support.client import call
 from tests.support.sglang_server import SGLangServer

@@ -12,8 +12,8 @@ import pytest
 
 from router.app import RouterApp, create_app
 from router.config import RADIX_TREE_MIDDLEWARE, CacheAwareConfig, RadixConfig, RouterConfig, WorkersConfig
+from router.kv_cache.index import KvIndex
 from router.policies.cache_aware import CacheAware
-from router.policies.kv_index import KvIndex
 from tests.support import sglang_server
 from tests.support.client import call
 from tests.support.serving import serve

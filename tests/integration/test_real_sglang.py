@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.vocabulary import Vocabulary, load_vocabulary
+from router.embedded.models.vocabulary import Vocabulary, load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
 from tests.support import sglang_server

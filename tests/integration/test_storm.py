@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.records import Record
-from router.embedded.vocabulary import load_vocabulary
-from router.embedded.wire import StreamStyle
+from router.embedded.engine.records import Record
+from router.embedded.http.wire import StreamStyle
+from router.embedded.models.vocabulary import load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.conftest import MORE
 from tests.support.asking import Asking, assert_kept, counted, outcomes, said_once, settle, until

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from middleware_hub.tokenizer import Tokenizer
+from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import SpecialTokens
 from tests.support.vocabularies import Name, _byte_alphabet, load, vocabulary
 

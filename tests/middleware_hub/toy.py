@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from middleware_hub.vocabulary import Vocabulary
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 
 A, B, AB, BA, SPACE, EOS, E_HEAD, E_TAIL, NOTHING, SPACE_A, EOT, LT, E, T, GT = range(15)
 PIECES = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from middleware_hub.sessions import parsers
+from middleware_hub import parsers
 from router.cli import main
 from router.config import (
     CALL_PARSERS,

@@ -10,8 +10,8 @@ from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router import plugins
-from router.asgi import ROUTE_HINT, RouteHint, read_body, replay, with_body
 from router.errors import BadRequestError, NotFoundError
+from router.http.asgi import ROUTE_HINT, RouteHint, read_body, replay, with_body
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.embedded.records import Record
+from router.embedded.engine.records import Record
 from tests.support.client import Answer
 from tests.support.stack import Stack, events
 

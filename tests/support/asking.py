@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from router.embedded.records import Record
+from router.embedded.engine.records import Record
 from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
 from tests.support.oracle import versions_of

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from tokenizers import Tokenizer
 
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call
 from tests.support.fleet import Fleet, until
 from tests.support.oracle import versions_of

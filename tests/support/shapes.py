@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from middleware_hub.sessions.dialects.openai import OpenAI
-from middleware_hub.sessions.rendering import ChatTemplate
+from middleware_hub.dialects.openai import OpenAI
+from middleware_hub.templates.rendering import ChatTemplate
 from tests.support import templates
 from tests.support.agents import TOOLS, rewritten, system, user
 from tests.support.chat_models import chat_model, markers_of

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from middleware_hub.hub import Hub, load
-from middleware_hub.tokenizer import Tokenizer
+from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.app import create_app
 from router.config import (
     AbortConfig,
@@ -25,8 +25,8 @@ from router.config import (
     SessionsConfig,
     WorkersConfig,
 )
-from router.embedded.records import Record
-from router.embedded.wire import StreamStyle
+from router.embedded.engine.records import Record
+from router.embedded.http.wire import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
 from tests.support.oracle import Speller, speller

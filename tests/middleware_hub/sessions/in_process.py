@@ -19,14 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from middleware_hub import hub
 from middleware_hub.hub import Hub
-from middleware_hub.sessions.gateway import SessionsMiddleware
 from middleware_hub.sessions.session import Session
-from middleware_hub.tokenizer import Tokenizer
-from router.asgi import send_error
+from middleware_hub.sessions_middleware import SessionsMiddleware
+from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import RadixConfig, RouterConfig, SessionsConfig
 from router.errors import ClientDisconnectedError, RouterError
+from router.http.asgi import send_error
+from router.http.upstream import UpstreamBrokenError
 from router.plugins import MiddlewareContext
-from router.upstream import UpstreamBrokenError
 from tests.support import templates
 from tests.support.vocabularies import load, vocabulary
 

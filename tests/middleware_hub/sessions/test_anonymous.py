@@ -8,12 +8,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from middleware_hub.chat.keys import canonical
 from middleware_hub.sessions.anonymous import AnonymousSession
-from middleware_hub.sessions.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.message_key import canonical
-from middleware_hub.sessions.message_nodes import BranchHandle, Checkpoint
-from middleware_hub.sessions.written_ids import Ids
-from middleware_hub.spans import TokenSpan, chain_ids, pack_ids
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.prompt.written_ids import Ids
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
+from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids
 
 SETTING = b"setting"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from router.demo.agent_lines import Line, Prompter, tool_call
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
 PROMPTER = Prompter(TOKENIZER)

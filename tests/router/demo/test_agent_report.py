@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from router.demo.agent_accounts import Account
 from router.demo.agent_report import Report
 from router.demo.agent_team import Played, reward
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from tests.router.demo.agent_session import accounts, trajectories, turns
 
 TOKENIZER = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from router.demo.conversations import Conversation
 from router.demo.report import Respelling, Speller, example, table
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 
 from router.cli import parser as router_parser
 from router.embedded.cli import parser
-from router.embedded.ngram import shipped_tokenizer
+from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call, stream
 from tests.support.vocabularies import vocabulary
 

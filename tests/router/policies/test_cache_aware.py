@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.routing_skew import LOADS, PlainCacheAware, Simulation
 from router.config import CacheAwareConfig
+from router.engines.sglang.kv_events import AllBlocksCleared, BlockStored, KvEvent
+from router.kv_cache.index import KvIndex
 from router.policies import cache_aware
 from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, RouteQuery
 from router.policies.cache_aware import CacheAware
-from router.policies.kv_index import KvIndex
-from router.policies.prefix_snapshot import SnapshotError
-from router.sglang.kv_events import AllBlocksCleared, BlockStored, KvEvent
+from router.prefix_tree.snapshot import SnapshotError
 from router.workers.worker import Worker
 
 SYSTEM = "You are a careful assistant. " * 40

@@ -9,7 +9,7 @@ import pytest
 from router.app import create_app
 from router.config import RouterConfig, WorkersConfig
 from router.errors import BadRequestError
-from router.upstream import AiohttpUpstream, ConnectFailedError, fetch
+from router.http.upstream import AiohttpUpstream, ConnectFailedError, fetch
 from router.workers.allowed import AllowedWorkers
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving

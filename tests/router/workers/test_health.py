@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import HealthConfig
 from router.errors import BadRequestError
+from router.http.upstream import AiohttpUpstream
 from router.policies.least_inflight import LeastInflight
-from router.upstream import AiohttpUpstream
 from router.workers.admission import Admission
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool

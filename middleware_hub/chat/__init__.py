@@ -1,0 +1,1 @@
+"""Messages, their keys and the errors of a conversation: the words that dialects and sessions share."""

@@ -1,0 +1,140 @@
+"""Replies of OpenAI's `POST /v1/completions`: `text_completion`, whole and in streams.
+
+What OpenAI has no place for stands where a chat's replies have it: `matched_stop`, and `meta_info` of a choice.
+
+Logprobs are in the older form, four lists with an entry for each sampled token: `tokens`, `token_logprobs`, `top_logprobs` (an
+object that has the token itself, too; null where no alternatives were asked for) and `text_offset`, the place of the character
+in which a token begins:
+
+    text            h e y _ 😀 !
+    tokens          hey  _  bytes:\\xf0\\x9f  bytes:\\x98\\x80  !  <|im_end|>
+    text_offset     0    3  4                4                5  6
+
+A token that is no text by itself is written as its bytes, as OpenAI does it: else different ones would look the same. Tokens
+of a stop string that was cut off lie behind the text's end.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from middleware_hub.chat.messages import Answer, ReplyHead, TokenLogprob
+from middleware_hub.dialects.completions_requests import CompletionRequest
+from middleware_hub.dialects.openai_replies import UNLIKELY, ending
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.encode
+
+
+class LegacyLogprobs:
+    """Makes the four lists, of all tokens at once, or of a stream's as they come.
+
+    Args:
+        start: characters in front of the first token's.
+        hidden: ids that have no place in the text.
+        top: whether alternatives were asked for.
+    """
+
+    def __init__(self, start: int, hidden: frozenset[int], *, top: bool) -> None:
+        self._at = start
+        self._hidden = hidden
+        self._top = top
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def lists(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Those of the next tokens."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._at)
+            if token.token_id not in self._hidden:
+                self._at += len(self._decoder.decode(token.spelled))
+        return {
+            "tokens": [_written(token.spelled) for token in tokens],
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "top_logprobs": [_alternatives(token) for token in tokens] if self._top else None,
+            "text_offset": offsets,
+        }
+
+
+class Choices:
+    """The choices of one reply, in the order of prompts, and of the samples of each.
+
+    Args:
+        head: of the reply.
+        request: what the client wants.
+        fronts: the texts of the prompts, if they are echoed; else empty ones.
+        hidden: ids that have no place in the text.
+    """
+
+    def __init__(
+        self, head: ReplyHead, request: CompletionRequest, fronts: Sequence[str], hidden: frozenset[int]
+    ) -> None:
+        self._request = request
+        self._head = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
+        self._opening = b"data: " + _encode(self._head)[:-1] + b',"choices":['
+        self._fronts = [front for front in fronts for _ in range(request.samples)]
+        self._logprobs = [LegacyLogprobs(len(front), hidden, top=bool(request.logprobs)) for front in self._fronts]
+
+    def whole(self, answers: Sequence[Answer]) -> bytes:
+        """The body of a reply in one piece."""
+        choices = [
+            self._choice(index, answer.content, answer.logprobs, **ending(answer))
+            for index, answer in enumerate(answers)
+        ]
+        return _encode({**self._head, "choices": choices, "usage": self._usage(answers)})
+
+    def piece(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None = None, answer: Answer | None = None
+    ) -> bytes:
+        """What a stream's next event says: more text, the logprobs of tokens not told yet, and with `answer` how it ended."""
+        end = {"finish_reason": None} if answer is None else ending(answer)
+        return self._opening + _encode(self._choice(index, text, logprobs, **end)) + b"]}\n\n"
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        """The end of a stream: the numbers of tokens, if they were asked for, and `[DONE]`."""
+        if not self._request.stream_usage:
+            return DONE
+        return self._opening + b'],"usage":' + _encode(self._usage(answers)) + b"}\n\n" + DONE
+
+    def _choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, **ending: Any) -> dict[str, Any]:
+        front, self._fronts[index] = self._fronts[index], ""
+        shown = None if logprobs is None else self._logprobs[index].lists(logprobs)
+        return {"index": index, "text": front + text, "logprobs": shown, **ending}
+
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """A prompt counts once, however many samples there are of it; its cached part as the first of them found it."""
+        firsts = answers[:: self._request.samples]
+        prompt = sum(answer.prompt_tokens for answer in firsts)
+        completion = sum(answer.completion_tokens for answer in answers)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in firsts)},
+            "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)},
+        }
+
+
+def _alternatives(token: TokenLogprob) -> dict[str, float | None]:
+    """The best ones, and the token itself. Of several that are written alike the first one counts."""
+    found: dict[str, float | None] = {_written(token.spelled): _finite(token.logprob)}
+    for _, spelled, logprob in token.top:
+        found.setdefault(_written(spelled), _finite(logprob))
+    return found
+
+
+def _written(spelled: bytes) -> str:
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def _finite(logprob: float | None) -> float | None:
+    return logprob if logprob is None or math.isfinite(logprob) else UNLIKELY

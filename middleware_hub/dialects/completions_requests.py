@@ -1,0 +1,174 @@
+"""Bodies of OpenAI's `POST /v1/completions`, with SGLang's own fields beside them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+from msgspec import Raw
+
+from middleware_hub.dialects.fields import BOOLEAN, STRING, Fields, Kind, unsupported, wrong
+from middleware_hub.dialects.openai_requests import MOST_SAMPLES, MOST_TOP_LOGPROBS
+from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, schema_text
+from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.errors import BadRequestError
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's own, where a client sets no limit."""
+
+Prompts = list[str] | list[list[int]]
+
+_PROMPT = "the prompt is `prompt`: a string, a list of strings, a list of token ids, or a list of such lists"
+_REFUSED = {
+    "text": _PROMPT,
+    "input_ids": _PROMPT,
+    "input_embeds": _PROMPT,
+    "prompt_segments": "the prompt is `prompt`; segments are for /generate",
+    "sampling_params": "write its fields at the top level",
+    "messages": "they are for /v1/chat/completions",
+}
+"""Fields of other calls. Left out in silence they would be missed, and sent on some of them would be the prompt."""
+
+_Listed = list[str | int | list[int]]
+_WRITTEN: Kind[str | _Listed] = Kind(str | _Listed, _PROMPT.removeprefix("the prompt is `prompt`: "))
+_ANYTHING: Kind[Any] = Kind(Any, "JSON")
+_SCHEMA: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a JSON schema, as an object or its text")
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+_STREAM_OPTIONS: Kind[_StreamOptions] = Kind(_StreamOptions, "an object")
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client wants, understood.
+
+    Attributes:
+        prompts: texts, or lists of ids; none of them is empty.
+        batch: whether they came as a list.
+        samples: `n`, of each prompt.
+        sampling: `sampling_params` for `/generate`, with `n` where it is more than 1.
+        stream_usage: whether a stream ends with the numbers of tokens.
+        logprobs: how many alternatives of each token are to be seen; None for no logprobs at all.
+        echo: whether the prompt's text stands in front of the reply's.
+        extra: further top-level fields for the worker, raw (`lora_path`, `return_trajectory`, ...).
+    """
+
+    prompts: Prompts
+    batch: bool = False
+    samples: int = 1
+    sampling: dict[str, Any]
+    stream: bool = False
+    stream_usage: bool = False
+    logprobs: int | None = None
+    echo: bool = False
+    model: str = ""
+    extra: dict[str, Raw] = {}
+
+    @property
+    def replies(self) -> int:
+        """How many there will be, prompt by prompt."""
+        return len(self.prompts) * self.samples
+
+    @property
+    def listed(self) -> bool:
+        """Whether `/generate` answers with a list."""
+        return self.batch or self.samples > 1
+
+    @property
+    def skips_special(self) -> bool:
+        """Whether special tokens are left out of the text."""
+        return self.sampling.get("skip_special_tokens") is not False
+
+    def generate(self, rid: str) -> bytes:
+        """The body of the `/generate` that answers it; `rid` is its name at the worker, who loses it with several samples."""
+        fields: dict[str, Any] = dict(self.extra)
+        fields["text" if isinstance(self.prompts[0], str) else "input_ids"] = (
+            self.prompts if self.batch else self.prompts[0]
+        )
+        fields["sampling_params"] = self.sampling
+        fields["stream"] = self.stream
+        if self.samples == 1:
+            fields["rid"] = rid
+        if self.logprobs is not None:
+            fields["return_logprob"] = True
+            if self.logprobs:
+                fields["top_logprobs_num"] = self.logprobs
+        return msgspec.json.encode(fields)
+
+
+def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionRequest:
+    """Raises BadRequestError with `param`, the field it is about, and TextTooLongError."""
+    fields = Fields(body)
+    for key, reason in _REFUSED.items():
+        if key in fields and fields.take(key, _ANYTHING) is not None:
+            raise BadRequestError(f"`{key}` cannot be used here: {reason}", param=key)
+    texts, listed = fields.take_long_texts("prompt", limits)
+    written = (texts if listed else texts[0]) if texts else fields.need("prompt", _WRITTEN)
+    prompts, batch = _prompts(cast(str | _Listed, written))
+    samples = fields.take_within("n", 1, MOST_SAMPLES) or 1
+    best_of = fields.take_within("best_of", 1, MOST_SAMPLES)
+    if best_of is not None and best_of != samples:
+        raise wrong("best_of", best_of, f"the same as `n` ({samples}): all that is sampled is given back")
+    if fields.take("suffix", STRING):
+        raise unsupported("`suffix` is not supported: nothing can be put between two texts here", "suffix")
+    logprobs = fields.take_within("logprobs", 0, MOST_TOP_LOGPROBS)
+    echo = fields.take("echo", BOOLEAN) or False
+    if echo and logprobs is not None:
+        raise unsupported(
+            "`echo` together with `logprobs` is not supported: a prompt's logprobs are /generate's, with `logprob_start_len`",
+            "echo",
+        )
+    options = fields.take("stream_options", _STREAM_OPTIONS)
+    fields.drop(("user",))
+    return CompletionRequest(
+        prompts=prompts,
+        batch=batch,
+        samples=samples,
+        sampling=_sampling(fields, samples),
+        stream=fields.take("stream", BOOLEAN) or False,
+        stream_usage=bool(options is not None and options.include_usage),
+        logprobs=logprobs,
+        echo=echo,
+        model=fields.take("model", STRING) or "",
+        extra=fields.rest(),
+    )
+
+
+def _prompts(written: str | _Listed) -> tuple[Prompts, bool]:
+    """The prompts, and whether they are a batch: a list of ids is one prompt."""
+    if isinstance(written, str):
+        if not written:
+            raise BadRequestError("`prompt` is empty: give at least one character", param="prompt")
+        return [written], False
+    if not written:
+        raise BadRequestError("`prompt` is an empty list: give at least one prompt", param="prompt")
+    kinds = {type(one) for one in written}
+    if len(kinds) > 1:
+        raise BadRequestError(
+            "`prompt` is a list of several kinds: give strings, token ids, or lists of ids", param="prompt"
+        )
+    if kinds == {int}:
+        return [cast(list[int], written)], False
+    for number, one in enumerate(written):
+        if not one:
+            raise BadRequestError(
+                f"`prompt[{number}]` is empty: give at least one character, or one id", param="prompt"
+            )
+    return cast(Prompts, written), True
+
+
+def _sampling(fields: Fields, samples: int) -> dict[str, Any]:
+    sampling = read_sampling(fields)
+    schema = fields.take("json_schema", _SCHEMA)
+    if schema:
+        if "json_schema" in sampling:
+            raise BadRequestError(
+                "`json_schema` and `response_format` are both there: give one of them", param="json_schema"
+            )
+        sampling["json_schema"] = schema if isinstance(schema, str) else schema_text("json_schema", schema)
+    limit = fields.take_within("max_tokens", 0, LARGEST)
+    finish(sampling, DEFAULT_MAX_TOKENS if limit is None else limit)
+    return {**sampling, "n": samples} if samples > 1 else sampling

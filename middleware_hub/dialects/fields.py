@@ -1,0 +1,188 @@
+"""The top level of a request's body: each field is taken with its type, and what nobody took is for the worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from router.engines.sglang.json import JSON_ERRORS, is_null, parse_object
+from router.engines.sglang.limits import PromptLimits
+from router.engines.sglang.request import read_texts
+from router.errors import BadRequestError
+from router.http.json_cost import LIGHT
+
+T = TypeVar("T")
+_TEXTS = re.compile(rb'\s*(\[\s*)?"')
+
+DEEPEST = 200
+"""Levels that JSON may be nested where it is shown to chat templates: they, and whatever prints it again, recurse. As many as
+a sampled call may have, so that each can come back."""
+
+_WRITTEN_HERE = frozenset(
+    {
+        "rid",
+        "stream",
+        "return_logprob",
+        "logprob_start_len",
+        "top_logprobs_num",
+        "return_text_in_logprobs",
+        "return_flat_raw_top_logprobs",
+        "return_flat_raw_output_top_logprobs",
+        "return_flat_raw_top_logprobs_b64",
+    }
+)
+"""Fields of `/generate` that a worker gets from this router, and never from a client of a chat: they shape the reply that
+has to be understood here."""
+
+_ONLY_SHOWN = frozenset(
+    {
+        "separate_reasoning",
+        "stream_reasoning",
+        "return_meta_info",
+        "return_token_ids",
+        "return_cached_tokens_details",
+        "return_spec_tokens_details",
+        "return_input_ids_in_sglext",
+        "return_output_ids_in_sglext",
+    }
+)
+"""Fields of SGLang's own chat endpoint that say how it is to write its reply. `/generate` does not know them."""
+
+_PROMPT = "the prompt of a chat is made of its `messages`"
+_MEDIA = "this model takes text only"
+_REFUSED = {
+    "text": _PROMPT,
+    "input_ids": _PROMPT,
+    "input_embeds": _PROMPT,
+    "prompt_segments": _PROMPT,
+    "session_params": "a session is named by the path, or by `x-session-id`",
+    "sampling_params": "write its fields at the top level of a chat request",
+    "chat_template": "the template is the tokenizer's own; `chat_template_kwargs` are its variables",
+    "image_data": _MEDIA,
+    "video_data": _MEDIA,
+    "audio_data": _MEDIA,
+}
+"""Fields that would do something else than they say. Left out in silence they would be missed."""
+
+
+class Kind(Generic[T]):
+    """A type that fields have, and how it is called towards a client."""
+
+    __slots__ = ("decode", "expected")
+
+    def __init__(self, kind: Any, expected: str) -> None:
+        decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+        self.decode = decoder.decode
+        self.expected = expected
+
+
+BOOLEAN: Kind[bool] = Kind(bool, "true or false")
+INTEGER: Kind[int] = Kind(int, "an integer")
+NUMBER: Kind[float] = Kind(float, "a number")
+STRING: Kind[str] = Kind(str, "a string")
+STRINGS: Kind[list[str]] = Kind(list[str], "a list of strings")
+OBJECT: Kind[dict[str, Any]] = Kind(dict[str, Any], "an object")
+RAWS: Kind[list[Raw]] = Kind(list[Raw], "a list of objects")
+OBJECTS: Kind[list[dict[str, Any]]] = Kind(list[dict[str, Any]], "a list of objects")
+
+
+class Fields:
+    """The fields of a body that have not been taken yet. Raises BadRequestError if it is no JSON object."""
+
+    def __init__(self, body: bytes) -> None:
+        self._left = parse_object(body)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._left
+
+    def take(self, key: str, kind: Kind[T]) -> T | None:
+        """A field, typed; None where it is absent or null. Raises BadRequestError for another type."""
+        raw = self._left.pop(key, None)
+        if raw is None or (len(raw) == 4 and is_null(raw)):
+            return None
+        try:
+            return kind.decode(raw)
+        except JSON_ERRORS as error:
+            raise BadRequestError(f"`{key}` must be {kind.expected}: {error}", param=key) from error
+
+    def take_long_texts(self, key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
+        """The texts of a field that is long, each read by itself, and whether they are a list. None, and left, if it is not."""
+        raw = self._left.get(key)
+        if raw is None or len(raw) <= LIGHT or not _TEXTS.match(raw):
+            return None, False
+        return read_texts({key: self._left.pop(key)}, key, limits)
+
+    def need(self, key: str, kind: Kind[T]) -> T:
+        """A field that has to be there."""
+        value = self.take(key, kind)
+        if value is None:
+            raise BadRequestError(f"`{key}` is missing: it must be {kind.expected}", param=key)
+        return value
+
+    def take_within(self, key: str, low: int, high: int) -> int | None:
+        """An integer with limits, both included."""
+        value = self.take(key, INTEGER)
+        if value is not None and not low <= value <= high:
+            raise wrong(key, value, f"an integer from {low} to {high}")
+        return value
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Fields that mean nothing here."""
+        for key in keys:
+            self._left.pop(key, None)
+
+    def rest(self) -> dict[str, Raw]:
+        """What nobody took, for the worker. Raises BadRequestError for what it must not get from a client."""
+        rest: dict[str, Raw] = {}
+        for key, raw in self._left.items():
+            if key in _WRITTEN_HERE or key in _ONLY_SHOWN or is_null(raw):
+                continue
+            if key in _REFUSED:
+                raise BadRequestError(f"`{key}` cannot be used here: {_REFUSED[key]}", param=key)
+            # A copy, for a slice would keep the whole body in memory until the generation is over.
+            rest[key] = raw.copy()
+        return rest
+
+
+def wrong(place: str, value: object, expected: str) -> BadRequestError:
+    """The error for a value that is not what it should be."""
+    return BadRequestError(f"`{place}` must be {expected}, not {_shown(value)}", param=place)
+
+
+def unsupported(message: str, place: str) -> BadRequestError:
+    """The error for what is well-formed, and more than a model of texts can do."""
+    return BadRequestError(message, param=place, code="unsupported_content")
+
+
+def check_depth(place: str, value: dict[str, Any] | list[Any]) -> None:
+    """Raises BadRequestError if JSON is nested deeper than `DEEPEST`."""
+    if too_deep(value):
+        raise BadRequestError(f"`{place}` is nested more than {DEEPEST} levels deep", param=place)
+
+
+def too_deep(value: dict[str, Any] | list[Any]) -> bool:
+    """Whether JSON is nested deeper than `DEEPEST`: level by level, for to recurse would be the very fault."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    shown = msgspec.json.encode(value).decode()
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."

@@ -1,0 +1,154 @@
+"""Messages in the one form that they have inside, whatever dialect they came in.
+
+The form is canonical as far as a client's SDK can change it on the way out and in again: a reply that is sent back is the
+same message as the one that was sampled. So no text is None where there are tool calls and `""` where there are none, keys
+without a value are left out, a lone part of text is its string, what the model said is one string, and arguments are objects.
+
+Several parts of what others wrote stay parts: whether a template can show them is for rendering to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from msgspec import Raw
+
+from middleware_hub.chat.messages import Memo, Message, Recalled
+from middleware_hub.dialects.fields import DEEPEST, RAWS, Fields, too_deep, unsupported, wrong
+from router.engines.sglang.json import JSON_ERRORS, decode_any
+from router.errors import BadRequestError
+
+_TEXTS = {"text": "text", "refusal": "refusal"}
+"""The types of parts that are text, and the key it stands under."""
+
+
+class OpenedBody(NamedTuple):
+    """A body taken apart: its fields, and its messages but for those that are recalled."""
+
+    fields: Fields
+    listed: list[Raw]
+    recalled: Recalled | None
+
+
+def open_body(body: bytes, memo: Memo | None) -> OpenedBody:
+    """Take a body apart. At least one message is listed. Raises BadRequestError."""
+    recalled = None if memo is None else memo.recall(body)
+    if recalled is not None:
+        try:
+            fields = Fields(recalled.body)
+            listed = fields.need("messages", RAWS)
+        except BadRequestError:
+            pass  # what is wrong is told below, with its true place
+        else:
+            if len(listed) > 1 and bytes(listed[0]) == recalled.mark:
+                return OpenedBody(fields, listed[1:], recalled)
+    fields = Fields(body)
+    listed = fields.need("messages", RAWS)
+    if not listed:
+        raise BadRequestError("`messages` is empty: give at least one message", param="messages")
+    return OpenedBody(fields, listed, None)
+
+
+def each_message(
+    body: bytes,
+    opened: OpenedBody,
+    read: Callable[[str, dict[str, Any]], Sequence[Message]],
+    memo: Memo | None,
+    front: Sequence[Message] = (),
+) -> list[Message]:
+    """`front`, what is recalled, and what `read` makes of each entry that is listed; it is given with its place."""
+    first = 0 if opened.recalled is None else opened.recalled.items
+    places = [f"messages[{at}]" for at in range(first, first + len(opened.listed))]
+    found = [read(place, _object(place, raw)) for place, raw in zip(places, opened.listed, strict=True)]
+    if memo is None:
+        return [*front, *chain.from_iterable(found)]
+    return memo.keep(body, front, opened.listed, found, opened.recalled)
+
+
+def _object(place: str, raw: Raw) -> dict[str, Any]:
+    try:
+        found = decode_any(raw)
+    except JSON_ERRORS as error:
+        raise BadRequestError(f"`{place}` cannot be read: {error}", param=place) from error
+    if type(found) is not dict:
+        raise wrong(place, found, "an object")
+    return found
+
+
+def assistant_message(content: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> Message:
+    """What a model said."""
+    message: Message = {"role": "assistant", "content": content or (None if calls else "")}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = list(calls)
+    return message
+
+
+def tool_call(call_id: str | None, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """One entry of `tool_calls`."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call_id, **call} if call_id else call
+
+
+def parsed_arguments(text: str) -> dict[str, Any] | str:
+    """The arguments of a call: an object if they are one that templates can be shown, else the text."""
+    if not text or text.isspace():
+        return {}
+    try:
+        found = decode_any(text)
+    except JSON_ERRORS:
+        return text
+    if not isinstance(found, dict):
+        return text
+    # Fewer brackets than levels cannot be nested too deep, and counting them costs nothing.
+    return text if text.count("{") + text.count("[") > DEEPEST and too_deep(found) else found
+
+
+def written(place: str, content: Any) -> str | list[Message] | None:
+    """The `content` of what others than the model wrote: a string, several parts of text, or None if there is nothing.
+
+    Raises BadRequestError for anything else; with the code `unsupported_content` for a part that is no text.
+    """
+    if type(content) is str:
+        return content
+    texts = _texts(place, content)
+    if texts is None:
+        return None
+    return [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)
+
+
+def said(place: str, content: Any) -> str:
+    """The `content` of what the model said. It was one text, whatever parts it came in. Raises BadRequestError."""
+    return content if type(content) is str else "".join(_texts(place, content) or ())
+
+
+def part_text(place: str, part: Any) -> str:
+    """The text of one part. Raises BadRequestError if it is no text."""
+    if type(part) is not dict:
+        raise wrong(place, part, 'an object like {"type": "text", "text": "..."}')
+    kind = part.get("type")
+    key = _TEXTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        if not isinstance(kind, str):
+            raise wrong(f"{place}.type", kind, "a string")
+        raise unsupported(f'`{place}` is of the type "{kind[:40]}": this model takes text only', place)
+    return string(f"{place}.{key}", part.get(key))
+
+
+def string(place: str, value: Any) -> str:
+    """A string. Raises BadRequestError if it is none."""
+    if type(value) is not str:
+        raise wrong(place, value, "a string")
+    return value
+
+
+def _texts(place: str, content: Any) -> list[str] | None:
+    """The texts of parts, without the empty ones; None where there are no parts at all."""
+    if content is None or content == []:
+        return None
+    if type(content) is not list:
+        raise wrong(place, content, "a string, or a list of parts of text")
+    return [text for at, part in enumerate(content) if (text := part_text(f"{place}[{at}]", part))]

@@ -1,0 +1,189 @@
+"""Replies of OpenAI's `POST /v1/chat/completions`: `chat.completion`, and streams of `chat.completion.chunk`.
+
+What OpenAI has no place for stands in `meta_info` of a choice: `generation_id`, `weight_version`, and whatever else a worker
+said (`routed_experts`, ...). SDKs keep fields that they do not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from middleware_hub.chat.messages import (
+    Answer,
+    ChatRequest,
+    Piece,
+    ReplyHead,
+    Text,
+    TokenLogprob,
+    ToolCall,
+)
+from router.errors import RouterError
+
+UNLIKELY = -9999.0
+"""What OpenAI writes for a token that is out of the question: JSON has no infinity."""
+
+_encode = msgspec.json.encode
+
+
+def whole(head: ReplyHead, answers: Sequence[Answer]) -> bytes:
+    """A `chat.completion`, with a choice for each answer."""
+    return _encode(
+        {
+            "id": _named(head.id),
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": _usage(answers),
+        }
+    )
+
+
+def error_body(error: RouterError) -> dict[str, Any]:
+    """`{"error": {"message", "type", "param", "code"}}`, and what else the error has to tell."""
+    inner: Any = error.body()["error"]
+    return {"error": {"param": None, **inner}}
+
+
+class OpenAIStream:
+    """A stream of chunks. The first one of a choice has its role, the last one its `finish_reason`."""
+
+    def __init__(self, request: ChatRequest, head: ReplyHead) -> None:
+        self._request = request
+        shared = {
+            "id": _named(head.id),
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+        }
+        self._opening = b"data: " + _encode(shared)[:-1] + b',"choices":['
+        self._calls = [0] * request.samples
+        self._shown = [0] * request.samples
+
+    def begin(self, prompt_tokens: int) -> bytes:
+        """The role of every choice. How long the prompt was is said at the end."""
+        return b"".join(self._chunk(i, {"role": "assistant", "content": ""}) for i in range(self._request.samples))
+
+    def piece(self, index: int, piece: Piece, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
+        """One delta. A call is whole, with its place among the calls of the choice."""
+        delta: dict[str, Any]
+        if isinstance(piece, ToolCall):
+            delta = {"tool_calls": [{"index": self._calls[index], **_call(piece)}]}
+            self._calls[index] += 1
+        elif not piece.text and not logprobs:
+            return b""
+        elif isinstance(piece, Text):
+            delta = {"content": piece.text}
+        else:
+            delta = {"reasoning_content": piece.text}
+        if logprobs is not None:
+            self._shown[index] += len(logprobs)
+        return self._chunk(index, delta, logprobs)
+
+    def finish(self, index: int, answer: Answer) -> bytes:
+        """The finish reason, and the logprobs of tokens behind the last piece: a hidden tail has no text of its own."""
+        behind = None if answer.logprobs is None else answer.logprobs[self._shown[index] :]
+        return self._chunk(index, {}, behind or None, **ending(answer))
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        """The numbers of tokens, if they were asked for, and `[DONE]`."""
+        done = b"data: [DONE]\n\n"
+        if not self._request.stream_usage:
+            return done
+        return self._opening + b'],"usage":' + _encode(_usage(answers)) + b"}\n\n" + done
+
+    def failed(self, error: RouterError) -> bytes:
+        """An error in the place of a chunk. Nothing comes behind it: with `[DONE]` it would look like a success."""
+        return b"data: " + _encode(error_body(error)) + b"\n\n"
+
+    def ping(self) -> bytes:
+        """A comment, which every reader of server-sent events skips."""
+        return b": ping\n\n"
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: Sequence[TokenLogprob] | None = None,
+        *,
+        finish_reason: str | None = None,
+        **more: Any,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": _logprobs(logprobs),
+            "finish_reason": finish_reason,
+            **more,
+        }
+        return self._opening + _encode(choice) + b"]}\n\n"
+
+
+def _named(reply_id: str) -> str:
+    return reply_id if reply_id.startswith("chatcmpl-") else f"chatcmpl-{reply_id}"
+
+
+def _choice(index: int, answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.tool_calls else "")}
+    message["refusal"] = None
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [_call(call) for call in answer.tool_calls]
+    return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **ending(answer)}
+
+
+def ending(answer: Answer) -> dict[str, Any]:
+    """How a choice ends, and what the dialect has no place for."""
+    # `abort` is SGLang's word. OpenAI has none, and any of its own would make half a reply look like a whole one.
+    return {
+        "finish_reason": answer.finish,
+        "matched_stop": answer.matched,
+        "meta_info": {
+            "generation_id": answer.generation_id,
+            "weight_version": answer.weight_version,
+            **answer.extra,
+        },
+    }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    """The prompt counts once, however many samples there are of it; its cached part as the first of them found it."""
+    prompt = answers[0].prompt_tokens if answers else 0
+    completion = sum(answer.completion_tokens for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens if answers else 0},
+        "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)},
+    }
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+    content = [
+        {
+            **_token(one.spelled, one.logprob),
+            "top_logprobs": [_token(spelled, logprob) for _, spelled, logprob in one.top],
+        }
+        for one in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(spelled: bytes, logprob: float) -> dict[str, Any]:
+    return {
+        "token": spelled.decode(errors="replace"),
+        "bytes": list(spelled),
+        "logprob": logprob if math.isfinite(logprob) else UNLIKELY,
+    }

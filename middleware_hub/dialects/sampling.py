@@ -1,0 +1,165 @@
+"""`sampling_params` for SGLang's `/generate`, from the fields that both dialects share: OpenAI's and SGLang's own.
+
+The limits are those of SGLang 0.5.23, checked here so that a client hears of them in its own dialect, and before anything
+was tokenized. What takes the vocabulary to tell is left to those who have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from middleware_hub.dialects.fields import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    STRING,
+    Fields,
+    Kind,
+    check_depth,
+    wrong,
+)
+from router.engines.sglang import patterns
+from router.errors import BadRequestError
+
+LARGEST = 2**31 - 1
+_MOST_STOPS = 32
+_LONGEST_PATTERN = 256
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+STOP: Kind[str | list[str]] = Kind(str | list[str], "a string, or a list of strings")
+_IDS: Kind[list[int]] = Kind(list[int], "a list of token ids")
+_BIASES: Kind[dict[str, float]] = Kind(dict[str, float], "an object of token ids and numbers")
+
+
+class _Parameter(NamedTuple):
+    """A field: its name among the `sampling_params`, its type, and its limits."""
+
+    name: str
+    kind: Kind[Any]
+    limits: str = ""
+    fits: Callable[[Any], bool] | None = None
+
+
+_PARAMETERS = {
+    "temperature": _Parameter("temperature", NUMBER, "at least 0", lambda v: v >= 0),
+    "top_p": _Parameter("top_p", NUMBER, "above 0, and at most 1", lambda v: 0 < v <= 1),
+    # More than an int32 ends the worker's process.
+    "top_k": _Parameter("top_k", INTEGER, f"-1 (all), or 1 to {LARGEST}", lambda v: v == -1 or 1 <= v <= LARGEST),
+    "min_p": _Parameter("min_p", NUMBER, "from 0 to 1", lambda v: 0 <= v <= 1),
+    "frequency_penalty": _Parameter("frequency_penalty", NUMBER, "from -2 to 2", lambda v: -2 <= v <= 2),
+    "presence_penalty": _Parameter("presence_penalty", NUMBER, "from -2 to 2", lambda v: -2 <= v <= 2),
+    "repetition_penalty": _Parameter("repetition_penalty", NUMBER, "above 0, and at most 2", lambda v: 0 < v <= 2),
+    "seed": _Parameter("sampling_seed", INTEGER, "an int64", lambda v: -(2**63) <= v < 2**63),
+    "min_tokens": _Parameter("min_new_tokens", INTEGER, f"from 0 to {LARGEST}", lambda v: 0 <= v <= LARGEST),
+    "stop_token_ids": _Parameter("stop_token_ids", _IDS, "token ids", lambda v: all(0 <= i <= LARGEST for i in v)),
+    "ignore_eos": _Parameter("ignore_eos", BOOLEAN),
+    "skip_special_tokens": _Parameter("skip_special_tokens", BOOLEAN),
+    "spaces_between_special_tokens": _Parameter("spaces_between_special_tokens", BOOLEAN),
+    "no_stop_trim": _Parameter("no_stop_trim", BOOLEAN),
+    "logit_bias": _Parameter(
+        "logit_bias", _BIASES, "an object whose keys are token ids", lambda v: all(map(_is_id, v))
+    ),
+    "regex": _Parameter("regex", STRING),
+    "ebnf": _Parameter("ebnf", STRING),
+    "custom_params": _Parameter("custom_params", OBJECT),
+    "watermark": _Parameter("watermark", OBJECT),
+}
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdigit()
+
+
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """Everything but the limit on new tokens, which each dialect names in its own way. Raises BadRequestError."""
+    sampling: dict[str, Any] = {}
+    for key, parameter in _PARAMETERS.items():
+        if key not in fields:
+            continue
+        value = fields.take(key, parameter.kind)
+        if value is None:
+            continue
+        if parameter.fits is not None and not parameter.fits(value):
+            raise wrong(key, value, parameter.limits)
+        if type(value) is dict:
+            check_depth(key, value)
+        sampling[parameter.name] = value
+    if "stop" in fields:
+        add_stops(sampling, "stop", fields.take("stop", STOP))
+    if "stop_regex" in fields:
+        _add_patterns(sampling, fields.take("stop_regex", STOP))
+    if "response_format" in fields:
+        _add_format(sampling, fields.take("response_format", OBJECT))
+    return sampling
+
+
+def add_stops(sampling: dict[str, Any], key: str, stops: str | list[str] | None) -> None:
+    """Stop strings; one is a list of one, so that more can be put beside it. Raises BadRequestError."""
+    listed = [stops] if isinstance(stops, str) else stops
+    if not listed:
+        return
+    if len(listed) > _MOST_STOPS:
+        raise BadRequestError(f"`{key}` has {len(listed)} strings: at most {_MOST_STOPS} can be watched for", param=key)
+    if not all(listed):
+        raise BadRequestError(f"`{key}` has an empty string in it: every text ends with one", param=key)
+    sampling["stop"] = listed
+
+
+def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """With the limit on new tokens, and what no field can tell by itself. Raises BadRequestError."""
+    for name in _GRAMMARS:
+        if sampling.get(name) == "":
+            del sampling[name]
+    grammars = [name for name in _GRAMMARS if name in sampling]
+    if len(grammars) > 1:
+        raise BadRequestError(f"only one of {', '.join(grammars)} can hold for a reply (`response_format` is one, too)")
+    if limit is not None:
+        least = sampling.get("min_new_tokens", 0)
+        if least > limit:
+            raise BadRequestError(
+                f"`min_tokens` is {least}, and at most {limit} tokens are asked for", param="min_tokens"
+            )
+        sampling["max_new_tokens"] = limit
+    return sampling
+
+
+def schema_text(place: str, schema: Any) -> str:
+    """A JSON schema as SGLang takes it. Raises BadRequestError if it is none."""
+    if type(schema) is not dict:
+        raise wrong(place, schema, "a JSON schema, an object")
+    check_depth(place, schema)
+    return msgspec.json.encode(schema).decode()
+
+
+def _add_patterns(sampling: dict[str, Any], found: str | list[str] | None) -> None:
+    listed = [found] if isinstance(found, str) else found
+    if not listed:
+        return
+    if len(listed) > _MOST_STOPS or any(len(pattern.encode()) > _LONGEST_PATTERN for pattern in listed):
+        limits = f"at most {_MOST_STOPS} patterns of at most {_LONGEST_PATTERN} bytes each"
+        raise BadRequestError(f"`stop_regex` must be {limits}", param="stop_regex")
+    for pattern in listed:
+        fault = patterns.fault(pattern)
+        if fault is not None:
+            raise BadRequestError(f"`stop_regex` {pattern!r} is no regular expression: {fault}", param="stop_regex")
+    sampling["stop_regex"] = listed
+
+
+def _add_format(sampling: dict[str, Any], wanted: dict[str, Any] | None) -> None:
+    if wanted is None:
+        return
+    kind = wanted.get("type")
+    if kind == "json_object":
+        sampling["json_schema"] = '{"type": "object"}'
+    elif kind == "json_schema":
+        described = wanted.get("json_schema")
+        schema = described.get("schema") if type(described) is dict else wanted.get("schema")
+        sampling["json_schema"] = schema_text("response_format.json_schema.schema", schema)
+    elif kind == "structural_tag":
+        sampling["structural_tag"] = schema_text("response_format", wanted)
+    elif kind != "text":
+        raise wrong("response_format.type", kind, '"text", "json_object", "json_schema" or "structural_tag"')

@@ -1,0 +1,70 @@
+"""Variables for the chat template, from the fields that both dialects share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from middleware_hub.dialects.fields import OBJECT, OBJECTS, Fields, Kind, check_depth, wrong
+from router.errors import BadRequestError
+
+_TAKEN = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "padding",
+        "truncation",
+        "max_length",
+        "tokenizer_kwargs",
+    }
+)
+"""Names that rendering has uses of its own for; and a template of the client's would be a program of the client's."""
+
+_EFFORT: Kind[str | float] = Kind(str | float, "a string, or a number")
+_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call it: Qwen, GLM and Nemotron the one; DeepSeek and Kimi the other."""
+
+
+def read_variables(fields: Fields) -> dict[str, Any]:
+    """`chat_template_kwargs`, and what else is meant for the template, which they override. Raises BadRequestError."""
+    variables = fields.take("chat_template_kwargs", OBJECT) or {}
+    for name in variables:
+        if name in _TAKEN:
+            raise BadRequestError(
+                f"`chat_template_kwargs.{name}` cannot be set by a request", param=f"chat_template_kwargs.{name}"
+            )
+    check_depth("chat_template_kwargs", variables)
+    effort = fields.take("reasoning_effort", _EFFORT)
+    reasoning = fields.take("reasoning", OBJECT) or {}
+    wanted = reasoning.get("effort", effort)
+    if wanted is not None:
+        if isinstance(wanted, bool) or not isinstance(wanted, str | int | float):
+            raise wrong("reasoning.effort", wanted, _EFFORT.expected)
+        variables.setdefault("reasoning_effort", wanted)
+        switch_thinking(variables, wanted != "none")
+    elif reasoning.get("enabled") is not None:
+        switch_thinking(variables, reasoning["enabled"] is True)
+    thinking = fields.take("thinking", OBJECT)
+    if thinking is not None:
+        kind = thinking.get("type")
+        if kind not in ("enabled", "disabled", "adaptive"):
+            raise wrong("thinking.type", kind, '"enabled", "disabled" or "adaptive"')
+        switch_thinking(variables, kind != "disabled")
+    documents = fields.take("documents", OBJECTS)
+    if documents:
+        check_depth("documents", documents)
+        variables.setdefault("documents", documents)
+    return variables
+
+
+def switch_thinking(variables: dict[str, Any], on: bool) -> None:
+    """Under every name that templates have for it, unless the client has set that one itself."""
+    for name in _SWITCHES:
+        variables.setdefault(name, on)

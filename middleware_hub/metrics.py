@@ -1,0 +1,88 @@
+"""The instruments of the radix-tree middleware, named in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from middleware_hub.radix.tree import RadixTree
+
+REASONS = ("version", "least_recently_hit", "never_retrieved", "abandoned")
+"""Why replies are evicted; each has a series from the beginning, so that an alert on it has something to look at."""
+
+
+class RadixMetrics:
+    """Counters of what passes, and a collector that reads the tree's own counts when asked."""
+
+    def __init__(self, registry: CollectorRegistry, tree: RadixTree) -> None:
+        self.replies = Counter(
+            "tito_radix_replies_total",
+            "Replies of /generate by whether they were recorded (exact, inexact, no), and why not, as x-radix-recorded says",
+            ("recorded", "reason"),
+            registry=registry,
+        )
+        tokens = Counter(
+            "tito_radix_tokens_total",
+            "Tokens by what became of them: prompt tokens reused from memory or encoded, tokens sampled and recorded",
+            ("kind",),
+            registry=registry,
+        )
+        self.reused = tokens.labels("reused")
+        self.encoded = tokens.labels("encoded")
+        self.sampled = tokens.labels("sampled")
+        matches = Counter(
+            "tito_radix_matches_total",
+            "Prompts by how they were matched (continued, fresh), and what is to be known about it (cut_in_token, "
+            "tail_left_out, ambiguous_parent, unknown_parent)",
+            ("kind",),
+            registry=registry,
+        )
+        self._matches = cache(matches.labels)
+        self.retrievals = Counter(
+            "tito_radix_retrievals_total", "Texts retrieved, by whether they were exact", ("exact",), registry=registry
+        )
+        self.retrieval_reasons = Counter(
+            "tito_radix_retrieval_reasons_total",
+            "Texts retrieved, by what is to be known about the answer (unknown_reply, unknown_parent, retokenized, ...)",
+            ("reason",),
+            registry=registry,
+        )
+        self.staleness = Histogram(
+            "tito_radix_staleness_versions",
+            "Weight versions between the oldest token of a reply and the current version when the reply was recorded",
+            registry=registry,
+            buckets=(0, 1, 2, 3, 5, 8, 13),
+        )
+        registry.register(_TreeCollector(tree))
+
+    def matched(self, kind: str) -> None:
+        """A prompt was matched in this way; or this is to be known about its match."""
+        self._matches(kind).inc()
+
+
+class _TreeCollector(Collector):
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._tree.stats
+        for name, text, value in (
+            ("held_tokens", "Tokens held", stats.tokens),
+            ("generations", "Replies held", stats.generations),
+            ("nodes", "Nodes of the tree", stats.nodes),
+            ("bytes", "Bytes held, estimated from the counts", self._tree.estimated_bytes),
+        ):
+            yield GaugeMetricFamily(f"tito_radix_{name}", text, value=value)
+        evicted = CounterMetricFamily(
+            "tito_radix_evictions",
+            "Replies collected, by reason: version, least_recently_hit; and beside these two never_retrieved, or "
+            "abandoned where --radix-unretrieved-versions gave it up",
+            labels=["reason"],
+        )
+        for reason in REASONS:
+            evicted.add_metric([reason], stats.evicted[reason])
+        yield evicted

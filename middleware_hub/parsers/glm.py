@@ -1,0 +1,55 @@
+"""`glm`: GLM 4.5 and later (4.7 leaves the newlines out).
+
+<tool_call>get_weather
+<arg_key>city</arg_key>
+<arg_value>Oslo</arg_value>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.parsers.grammar import TaggedParser
+from middleware_hub.parsers.reader import WHITE, Malformed, Reading, Tags
+from middleware_hub.parsers.schema import Schemas, spell_arguments
+
+_NAME = re.compile(r"[^\s<>{}\"]+")
+_END = "</tool_call>"
+_KEY_OR_END = Tags("<arg_key>", _END)
+_KEY_END = Tags("</arg_key>", _END)
+_VALUE = Tags("<arg_value>")
+_VALUE_END = Tags("</arg_value>", _END)
+
+
+class Glm(TaggedParser):
+    """See the module. A string stands there as it is, everything else as JSON. `</tool_call>` never stands within a value."""
+
+    needs_special: ClassVar[bool] = True
+    opening = Tags("<tool_call>")
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._schemas = Schemas(tools)
+
+    def call(self, opening: str) -> Reading[Call]:
+        """See `TaggedParser`."""
+        reader, values = self.reader, dict[str, str]()
+        yield from reader.white()
+        name = yield from reader.run(_NAME)
+        yield from reader.white()
+        while (yield from reader.expect(_KEY_OR_END)) != _END:
+            key = (yield from reader.until(_KEY_END)).strip(WHITE)
+            if (yield from reader.expect(_KEY_END)) == _END or not key:
+                raise Malformed
+            yield from reader.white()
+            yield from reader.expect(_VALUE)
+            value = yield from reader.until(_VALUE_END)
+            if (yield from reader.expect(_VALUE_END)) == _END:
+                raise Malformed
+            values[key] = self._schemas.spell(name, key, value)
+            yield from reader.white()
+        return Call(name, spell_arguments(values))

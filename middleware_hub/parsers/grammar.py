@@ -1,0 +1,154 @@
+"""Parsers made of a grammar: what feeds it, and the turns that text and calls take."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import groupby
+from typing import ClassVar
+
+from middleware_hub.chat.messages import Call, Reasoning, Text, Tool
+from middleware_hub.parsers.base import Sampled
+from middleware_hub.parsers.reader import WHITE, Malformed, Reader, Reading, Tags
+
+NEWLINES = "\r\n"
+
+
+class Pieces:
+    """What has been understood, with the white space around calls taken out. See `base` for the rule.
+
+    White space is kept back as long as a call may follow it: all of it where nothing else has been said since the call before
+    (or the beginning), then only newlines.
+    """
+
+    def __init__(self) -> None:
+        self._said: list[Sampled] = []
+        self._white: list[str] = []
+        self._blank = True
+        self._after_call = False
+
+    def text(self, text: str) -> None:
+        """It says this."""
+        if not text.strip(WHITE if self._blank else NEWLINES):
+            if text:
+                self._white.append(text)
+            return
+        self._blank = False
+        self._flush()
+        body = text.rstrip(NEWLINES)
+        self._said.append(Text(body))
+        self._white.append(text[len(body) :])
+
+    def reasoning(self, text: str) -> None:
+        """It thinks this."""
+        if not self._blank:
+            self._flush()
+        self._said.append(Reasoning(text))
+
+    def call(self, call: Call) -> None:
+        """It calls a tool."""
+        self._white.clear()
+        self._said.append(call)
+        self._blank = self._after_call = True
+
+    def end(self) -> None:
+        """No more will come."""
+        if self._blank and self._after_call:
+            self._white.clear()
+        self._flush()
+
+    def take(self) -> list[Sampled]:
+        """What came since the last time, neighbours of a kind joined."""
+        joined: list[Sampled] = []
+        for kind, neighbours in groupby(self._said, type):
+            if kind is Call:
+                joined += neighbours
+            elif whole := "".join(piece.text for piece in neighbours if not isinstance(piece, Call)):
+                joined.append(Text(whole) if kind is Text else Reasoning(whole))
+        self._said.clear()
+        return joined
+
+    def _flush(self) -> None:
+        self._said.append(Text("".join(self._white)))
+        self._white.clear()
+
+
+class GrammarParser(ABC):
+    """Feeds a grammar with text as it comes, and hands out what it made of it."""
+
+    needs_special: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.reader = Reader()
+        self.pieces = Pieces()
+        self._reading = self.read()
+
+    @abstractmethod
+    def read(self) -> Reading[None]:
+        """The grammar: reads all of `reader` into `pieces`."""
+
+    def feed(self, text: str) -> list[Sampled]:
+        """See `base`."""
+        self.reader.feed(text)
+        next(self._reading, None)
+        return self.pieces.take()
+
+    def finish(self) -> list[Sampled]:
+        """See `base`."""
+        self.reader.end()
+        next(self._reading, None)
+        self.pieces.end()
+        return self.pieces.take()
+
+    def text_before(self, tags: Tags) -> Reading[str]:
+        """All up to one of these tags is text. The tag is read, and where `taken` begins; empty at the end of the text."""
+        reader = self.reader
+        while True:
+            before, tag = reader.ahead(tags)
+            self.pieces.text(before)
+            reader.begin()
+            if tag:
+                return (yield from reader.expect(tags))
+            if reader.ended:
+                return ""
+            yield
+
+
+class TaggedParser(GrammarParser):
+    """Text, and calls that begin with a tag. What begins like one and is none is text as well."""
+
+    opening: ClassVar[Tags]
+    trailer: ClassVar[Tags | None] = None
+    """May stand once behind a call, and white space before it: it is dropped with the call."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__()
+        self.tools = tools
+
+    @abstractmethod
+    def call(self, opening: str) -> Reading[Call]:
+        """The call whose opening tag has been read. Raises Malformed where it is none."""
+
+    def next_opening(self) -> Reading[str]:
+        """Where the next call may begin; all before it is text. Empty at the end."""
+        return (yield from self.text_before(self.opening))
+
+    def read(self) -> Reading[None]:
+        """Text and calls in turn."""
+        while opening := (yield from self.next_opening()):
+            try:
+                call = yield from self.call(opening)
+            except Malformed:
+                self.pieces.text(self.reader.taken())
+                continue
+            self.pieces.call(call)
+            if self.trailer is not None:
+                white = yield from self.reader.white()
+                if not (yield from self.reader.maybe(self.trailer)):
+                    self.pieces.text(white)
+
+    def feed(self, text: str) -> list[Sampled]:
+        """See `base`."""
+        if not self.tools:
+            return [Text(text)] if text else []
+        return super().feed(text)

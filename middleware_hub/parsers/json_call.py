@@ -1,0 +1,49 @@
+"""A call written as one JSON object: `{"name": ..., "arguments": {...}}`."""
+
+from __future__ import annotations
+
+import json
+
+from middleware_hub.chat.messages import Call
+from middleware_hub.parsers.json_text import is_json, json_members
+from middleware_hub.parsers.reader import WHITE, Malformed, Reader, Reading
+
+ARGUMENTS = ("arguments", "parameters")
+_BESIDES = ("type", "id")
+
+
+def json_call(reader: Reader, *, strict: bool) -> Reading[Call]:
+    """The call whose `{` has been read.
+
+    Args:
+        reader: what is read.
+        strict: nothing but this object says that it is a call, so it has to look like one: an object of arguments must be
+            there, and no foreign keys. Otherwise arguments may be missing (there are none), null, or an object in a string.
+    """
+
+    def allowed(key: str, first: str) -> bool:
+        if key == "name":
+            return first == '"'
+        if key in ARGUMENTS:
+            return first in ("{" if strict else '{"n')
+        return not strict or key in _BESIDES
+
+    members = yield from json_members(reader, allowed)
+    given = [members[key] for key in ARGUMENTS if key in members]
+    if "name" not in members or len(given) > 1 or (strict and not given):
+        raise Malformed
+    name: str = json.loads(members["name"])
+    if not name.strip():
+        raise Malformed
+    return Call(name, _arguments(given[0] if given else "null"))
+
+
+def _arguments(value: str) -> str:
+    if value.startswith('"'):
+        inner: str = json.loads(value)
+        value = inner.strip(WHITE) if is_json(inner) else ""
+    if value == "null":
+        return "{}"
+    if not value.startswith("{"):
+        raise Malformed
+    return value

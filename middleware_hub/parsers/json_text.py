@@ -1,0 +1,223 @@
+"""One JSON value in text that comes in pieces: where it ends, or where it stops being one.
+
+Strict (RFC 8259): no NaN, no trailing comma, no raw newline in a string; a key may come twice. Besides, what no reader could do
+anything with is refused: nesting deeper than `DEEPEST`, numbers longer than `LONGEST_NUMBER`, and halves of surrogate pairs,
+which are no characters. The text of a value is kept as it stands, so that nothing is rounded and no key lost.
+
+    expects         sees            then expects
+    VALUE           a scalar        after()              after() is NEXT inside of something, else the value is done
+    VALUE           { or [          FIRST_KEY, FIRST_VALUE
+    FIRST_VALUE     as VALUE, or ]  after()
+    FIRST_KEY       as KEY, or }    after()
+    KEY             a string        COLON
+    COLON           :               VALUE
+    NEXT            ,               KEY in an object, VALUE in an array
+    NEXT            the closer      after()
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from enum import Enum, auto
+
+from middleware_hub.parsers.reader import Malformed, Reader, Reading, Tags
+
+DEEPEST = 200
+LONGEST_NUMBER = 1000
+
+_WHITE = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_ESCAPE = re.compile(
+    r'\\(?:["\\/bfnrt]'
+    r"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+_ESCAPE_BEGUN = re.compile(
+    r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?)?)?\Z"
+)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_NUMBER_RUN = re.compile(r"[-+.0-9eE]*")
+_WORDS = ("true", "false", "null")
+
+# What most values are, in one step: a string, or a flat object, without escapes of characters by number. Nothing is matched
+# that the scanner would refuse, or that could go on in text that is still to come.
+_STRING = r'"[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+"'
+_SCALAR = rf"(?:{_STRING}|(?:true|false|null|-?(?:0|[1-9][0-9]{{0,15}}+)(?:\.[0-9]{{1,20}}+)?)(?=[ \t\r\n,}}]))"
+_MEMBER = rf"{_STRING}[ \t\r\n]*+:[ \t\r\n]*+{_SCALAR}[ \t\r\n]*+"
+_SIMPLE = re.compile(rf"{_STRING}|\{{[ \t\r\n]*+(?:{_MEMBER}(?:,[ \t\r\n]*+{_MEMBER})*+)?+\}}")
+
+_CLOSE = Tags("}")
+_COLON = Tags(":")
+_NEXT = Tags(",", "}")
+
+
+class _Expects(Enum):
+    VALUE = auto()
+    FIRST_VALUE = auto()
+    FIRST_KEY = auto()
+    KEY = auto()
+    COLON = auto()
+    NEXT = auto()
+
+
+class JsonScanner:
+    """Reads one value, from its first character on. See the module for the states."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.bad = False
+        self._expects = _Expects.VALUE
+        self._closers: list[str] = []
+        self._quoted = False
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else "bad" if self.bad else self._expects.name
+        return f"JsonScanner({state}, depth={len(self._closers)}{', quoted' if self._quoted else ''})"
+
+    def scan(self, text: str, at: int, *, ended: bool) -> int:
+        """Read on from `at`; the end of what was read. It is behind the value when `done`, at the fault when `bad`, else
+        at the end of the text, or at the start of a token that the text may not hold all of.
+        """
+        while not (self.done or self.bad):
+            before, quoted = at, self._quoted
+            at = self._string(text, at) if self._quoted else self._token(text, at, ended)
+            if at == before and self._quoted == quoted:
+                # Nothing more can be told, and never will if there is no more text.
+                self.bad = self.bad or (ended and not self.done)
+                break
+        return at
+
+    def _string(self, text: str, at: int) -> int:
+        found = _PLAIN.match(text, at)
+        assert found is not None, "it matches nothing, too"
+        at = found.end()
+        if at == len(text):
+            return at
+        if text[at] == '"':
+            self._quoted = False
+            if self._expects in (_Expects.KEY, _Expects.FIRST_KEY):
+                self._expects = _Expects.COLON
+            else:
+                self._after()
+            return at + 1
+        escape = _ESCAPE.match(text, at)
+        if escape is not None:
+            return escape.end()
+        self.bad = not _ESCAPE_BEGUN.match(text, at)
+        return at
+
+    def _token(self, text: str, at: int, ended: bool) -> int:
+        found = _WHITE.match(text, at)
+        assert found is not None, "it matches nothing, too"
+        at = found.end()
+        if at == len(text):
+            return at
+        char, expects = text[at], self._expects
+        if expects is _Expects.COLON:
+            self.bad = char != ":"
+            self._expects = _Expects.VALUE
+        elif expects is _Expects.NEXT and char == ",":
+            self._expects = _Expects.KEY if self._closers[-1] == "}" else _Expects.VALUE
+        elif expects in (_Expects.NEXT, _Expects.FIRST_KEY, _Expects.FIRST_VALUE) and char == self._closers[-1]:
+            self._closers.pop()
+            self._after()
+        elif expects is _Expects.NEXT:
+            self.bad = True
+        elif char == '"':
+            self._quoted = True
+        elif expects in (_Expects.KEY, _Expects.FIRST_KEY) or (char in "{[" and len(self._closers) == DEEPEST):
+            self.bad = True
+        elif char == "{":
+            self._closers.append("}")
+            self._expects = _Expects.FIRST_KEY
+        elif char == "[":
+            self._closers.append("]")
+            self._expects = _Expects.FIRST_VALUE
+        else:
+            return self._scalar(text, at, ended)
+        return at if self.bad else at + 1
+
+    def _scalar(self, text: str, at: int, ended: bool) -> int:
+        found = _NUMBER_RUN.match(text, at)
+        assert found is not None, "it matches nothing, too"
+        end = found.end()
+        if end > at:
+            if end == len(text) and not ended and end - at <= LONGEST_NUMBER:
+                return at
+            self.bad = end - at > LONGEST_NUMBER or not _NUMBER.fullmatch(found[0])
+        else:
+            word = next((word for word in _WORDS if word[0] == text[at]), "")
+            here = text[at : at + len(word)]
+            if not ended and len(here) < len(word) and word.startswith(here):
+                return at
+            self.bad = not word or here != word
+            end = at + len(word)
+        if self.bad:
+            return at
+        self._after()
+        return end
+
+    def _after(self) -> None:
+        self.done = not self._closers
+        self._expects = _Expects.NEXT
+
+
+def is_json(text: str) -> bool:
+    """Whether all of it is one value, with white space around it perhaps."""
+    scanner = JsonScanner()
+    end = scanner.scan(text, 0, ended=True)
+    return scanner.done and not text[end:].strip(" \t\r\n")
+
+
+def json_value(reader: Reader) -> Reading[str]:
+    """The text of the value that begins here."""
+    simple = _SIMPLE.match(reader.text, reader.at)
+    if simple is not None:
+        reader.at = simple.end()
+        return simple[0]
+    scanner, pieces = JsonScanner(), []
+    while True:
+        begin = reader.at
+        reader.at = scanner.scan(reader.text, begin, ended=reader.ended)
+        pieces.append(reader.text[begin : reader.at])
+        if scanner.done:
+            return "".join(pieces)
+        if scanner.bad:
+            raise Malformed
+        yield from reader.more()
+
+
+def json_members(reader: Reader, allowed: Callable[[str, str], bool]) -> Reading[dict[str, str]]:
+    """The members of the object whose `{` has been read: keys decoded, values as they stand.
+
+    Args:
+        reader: what is read.
+        allowed: whether a key may have a value that begins with this character. Malformed, at once, if not.
+    """
+    found: dict[str, str] = {}
+    yield from reader.white()
+    if (yield from reader.maybe(_CLOSE)):
+        return found
+    while True:
+        if (yield from reader.at_end()) or reader.text[reader.at] != '"':
+            raise Malformed
+        key: str = json.loads((yield from json_value(reader)))
+        yield from reader.white()
+        yield from reader.expect(_COLON)
+        yield from reader.white()
+        if (yield from reader.at_end()) or not allowed(key, reader.text[reader.at]):
+            raise Malformed
+        found[key] = yield from json_value(reader)
+        yield from reader.white()
+        if (yield from reader.expect(_NEXT)) == "}":
+            return found
+        yield from reader.white()
+
+
+def json_object(reader: Reader) -> Reading[str]:
+    """The text of the object that begins here."""
+    if (yield from reader.at_end()) or reader.text[reader.at] != "{":
+        raise Malformed
+    return (yield from json_value(reader))

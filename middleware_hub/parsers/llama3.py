@@ -1,0 +1,54 @@
+"""`llama3`: Llama 3.1 and later, which say nothing but a JSON object, or one behind a special token.
+
+    {"name": "get_weather", "parameters": {"city": "Oslo"}}
+    <|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}; {"name": ...}
+
+An object without `<|python_tag|>` is a call only at the beginning, or behind another call: elsewhere a model shows what JSON
+looks like. Anything else behind the tag (Python, `brave_search.call(...)`) is text, with the tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.parsers.grammar import TaggedParser
+from middleware_hub.parsers.json_call import json_call
+from middleware_hub.parsers.reader import Reading, Tags
+
+_TAG = "<|python_tag|>"
+_BARE = Tags("{", _TAG)
+_BRACE = Tags("{")
+
+
+class Llama3(TaggedParser):
+    """See the module. `;` and white space between calls are dropped."""
+
+    needs_special: ClassVar[bool] = True
+    opening = Tags(_TAG)
+    trailer = Tags(";")
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._bare = True
+
+    def next_opening(self) -> Reading[str]:
+        """See `TaggedParser`."""
+        if self._bare:
+            self._bare = False
+            self.pieces.text((yield from self.reader.white()))
+            self.reader.begin()
+            found = yield from self.reader.maybe(_BARE)
+            if found:
+                return found
+        return (yield from super().next_opening())
+
+    def call(self, opening: str) -> Reading[Call]:
+        """See `TaggedParser`."""
+        if opening == _TAG:
+            yield from self.reader.white()
+            yield from self.reader.expect(_BRACE)
+        call = yield from json_call(self.reader, strict=True)
+        self._bare = True
+        return call

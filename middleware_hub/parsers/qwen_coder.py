@@ -1,0 +1,58 @@
+"""`qwen-coder`: Qwen3-Coder, Qwen 3.5 and later, Nemotron 3.
+
+<tool_call>
+<function=get_weather>
+<parameter=city>
+Oslo
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.parsers.grammar import TaggedParser
+from middleware_hub.parsers.reader import Malformed, Reading, Tags
+from middleware_hub.parsers.schema import Schemas, spell_arguments
+
+_NAME = re.compile(r"[^\s<>{}\"]+")
+_KEY = re.compile(r"[^<>\r\n]+")
+_FUNCTION = Tags("<function=")
+_CLOSE = Tags(">")
+_PARAMETER_OR_END = Tags("<parameter=", "</function>")
+_END = Tags("</tool_call>")
+_VALUE_END = Tags("</parameter>", *_END.tags)
+
+
+class QwenCoder(TaggedParser):
+    """See the module. One newline on each side of a value is not its own. `</tool_call>` never stands within a value."""
+
+    opening = Tags("<tool_call>")
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._schemas = Schemas(tools)
+
+    def call(self, opening: str) -> Reading[Call]:
+        """See `TaggedParser`."""
+        reader, values = self.reader, dict[str, str]()
+        yield from reader.white()
+        yield from reader.expect(_FUNCTION)
+        name = yield from reader.run(_NAME)
+        yield from reader.expect(_CLOSE)
+        yield from reader.white()
+        while (yield from reader.expect(_PARAMETER_OR_END)) == "<parameter=":
+            key = yield from reader.run(_KEY)
+            yield from reader.expect(_CLOSE)
+            value = yield from reader.until(_VALUE_END)
+            if (yield from reader.expect(_VALUE_END)) in _END.tags:
+                raise Malformed
+            values[key] = self._schemas.spell(name, key, value.removeprefix("\n").removesuffix("\n"))
+            yield from reader.white()
+        yield from reader.white()
+        yield from reader.expect(_END)
+        return Call(name, spell_arguments(values))

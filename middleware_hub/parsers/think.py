@@ -1,0 +1,116 @@
+"""Reasoning in front of everything else, between two tags.
+
+    <think>
+    Which city? Oslo.
+    </think>
+
+    It rains in Oslo.
+
+Most templates write `<think>` themselves, at the end of the prompt; then the sampled text starts inside. Newlines directly
+around the tags belong to neither side. Where the end tag never comes all of it is reasoning. A tag anywhere else is text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from middleware_hub.chat.messages import Reasoning, Text
+from middleware_hub.parsers.reader import WHITE, Reader, Reading, Tags
+
+_NEWLINES = "\r\n"
+
+
+class Think:
+    """`think`: see the module."""
+
+    needs_special: ClassVar[bool] = False
+    begin: ClassVar[Tags] = Tags("<think>")
+    end: ClassVar[Tags] = Tags("</think>")
+
+    def __init__(self, *, starts_inside: bool) -> None:
+        self._starts_inside = starts_inside
+        self._reader = Reader()
+        self._said: list[Text | Reasoning] = []
+        self._reading = self._read()
+
+    @classmethod
+    def is_open(cls, prompt: str) -> bool:
+        """See `ReasoningParser`."""
+        return prompt.rstrip(WHITE).endswith(cls.begin.tags)
+
+    @classmethod
+    def last_opening(cls, text: str) -> int:
+        """See `ReasoningParser`."""
+        return max(at + len(tag) if (at := text.rfind(tag)) >= 0 else -1 for tag in cls.begin.tags)
+
+    def feed(self, text: str) -> list[Text | Reasoning]:
+        """See `ReasoningParser`."""
+        self._reader.feed(text)
+        return self._go_on()
+
+    def finish(self) -> list[Text | Reasoning]:
+        """See `ReasoningParser`."""
+        self._reader.end()
+        return self._go_on()
+
+    def _go_on(self) -> list[Text | Reasoning]:
+        next(self._reading, None)
+        self._reader.begin()
+        said, self._said = self._said, []
+        return said
+
+    def _read(self) -> Reading[None]:
+        reader = self._reader
+        white = yield from reader.white()
+        opened = yield from reader.maybe(self.begin)
+        if opened or self._starts_inside:
+            yield from self._thought("" if opened else white)
+            white = ""
+            yield from self._newlines()
+        while True:
+            self._say(Text, white + reader.text[reader.at :])
+            white, reader.at = "", len(reader.text)
+            if reader.ended:
+                return
+            yield
+
+    def _thought(self, white: str) -> Reading[None]:
+        """Up to the end tag, which is read. Newlines wait for what comes behind them, which may be that tag."""
+        reader, waiting, begun = self._reader, [white.lstrip(_NEWLINES)], bool(white.lstrip(_NEWLINES))
+        while True:
+            before, tag = reader.ahead(self.end)
+            if not begun:
+                before = before.lstrip(_NEWLINES)
+                begun = bool(before)
+            body = before.rstrip(_NEWLINES)
+            if body:
+                self._say(Reasoning, "".join(waiting) + body)
+                waiting.clear()
+            waiting.append(before[len(body) :])
+            if tag:
+                yield from reader.expect(self.end)
+                # White space that is no newline was part of the thought, though nothing came behind it.
+                self._say(Reasoning, "".join(waiting).rstrip(_NEWLINES))
+                return
+            if reader.ended:
+                self._say(Reasoning, "".join(waiting))
+                return
+            yield
+
+    def _newlines(self) -> Reading[None]:
+        """Reads newlines."""
+        reader = self._reader
+        while not (yield from reader.at_end()) and reader.text[reader.at] in _NEWLINES:
+            reader.at += 1
+
+    def _say(self, kind: type[Text] | type[Reasoning], text: str) -> None:
+        if text:
+            self._said.append(kind(text))
+
+
+class Gemma4Think(Think):
+    """`gemma4`: the channel `thought`, which Gemma 4 opens by itself."""
+
+    needs_special: ClassVar[bool] = True
+    begin: ClassVar[Tags] = Tags("<|channel>thought")
+    end: ClassVar[Tags] = Tags("<channel|>")

@@ -1,0 +1,268 @@
+"""Nodes of the radix tree, and the generations that end at them.
+
+A node stands for one text: all edges from the root, joined. It owns characters only. What it knows of tokens are pointers:
+
+    ends      generations whose prompt + reply is exactly this text, oldest first
+    contexts  context spans of prompts that are exactly this text
+    through   for each generation R that is continued on this path (None: a fresh start), the newest generation
+              behind R whose text runs through this node: the chain to cut when a text leaves the tree here
+
+A node is remembered by the object, so a split puts a *new* node above and the old one keeps its end, its pointers and its
+identity; a merge keeps the lower node for the same reason. Most nodes have one child, one pass and at most one end; so
+these are kept bare and become containers only for a second one (a dict costs 184 bytes, a turn may cost 1,000 in all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Reversible
+from typing import NamedTuple
+
+import msgspec
+
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.versions import Stamp
+
+
+class HiddenToken(NamedTuple):
+    """A token, or the tokens of one character, at the end of a reply whose text the reader did not see."""
+
+    tokens: int
+    """How many."""
+    text: str
+    """What the later text has to go on with to spell it."""
+    special: bool
+    """Stays in the chain whether it is spelled or not."""
+    shown: int
+    """Characters of it that the reader did see: a stop string that began inside a token."""
+
+
+class Generation(msgspec.Struct, gc=False, eq=False):
+    """One recorded reply: the end of a chain, indexed by the text that the chain spells.
+
+    Attributes:
+        span: what was sampled; its parents are the prompt.
+        node: where its text ends in the tree.
+        continues: the complete reply that its prompt went on from.
+        tail: the hidden tail, for the texts that may spell it.
+        serial: the order of recording.
+        tick: when it, or what was below it, was hit last.
+        stamp: the weight version then.
+        retrieved: whether anybody asked for its tokens yet.
+        namespace, fingerprints: kept by `IdsIndex`.
+    """
+
+    span: TokenSpan
+    node: RadixNode
+    continues: Generation | None
+    tail: tuple[HiddenToken, ...]
+    serial: int
+    stamp: Stamp
+    tick: int
+    retrieved: bool = False
+    namespace: tuple[str, ...] = ()
+    fingerprints: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Generation {self.request_ids[0] if self.request_ids else self.serial}: {self.span!r}>"
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The client's `rid`, SGLang's `meta_info.id`."""
+        return self.span.request_ids
+
+    @property
+    def leaf(self) -> bool:
+        """Whether nothing else builds on this generation, so that removing it frees tokens."""
+        return self.span.users == 1
+
+
+class RadixNode(msgspec.Struct, gc=False, eq=False):
+    """See the top of this file. Like spans, nodes are not tracked by the garbage collector; `detach` cuts the cycles."""
+
+    edge: str
+    parent: RadixNode | None
+    children: RadixNode | dict[str, RadixNode] | None = None
+    ends: Generation | list[Generation] | None = None
+    contexts: TokenSpan | list[TokenSpan] | None = None
+    _through: Generation | dict[Generation | None, Generation] | None = None
+
+    def __repr__(self) -> str:
+        edge = self.edge if len(self.edge) <= 20 else self.edge[:17] + "..."
+        return f"<RadixNode {edge!r}, {sum(1 for _ in self.each_child())} children, {len(self.generations())} ends>"
+
+    def each_child(self) -> Reversible[RadixNode]:
+        """The children, in order of their making."""
+        children = self.children
+        if children is None:
+            return ()
+        return children.values() if isinstance(children, dict) else (children,)
+
+    def child(self, character: str) -> RadixNode | None:
+        """The child whose edge begins with `character`."""
+        children = self.children
+        if isinstance(children, dict):
+            return children.get(character)
+        return children if children is not None and children.edge[0] == character else None
+
+    def attach(self, child: RadixNode) -> None:
+        """Put `child` below this node, in place of any other with the same first character."""
+        child.parent = self
+        children = self.children
+        if isinstance(children, dict):
+            children[child.edge[0]] = child
+        elif children is None or children.edge[0] == child.edge[0]:
+            self.children = child
+        else:
+            self.children = {children.edge[0]: children, child.edge[0]: child}
+
+    def detach(self, child: RadixNode) -> None:
+        """Take `child` away."""
+        child.parent = None
+        if isinstance(self.children, dict):
+            del self.children[child.edge[0]]
+            if len(self.children) == 1:
+                (self.children,) = self.children.values()
+        else:
+            self.children = None
+
+    def generations(self) -> tuple[Generation, ...] | list[Generation]:
+        """The generations that end here, oldest first."""
+        ends = self.ends
+        return () if ends is None else ends if isinstance(ends, list) else (ends,)
+
+    def add_end(self, generation: Generation) -> None:
+        """A generation ends here; the newest so far."""
+        if self.ends is None:
+            self.ends = generation
+        elif isinstance(self.ends, list):
+            self.ends.append(generation)
+        else:
+            self.ends = [self.ends, generation]
+
+    def remove_end(self, generation: Generation) -> None:
+        """Forget a generation that ended here."""
+        if isinstance(self.ends, list):
+            self.ends.remove(generation)
+            if len(self.ends) == 1:
+                self.ends = self.ends[0]
+        else:
+            self.ends = None
+
+    def known_contexts(self) -> tuple[TokenSpan, ...] | list[TokenSpan]:
+        """The contexts that end here, oldest first."""
+        contexts = self.contexts
+        return () if contexts is None else contexts if isinstance(contexts, list) else (contexts,)
+
+    def add_context(self, span: TokenSpan) -> None:
+        """A prompt ends here, and this span is the end of its chain."""
+        if self.contexts is None:
+            self.contexts = span
+        elif isinstance(self.contexts, list):
+            self.contexts.append(span)
+        else:
+            self.contexts = [self.contexts, span]
+
+    def remove_context(self, span: TokenSpan) -> None:
+        """Forget a context that ended here."""
+        if isinstance(self.contexts, list):
+            self.contexts.remove(span)
+            if len(self.contexts) == 1:
+                self.contexts = self.contexts[0]
+        else:
+            self.contexts = None
+
+    def through(self, line: Generation | None) -> Generation | None:
+        """The newest generation behind `line` whose text runs through this node, or ends here."""
+        passes = self._through
+        if isinstance(passes, dict):
+            return passes.get(line)
+        return passes if passes is not None and passes.continues is line else None
+
+    def lines(self) -> Iterator[Generation]:
+        """One generation for each line that runs through here."""
+        passes = self._through
+        if isinstance(passes, dict):
+            yield from passes.values()
+        elif passes is not None:
+            yield passes
+
+    def note_pass(self, generation: Generation) -> None:
+        """`generation` runs through here and is the newest of its line."""
+        passes = self._through
+        if isinstance(passes, dict):
+            passes[generation.continues] = generation
+        elif passes is None or passes.continues is generation.continues:
+            self._through = generation
+        else:
+            self._through = {passes.continues: passes, generation.continues: generation}
+
+    def forget_pass(self, generation: Generation) -> bool:
+        """`generation` is gone: let the newest one that is left of its line stand for it. False if it did not stand here.
+
+        Looks at this node's ends and its children's passes, which have to be right already (go bottom-up).
+        """
+        line = generation.continues
+        if self.through(line) is not generation:
+            return False
+        newest: Generation | None = None
+        for child in self.each_child():
+            other = child.through(line)
+            if other is not None and (newest is None or other.serial > newest.serial):
+                newest = other
+        for other in self.generations():
+            if other.continues is line and (newest is None or other.serial > newest.serial):
+                newest = other
+        if newest is not None:
+            self.note_pass(newest)
+        elif isinstance(self._through, dict):
+            del self._through[line]
+            if len(self._through) == 1:
+                (self._through,) = self._through.values()
+        else:
+            self._through = None
+        return True
+
+    def split(self, at: int) -> RadixNode:
+        """Cut the edge after `at` characters; returns the new upper node.
+
+        parent --"abcdef"--> self      becomes      parent --"abc"--> upper --"def"--> self
+        """
+        assert self.parent is not None
+        assert 0 < at < len(self.edge)
+        upper = RadixNode(self.edge[:at], self.parent)
+        upper._through = dict(self._through) if isinstance(self._through, dict) else self._through
+        self.parent.attach(upper)
+        self.edge = self.edge[at:]
+        upper.attach(self)
+        return upper
+
+    @property
+    def removable(self) -> bool:
+        """Whether the node stands for nothing."""
+        return self.ends is None and self.contexts is None and self.children is None
+
+    def merge_down(self) -> None:
+        """Give this node's edge to its only child, if that is all it is good for: the opposite of `split`."""
+        child = self.children
+        if (
+            self.parent is None
+            or self.ends is not None
+            or self.contexts is not None
+            or not isinstance(child, RadixNode)
+        ):
+            return
+        child.edge = self.edge + child.edge
+        self.parent.attach(child)
+        self.parent = self.children = self._through = None
+
+
+def common_length(edge: str, text: str, pos: int) -> int:
+    """How many characters of `edge` stand in `text` from `pos` on. By bisection: C compares, Python only decides."""
+    low, high = 0, min(len(edge), len(text) - pos)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(edge[low:middle], pos + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low

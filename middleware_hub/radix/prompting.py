@@ -1,0 +1,197 @@
+"""From what a client wrote to the ids a worker gets: match, and encode only what is not remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from middleware_hub.radix.match import PrefixMatch
+from middleware_hub.radix.records import Context
+from middleware_hub.radix.tree import Namespace, RadixTree
+from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, unpack_ids
+from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
+from router.engines.sglang import GenerateRequest
+from router.engines.sglang.segments import FIELD, Segment, place
+from router.errors import BadRequestError
+from router.http.offload import beside
+from router.observability.tracing import OFF, Tracer
+
+MANY_TOKENS = 20_000
+"""Ids from which on what is done with each of them is done beside the event loop."""
+
+_SEGMENT_COST = 64
+"""What a segment costs an event loop apart from its text, in characters of a text."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """The ids to send, and how they came about.
+
+    Attributes:
+        match: pinned; whoever made the prompt unpins it.
+        context: what was put behind the matched chain; None if the chain is the whole prompt.
+        ids: all of them.
+        encoded: how many of them were encoded now, and not taken from memory.
+    """
+
+    match: PrefixMatch
+    context: Context | None
+    ids: list[int]
+    encoded: int
+
+    @property
+    def reused(self) -> int:
+        """Tokens taken from memory."""
+        return self.match.cut.tokens
+
+
+async def from_text(
+    tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, text: str, parent: str | None, tracer: Tracer = OFF
+) -> Prompt:
+    """The prompt of a request with text. Raises BadRequestError if the text encodes to no token at all."""
+    with tracer.span("match", characters=len(text)) as span:
+        match = tree.match(namespace, text, parent=parent)
+        span.set(tokens=match.cut.tokens)
+    tree.pin(match)
+    try:
+        cut = match.cut
+        packed, context, encoded = chain_ids(cut.span, cut.take), None, 0
+        if cut.start < len(text):
+            start, rest = cut.span is None, text[cut.start :]
+            with tracer.span("encode", characters=len(rest)) as span:
+                tail, alignment = await tokenizer.encode_aligned(rest, start=start)
+                encoded = len(tail)
+                span.set(tokens=encoded)
+            context = Context(pack_ids(tail), alignment.flags, alignment.ends)
+            packed += context.ids
+        if not packed:
+            raise BadRequestError("`text` encodes to no token at all: there is nothing to send to a worker")
+    except BaseException:
+        tree.unpin(match)
+        raise
+    return Prompt(match, context, unpack_ids(packed), encoded)
+
+
+def check_ids(tokenizer: Tokenizer, ids: list[int], name: str = "input_ids") -> None:
+    """Raises BadRequestError for an id that the model does not have; sent on, it would kill the worker."""
+    limit = tokenizer.vocabulary_size
+    if min(ids) < 0 or max(ids) >= limit:
+        wrong = next(i for i in ids if not 0 <= i < limit)
+        raise BadRequestError(f"`{name}` has {wrong} in it, and the vocabulary is 0 to {limit - 1}")
+
+
+def check_options(tokenizer: Tokenizer, request: GenerateRequest) -> None:
+    """Raises BadRequestError for more top logprobs than there are tokens, and for stop ids to be held back that are none.
+
+    Each of them would kill the worker, too.
+    """
+    limit = tokenizer.vocabulary_size
+    if request.most_top_logprobs > limit:
+        raise BadRequestError(
+            f"`top_logprobs_num` is {request.most_top_logprobs}, and the vocabulary has {limit} tokens"
+        )
+    wrong = next((token for token in request.stop_ids_held_back if not 0 <= token < limit), None)
+    if wrong is not None:
+        raise BadRequestError(
+            f"`stop_token_ids` has {wrong} in it, and the vocabulary is 0 to {limit - 1}: with `min_new_tokens` that ends the "
+            "worker's process"
+        )
+
+
+async def from_ids(
+    tree: RadixTree,
+    tokenizer: Tokenizer,
+    namespace: Namespace,
+    ids: list[int],
+    parent: str | None,
+    tracer: Tracer = OFF,
+    encoded: Sequence[range] = (),
+) -> Prompt:
+    """The prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered.
+
+    `encoded`: which of them were encoded here, from segments.
+    """
+    heavy = len(ids) > MANY_TOKENS
+    text, packed = await beside(heavy, lambda: (tokenizer.spell_prompt(ids), pack_ids(ids)))
+
+    def width(count: int) -> int:
+        return len(tokenizer.spell_prompt(ids[:count]))
+
+    with tracer.span("match", characters=len(text)) as span:
+        match = tree.match_ids(namespace, text, packed, width, parent=parent)
+        span.set(tokens=match.cut.tokens)
+    tree.pin(match)
+    rest, start = ids[match.cut.tokens :], match.cut.span is None
+    context = None
+    try:
+        if rest or match.cut.start < len(text):
+            alignment = await beside(heavy, tokenizer.align, rest, text[match.cut.start :], start=start)
+            context = Context(pack_ids(rest), alignment.flags | SpanFlag.GIVEN, alignment.ends)
+    except BaseException:
+        tree.unpin(match)
+        raise
+    return Prompt(match, context, ids, sum(len(run[max(0, match.cut.tokens - run.start) :]) for run in encoded))
+
+
+class Assembled(msgspec.Struct, frozen=True):
+    """A prompt that came in segments: its ids, and which of them were encoded."""
+
+    ids: list[int]
+    encoded: list[range]
+
+
+async def assemble(
+    tokenizer: Tokenizer,
+    prompts: list[list[Segment]],
+    *,
+    batch: bool,
+    max_context: int | None = None,
+    tracer: Tracer = OFF,
+) -> list[Assembled]:
+    """The ids of prompts that came in segments: the first one is a start, each one behind it a continuation (rule 7).
+
+    Args:
+        tokenizer: encodes the texts, each by itself: what it is cut into is what the client wrote.
+        prompts: their segments.
+        batch: whether they came as a batch, for the names in errors.
+        max_context: tokens that the model takes; None if it is for the worker to say.
+        tracer: gets a span for each prompt with a text in it.
+
+    Raises:
+        BadRequestError: an id that the model does not have; a prompt of no tokens, or of too many.
+    """
+    for number, segments in enumerate(prompts):
+        for at, segment in enumerate(segments):
+            if not isinstance(segment, str):
+                check_ids(tokenizer, segment, f"{place(number, at, batch=batch)}.ids")
+    found = []
+    held = 0
+    for segments in prompts:
+        ids: list[int] = []
+        encoded: list[range] = []
+        characters = sum(len(segment) for segment in segments if isinstance(segment, str))
+        with (tracer if characters else OFF).span("encode", characters=characters) as span:
+            for at, segment in enumerate(segments):
+                if isinstance(segment, str):
+                    tail = await tokenizer.encode(segment, start=at == 0)
+                    encoded.append(range(len(ids), len(ids) + len(tail)))
+                    ids += tail
+                    held += len(segment)
+                else:
+                    ids += segment
+                held += _SEGMENT_COST
+                if held >= LONG_TEXT:
+                    held = 0
+                    await asyncio.sleep(0)
+            span.set(tokens=sum(map(len, encoded)))
+        if not ids:
+            raise BadRequestError(f"`{FIELD}` encodes to no token at all: there is nothing to send to a worker")
+        if max_context is not None and len(ids) >= max_context:
+            raise BadRequestError(
+                f"this prompt has {len(ids)} tokens, and the model's context {max_context}: shorten it, or condense "
+                "what came first",
+                code="context_length_exceeded",
+            )
+        found.append(Assembled(ids, encoded))
+    return found

@@ -1,0 +1,170 @@
+"""From what a worker answered to what is remembered, with a verdict: rules 1, 6 and 9 of exactness."""
+
+from __future__ import annotations
+
+import msgspec
+
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.prompting import Prompt
+from middleware_hub.radix.records import SampledReply
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import SpanFlag, Versions, pack_ids, pack_logprobs
+from middleware_hub.spans.versions import VersionClock, WorkerVersions
+from middleware_hub.tokenizer.alignment import Alignment, align_reply
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.engines.sglang import Reply
+from router.observability.tracing import OFF, Tracer
+
+ENGINE_MISMATCH = "engine_mismatch"
+UNREADABLE = "unreadable reply"
+INTERNAL_ERROR = "internal error"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of a reply.
+
+    Attributes:
+        outcome: `exact`, `inexact` (recorded, but its ids do not explain its text) or `no`.
+        reason: a word for a counter; empty for `exact`.
+        detail: what exactly was wrong, for a person.
+    """
+
+    outcome: str
+    reason: str = ""
+    detail: str = ""
+    generation: Generation | None = None
+    text: str = ""
+    """The reply's text, as it was recorded."""
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether somebody should look into it: a worker that says nothing, or no, is nothing unusual."""
+        return self.reason in (ENGINE_MISMATCH, UNREADABLE, INTERNAL_ERROR)
+
+    @property
+    def header(self) -> str:
+        """The value of `x-radix-recorded`."""
+        if self.outcome != "no":
+            return self.outcome
+        return f"no; {self.reason}: {self.detail}" if self.detail else f"no; {self.reason}"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What one generation was asked for.
+
+    Attributes:
+        prompt_tokens: how many were sent.
+        skips_special: whether special tokens are left out of the text.
+        logprobs: whether the worker was told to send logprobs.
+        rid: the client's request id, if the worker used it for this generation.
+        sent_at: the moment it was sent, for `WorkerVersions`.
+        steps: how often the current weight version had changed by then.
+    """
+
+    prompt_tokens: int
+    skips_special: bool
+    logprobs: bool
+    rid: str | None
+    sent_at: int
+    steps: int
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What a reply is worth: `verdict` says it, and `reply` is what may be remembered of it, if anything may."""
+
+    verdict: Verdict
+    reply: SampledReply | None = None
+
+
+class Judge:
+    """Holds replies against what was asked, and says which weights they come from. Remembers nothing but those."""
+
+    def __init__(self, tokenizer: Tokenizer, clock: VersionClock) -> None:
+        self.tokenizer = tokenizer
+        self.clock = clock
+        self.workers = WorkerVersions()
+
+    def judge(self, asked: Asked, reply: Reply, worker: str) -> Judgement:
+        """What there is to be remembered of a reply of a worker, or of what has come of one."""
+        fault = reply.fault(asked.prompt_tokens, logprobs_asked=asked.logprobs)
+        if fault is not None:
+            return Judgement(Verdict("no", ENGINE_MISMATCH, fault))
+        if not reply.ids:
+            return Judgement(Verdict("no", "no tokens were sampled", reply.finish_type or ""))
+        self.tokenizer.learn(reply.ids)
+        alignment, text = self._align(reply, asked.skips_special)
+        versions, certain = self._versions(reply, worker, asked.sent_at)
+        sampled = SampledReply(
+            ids=pack_ids(reply.ids),
+            text=text,
+            versions=versions,
+            logprobs=None if reply.logprobs is None else pack_logprobs(reply.checked_logprobs()),
+            visible=alignment.visible,
+            flags=alignment.flags if certain else alignment.flags | SpanFlag.UNCERTAIN,
+            ends=alignment.ends,
+            tail=alignment.tail,
+            late=asked.steps != self.clock.steps,
+            request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
+            finish=reply.finish_type or "abort",  # of a stream that broke off, or whose client left
+        )
+        if alignment.flags & SpanFlag.MISMATCH:
+            wrong = "the ids do not decode to the text: is --tokenizer-path the worker's own?"
+            return Judgement(Verdict("inexact", ENGINE_MISMATCH, wrong, text=text), sampled)
+        return Judgement(Verdict("exact", text=text), sampled)
+
+    def _versions(self, reply: Reply, worker: str, sent_at: int) -> tuple[Versions, bool]:
+        """The version of every token, and whether it is certain.
+
+        `weight_version` alone is the one at the end of the request; all tokens are of it unless the weights changed meanwhile.
+        """
+        changed = self.workers.changed_since(worker, reply.version, sent_at)
+        self.workers.observe(worker, reply.version)
+        if reply.versions is None:
+            return reply.version, not changed
+        begin = 0
+        for _, run_begin, run_end in reply.versions:
+            if run_begin != begin or run_end < run_begin:
+                return reply.version, False
+            begin = run_end
+        if begin != len(reply.ids):
+            return reply.version, False
+        kept = [(version, end) for version, run_begin, end in reply.versions if end > run_begin]
+        return (kept[0][0] if len(kept) == 1 else tuple(kept)), True
+
+    def _align(self, reply: Reply, skips_special: bool) -> tuple[Alignment, str]:
+        """How the ids lie over the text; of a stream that can be read in two ways, the one in which they do."""
+        for text in (reply.text, reply.other_text):
+            if text is not None:
+                alignment = align_reply(
+                    self.tokenizer.vocabulary, reply.ids, text, skips_special=skips_special, matched=reply.matched
+                )
+                if not alignment.flags & SpanFlag.MISMATCH:
+                    return alignment, text
+        return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(reply.ids)), reply.text
+
+
+class Recorder:
+    """Puts replies that hold together into the radix tree."""
+
+    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF) -> None:
+        self.tracer = tracer
+        self.tree = tree
+        self.judge = judge
+
+    def record(self, prompt: Prompt, asked: Asked, reply: Reply, worker: str) -> Verdict:
+        """Remember a reply of a worker, or what has come of it; the match of the prompt is still pinned."""
+        found = self.judge.judge(asked, reply, worker)
+        if found.reply is None:
+            return found.verdict
+        generation = self.tree.record(prompt.match, prompt.context, found.reply)
+        return msgspec.structs.replace(found.verdict, generation=generation)
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """The value of `x-radix-recorded` for all replies to one request."""
+    headers = {verdict.header for verdict in verdicts}
+    if len(headers) == 1:
+        return headers.pop()
+    exact = sum(verdict.outcome == "exact" for verdict in verdicts)
+    kept = sum(verdict.outcome != "no" for verdict in verdicts)
+    return f"{'inexact' if kept else 'no'}; {exact} of {len(verdicts)} replies are exact"

@@ -1,0 +1,297 @@
+"""`/retrieve_from_text`: a text in, the tokens that were consumed and sampled for it out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from middleware_hub.radix.cover import SharedMask, needed
+from middleware_hub.radix.match import Cut
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.records import Recall
+from middleware_hub.radix.tree import Namespace, RadixTree
+from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, Trajectory, flatten, names_of, pack_ids
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.engines.sglang.json import JSON_ERRORS, decode_object
+from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.sglang.request import read_texts
+from router.errors import BadRequestError, NotExactError, NotFoundError
+from router.http.offload import beside
+
+RETOKENIZED = "retokenized"
+EDITED_TURN = "edited_turn"
+MANY_TOKENS = 50_000
+"""From so many on, what is done with each of them is done beside the event loop."""
+
+
+class RetrievalRequest(msgspec.Struct):
+    """The body of `/retrieve_from_text`.
+
+    Attributes:
+        text: one, or several.
+        return_logp: whether the answer has logprobs.
+        strict: answer 409 in the place of anything that is not exact.
+        request_id: which of several replies with this text.
+        max_staleness: count sampled tokens that are older than this many weight versions.
+        lora_path: the adapter that the text was sampled with.
+        expect_request_ids: the replies that the caller got; a list of lists where there are several texts.
+        cover: answer with all chains that hold these replies, not with the one of the text alone.
+        ignored: names of fields that mean nothing here. One of them may be misspelt, so the answer lists them.
+    """
+
+    text: str | list[str]
+    return_logp: bool = True
+    strict: bool = False
+    request_id: str | None = None
+    max_staleness: int | None = None
+    lora_path: str | None = None
+    expect_request_ids: list[str | list[str]] | None = None
+    cover: bool = False
+    ignored: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> RetrievalRequest:
+        """Raises BadRequestError with the field that is wrong; TextTooLongError."""
+        try:
+            fields = decode_object(body)
+            texts, listed = read_texts(fields, "text", limits)
+            if texts is not None:
+                fields["text"] = Raw(b'""')  # it may be long, and it is read already
+            ignored = tuple(sorted(fields.keys() - _FIELDS))
+            for name in ignored:
+                del fields[name]
+            request = msgspec.json.decode(msgspec.json.encode(fields), type=cls)
+            request.ignored = ignored
+            request.text = (texts if listed else texts[0]) if texts else request.text
+        except JSON_ERRORS as error:
+            raise BadRequestError(
+                f"the body must be {{'text': a string or a list of strings, ...}}: {error}"
+            ) from error
+        if not request.text or not all(request.text):
+            raise BadRequestError("`text` is empty, or has an empty text in it")
+        limits.check_replies(len(texts or ""))
+        if sum(1 if isinstance(one, str) else len(one) for one in request.expect_request_ids or ()) > limits.replies:
+            raise BadRequestError(f"`expect_request_ids` has more than {limits.replies} request ids (--max-batch)")
+        if request.max_staleness is not None and request.max_staleness < 0:
+            raise BadRequestError(f"`max_staleness` must not be negative, got {request.max_staleness}")
+        request.check_expected()
+        return request
+
+    def check_expected(self) -> None:
+        """Raises BadRequestError if `expect_request_ids` or `cover` does not fit the texts."""
+        expected = self.expect_request_ids
+        if self.cover and (expected is None or not isinstance(self.text, str)):
+            raise BadRequestError("`cover` needs one `text`, and `expect_request_ids`: the replies of its rollout")
+        if expected is None:
+            return
+        several = isinstance(self.text, list)
+        if any(isinstance(one, list) is not several for one in expected) or (
+            several and len(expected) != len(self.text)
+        ):
+            shape = "one list of request ids for each text" if several else "a list of request ids"
+            raise BadRequestError(f"`expect_request_ids` must be {shape}")
+        if not all(name for one in expected for name in ([one] if isinstance(one, str) else one)):
+            raise BadRequestError("`expect_request_ids` has an empty request id in it")
+
+    def expected(self, number: int) -> list[str]:
+        """The replies that the caller lists for a text."""
+        found = self.expect_request_ids
+        if found is None:
+            return []
+        one = found[number] if isinstance(self.text, list) else found
+        return [name for name in one if isinstance(name, str)]
+
+
+_FIELDS = frozenset(RetrievalRequest.__struct_fields__) - {"ignored"}
+
+
+async def retrieve(
+    tree: RadixTree,
+    tokenizer: Tokenizer,
+    namespace: Namespace,
+    text: str,
+    request: RetrievalRequest,
+    expected: Sequence[str] = (),
+) -> dict[str, Any]:
+    """One answer. `expected`: the replies that the caller lists.
+
+    Raises:
+        NotFoundError: `request_id` is none of the recorded replies that this text begins with.
+        NotExactError: `strict`, and something would have had to be encoded, or is older than `max_staleness`.
+    """
+    recall = tree.recall(namespace, text, request_id=request.request_id)
+    if recall is None:
+        raise NotFoundError(
+            f"this text does not begin with a recorded reply of request_id {request.request_id!r}: with n > 1 workers give "
+            "ids of their own (meta_info.id); it may be of another namespace, or evicted; POST /radix_tree/explain tells how "
+            "far the text is known"
+        )
+    cut = recall.cut
+    if cut.start < len(text) and request.strict:
+        raise NotExactError(
+            f"only the first {cut.start} of {len(text)} characters are recorded; POST /radix_tree/explain tells where "
+            "the text leaves what was recorded",
+            exact_chars=cut.start,
+            reasons=[RETOKENIZED],
+        )
+    start, tail = cut.span is None, b""
+    if cut.start < len(text):
+        # The chain cannot go away meanwhile: spans are immutable, and `cut` holds them.
+        tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
+    heavy = cut.tokens + len(tail) // 4 > MANY_TOKENS
+    flat = await beside(heavy, flatten, cut.span, cut.take, tail)
+    if request.cover:
+        return await _cover(tree, namespace, text, recall, flat, request, expected)
+    missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
+    flat = _with_edits(flat, expected)
+    return await beside(heavy, _answer, tree, text, recall, cut, flat, request, missing)
+
+
+async def _cover(
+    tree: RadixTree,
+    namespace: Namespace,
+    text: str,
+    recall: Recall,
+    first: Trajectory,
+    request: RetrievalRequest,
+    expected: Sequence[str],
+) -> dict[str, Any]:
+    """The chain of the text, and the fewest others that hold the rest of the replies whole."""
+    others = needed(tree, namespace, first, expected)
+    masks = SharedMask(first, others)
+    # Taken down now: what is evicted between two answers is still in them.
+    chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
+    missing = [name for name in _missing(expected, first) if tree.reply(namespace, name) is None]
+    masks.apply(0, first)
+    first = _with_edits(first, expected)
+    heavy = len(first.token_ids) > MANY_TOKENS
+    answers = [await beside(heavy, _answer, tree, text, recall, recall.cut, first, request, missing)]
+    for number, (other, whole) in enumerate(chains, 1):
+        await asyncio.sleep(0)
+        heavy = other.cut.tokens > MANY_TOKENS
+        flat = await beside(heavy, flatten, other.cut.span, other.cut.take)
+        masks.apply(number, flat)
+        answers.append(await beside(heavy, _answer, tree, whole, other, other.cut, flat, request, missing))
+    return {"trajectories": answers, "missing": missing}
+
+
+def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:
+    """Tell of listed replies of which only a part is in a sequence: their callers count on all of their tokens."""
+    cut = [turn.span for turn in found.turns if turn.end - turn.start < turn.span.visible]
+    if any(span.named(name) for span in cut for name in expected):
+        return replace(found, reasons=(*found.reasons, EDITED_TURN))
+    return found
+
+
+def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
+    """The listed replies of which a sequence has no token."""
+    there = {name for turn in found.turns for name in turn.span.request_ids}
+    return [name for name in expected if there.isdisjoint(names_of(name))]
+
+
+def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, Any]:
+    """The answer for the text of a reply that was recorded just now, for `return_trajectory`."""
+    recall = tree.recall_generation(generation)
+    return _answer(tree, text, recall, recall.cut, flatten(*recall.cut[:2]), RetrievalRequest(text), [])
+
+
+def _answer(
+    tree: RadixTree,
+    text: str,
+    recall: Recall,
+    cut: Cut,
+    flat: Trajectory,
+    request: RetrievalRequest,
+    missing: Sequence[str],
+) -> dict[str, Any]:
+    """What is known of a text, in the fields of http-api.md.
+
+    Raises NotExactError where `strict` forbids the answer.
+    """
+    reasons = list(flat.reasons)
+    if cut.recut and "cut_in_token" not in reasons:
+        reasons.append("cut_in_token")
+    if cut.start < len(text):
+        reasons.append(RETOKENIZED)
+    if missing:
+        reasons.append(UNKNOWN_REPLY)
+    exact = recall.exact and INEXACT.isdisjoint(reasons)
+    answer: dict[str, Any] = {
+        "tokens": flat.token_ids.tolist(),
+        "response": text,
+        "loss_mask": flat.loss_mask.tolist(),
+        "token_length": len(flat.token_ids),
+        "loss_mask_length": len(flat.loss_mask),
+        "rollout_logp": flat.logprobs.tolist() if request.return_logp and flat.logprobs is not None else None,
+        "exact": exact,
+        "exact_chars": cut.start,
+        "reasons": reasons,
+        "response_length": flat.response_length,
+        "weight_versions": [{"version": v, "start": begin, "end": end} for v, begin, end in flat.weight_versions],
+        "variants": len(recall.request_ids),
+        "request_ids": list(recall.request_ids),
+        "turns": [turn.described() for turn in flat.turns],
+    }
+    if request.ignored:
+        answer["ignored"] = list(request.ignored)
+    if request.max_staleness is not None:
+        stale = [
+            (v, end - begin) for v, begin, end in flat.weight_versions if tree.clock.distance(v) > request.max_staleness
+        ]
+        answer["stale_tokens"] = sum(count for _, count in stale)
+        if stale and request.strict:
+            raise NotExactError(
+                f"{answer['stale_tokens']} sampled tokens are more than {request.max_staleness} weight versions old "
+                f"(of {', '.join(sorted({v for v, _ in stale}))}; the current one is {tree.clock.current})",
+                exact_chars=cut.start,
+                stale_tokens=answer["stale_tokens"],
+            )
+    if request.strict and not exact:
+        lost = f"; of the replies that you list these are not in it: {', '.join(missing[:10])}" if missing else ""
+        raise NotExactError(
+            f"the recorded reply is not exact: {', '.join(reasons)}{lost}", exact_chars=cut.start, reasons=reasons
+        )
+    return answer
+
+
+def explain(tree: RadixTree, namespace: Namespace, text: str) -> dict[str, Any]:
+    """Where a text leaves the longest recorded chain, with ten characters of each on both sides."""
+    departure = tree.departure(namespace, text)
+    matched = departure.matched
+    recorded = departure.recorded_after
+    if matched == len(text):
+        message = "the whole text is recorded"
+        if recorded and not departure.replies:
+            message += ", but it ends before the first reply does"
+        elif recorded:
+            message += ", and something recorded goes on behind it"
+    elif matched == 0:
+        message = "no recorded text begins like this one"
+    elif not recorded:
+        message = (
+            f"the text goes on behind the end of what is recorded, at character {matched}: an observation that no worker "
+            "was sent yet, if that is what stands there"
+        )
+    else:
+        message = f"at character {matched} the text has {text[matched]!r} where {recorded[-1][:1]!r} is recorded"
+        stripped = recorded[-1].lstrip()
+        if (
+            not text[matched].isspace()
+            and recorded[-1][:1].isspace()
+            and (not stripped or stripped[0] == text[matched])
+        ):
+            message += ": the recorded text has white space there, so something stripped it"
+    return {
+        "message": message,
+        "matched_chars": matched,
+        "text_length": len(text),
+        "replies_matched": departure.replies,
+        "text": {"before": text[max(0, matched - 10) : matched], "after": text[matched : matched + 10]},
+        "recorded": {"before": departure.recorded_before, "after": recorded[-1] if recorded else ""},
+        "other_recorded": list(recorded[:-1]),
+    }

@@ -1,0 +1,1 @@
+"""Trajectories of sessions, as JSON and in binary formats."""

@@ -1,0 +1,80 @@
+"""Trajectories in binary: arrays as they are, for trainers that load them without parsing a hundred megabytes of numbers.
+
+Both formats come from libraries that are extras (`pip install 'tito-router[arrow]'`, `[safetensors]`), imported when one is
+asked for. What is no array (messages, rewards, versions, ...) is JSON: one string for each trajectory.
+
+    safetensors   tensors "0.prompt_ids", "0.response_ids", "0.response_mask", "0.response_logprobs", "1.prompt_ids", ...
+                  and "0.routed_experts", [rows, width], where it could be joined (see `per_token`)
+                  metadata {"session": "{...}", "0": "{...}", "1": "{...}"}
+    arrow         a stream of one record batch: a row for each trajectory, list columns of the same names, and `json`
+                  `routed_experts` is flat, or null: its shape is in the JSON
+                  schema metadata {"session": "{...}"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from middleware_hub.sessions.export.per_token import ROW_FIELDS
+from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory, described
+from router.errors import BadRequestError
+
+
+def safetensors(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
+    """One file. Raises BadRequestError if the library is not installed."""
+    try:
+        from safetensors.numpy import save
+    except ImportError as error:
+        raise _missing("safetensors") from error
+    tensors = {
+        f"{number}.{name}": np.ascontiguousarray(array)
+        for number, one in enumerate(found)
+        for name in ARRAYS
+        if (array := getattr(one, name)) is not None
+    }
+    for number, one in enumerate(found):
+        tensors.update({f"{number}.{name}": joint.array() for name, joint in one.per_token.items()})
+    metadata = {"session": _json(head), **{str(number): _json(described(one)) for number, one in enumerate(found)}}
+    return bytes(save(tensors, metadata))
+
+
+def arrow(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
+    """One stream. Raises BadRequestError if the library is not installed."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise _missing("arrow") from error
+    kinds = dict(zip(ARRAYS, (pa.int32(), pa.int32(), pa.uint8(), pa.float64()), strict=True))
+    columns = {name: pa.array([getattr(one, name) for one in found], pa.list_(kinds[name])) for name in ARRAYS}
+    for name in ROW_FIELDS:
+        flat = [one.per_token[name].array().ravel() if name in one.per_token else None for one in found]
+        if any(array is not None for array in flat):
+            # Large: offsets of 32 bits end at two thousand million numbers of all trajectories together.
+            columns[name] = pa.array(flat, pa.large_list(pa.int32()))
+    columns["json"] = pa.array([_json(described(one)) for one in found], pa.string())
+    batch = pa.record_batch(columns).replace_schema_metadata({"session": _json(head)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+FORMATS: Mapping[str, tuple[bytes, Callable[[Sequence[BranchTrajectory], Mapping[str, Any]], bytes]]] = {
+    "safetensors": (b"application/x-safetensors", safetensors),
+    "arrow": (b"application/vnd.apache.arrow.stream", arrow),
+}
+"""By name: the content type, and what makes it."""
+
+
+def _missing(extra: str) -> BadRequestError:
+    return BadRequestError(
+        f"`format` {extra} needs a library that is not installed: pip install 'tito-router[{extra}]'"
+    )
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

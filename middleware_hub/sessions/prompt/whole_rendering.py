@@ -1,0 +1,182 @@
+"""A rendering of a whole conversation: what of a chain stands in it, and whether a chain says what it says."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.sessions.prompt.join import Codec, Seam, seam
+from middleware_hub.sessions.prompt.splice import sampled_messages, splice
+from middleware_hub.sessions.prompt.verifier import Part, differences
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.spans.chain import SpanFlag, TokenSpan, links, unpack_ids
+from middleware_hub.templates.renderer import RenderingError
+from middleware_hub.templates.rendering import ChatTemplate
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.errors import BadRequestError
+
+logger = logging.getLogger(__name__)
+
+
+class Resident(NamedTuple):
+    """The turns of a lineage that stand in a new rendering where they stood: what a worker has in its cache.
+
+    Attributes:
+        messages: how many messages these are.
+        last: the last of these turns.
+        tail: what is rendered behind it.
+        reason: why these are not all; empty if they are.
+    """
+
+    messages: int
+    last: Checkpoint | None
+    tail: str
+    reason: str
+
+
+class WholeRendering:
+    """Renders whole conversations, and compares chains with them.
+
+    Args:
+        tokenizer: spells and encodes.
+        template: renders.
+        codec: of the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, codec: Codec) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._codec = codec
+        vocabulary = tokenizer.vocabulary
+        literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
+
+    def text(self, request: ChatRequest) -> str:
+        """The rendering. Raises BadRequestError, RenderingError."""
+        return self._template.whole(
+            request.messages, request.tools, request.template, continue_final=request.continue_final
+        )
+
+    def extends(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
+        """Whether it begins with what a checkpoint's chain spells."""
+        spell = self._tokenizer.vocabulary.spell
+        parts = [spell(unpack_ids(part.ids)[:count]) for part, count in links(checkpoint.span, checkpoint.span.visible)]
+        try:
+            whole = self.text(request)
+        except RenderingError:  # what is to be gone on with is not there
+            return False
+        spelled = "".join(reversed(parts))
+        return whole.startswith(spelled) or self._tokenizer.spell_prompt(
+            self._tokenizer.encode_start(whole)
+        ).startswith(spelled)
+
+    def residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
+        """Those of a lineage that stand where they stood, when all is rendered anew."""
+        messages = sampled_messages(_unedited(checkpoint))
+        reason = ""
+        while messages:
+            marked = [turns[-1].node.depth - 1 for turns in messages]
+            try:
+                pieces, tail = self._template.transcript(
+                    request.messages, marked, request.tools, request.template, continue_final=request.continue_final
+                )
+            except BadRequestError as error:  # with other words in the place of these turns
+                logger.info("earlier turns are not spliced: %s", error)
+                return Resident(0, None, "", "template_error")
+            except RenderingError as error:
+                logger.info("earlier turns are not spliced: %s", error)
+                messages, reason = messages[: error.turns], error.reason
+                continue
+            turns = [turn for one in messages for turn in one]
+            found = splice(pieces, turns, self._template.every_scaffold, self._codec)
+            if not found.reason:
+                read = self._tail_behind(request, marked, tail)
+                if read is None:
+                    return Resident(0, None, "", "divergence")
+                return Resident(len(messages), messages[-1][-1], read, reason)
+            messages, reason = messages[: found.messages], found.reason
+        return Resident(0, None, "", reason)
+
+    def verify(self, span: TokenSpan, take: int, request: ChatRequest, checkpoint: Checkpoint, place: Seam) -> None:
+        """Mark a context if the ids are not what a rendering of the whole would be, but for sampled text."""
+        try:
+            expected = self.text(request)
+        except (BadRequestError, RenderingError) as error:
+            logger.warning("a turn could not be verified: %s", error)
+            return
+        found = differences(
+            expected,
+            self._parts(span, take),
+            self._special,
+            header=self._template.header(request.tools, request.template),
+            asked=not request.continue_final,
+        )
+        found = [one for one in found if one.hard]
+        # A template that drops thoughts may drop special tokens with them: all around the turns may be what it was.
+        if found and not self._stands(checkpoint, place, request):
+            told = "; ".join(map(str, found[:3]))
+            logger.warning("a turn is not what the chat template makes of its messages: %s", told)
+            span.flags |= SpanFlag.UNLIKE
+
+    def _tail_behind(self, request: ChatRequest, marked: Sequence[int], tail: str) -> str | None:
+        """What is rendered behind these turns themselves, if the template reads them: `tail` stands behind sentinels.
+
+        None if it cannot be told from them.
+        """
+        messages, last = request.messages, marked[-1]
+        if not tail or not self._template.reads([messages[at] for at in marked]):
+            return tail
+        try:
+            whole = self.text(request)
+            if not whole.endswith(tail):
+                tail = self._template.tail(
+                    messages[last],
+                    messages[last + 1 :],
+                    request.tools,
+                    request.template,
+                    earlier=messages[:last],
+                    continue_final=request.continue_final,
+                    whole=True,
+                )
+            return tail if whole.endswith(tail) else None
+        except (BadRequestError, RenderingError):
+            return None
+
+    def _stands(self, checkpoint: Checkpoint, place: Seam, request: ChatRequest) -> bool:
+        """Whether every sampled turn could be spliced into a rendering of the whole, and the same text stands behind."""
+        found = self.residents(checkpoint, request)
+        return found.last is checkpoint and bool(found.tail) and seam(checkpoint, found.tail, self._codec) == place
+
+    def _parts(self, span: TokenSpan, take: int) -> Sequence[Part]:
+        spell = self._tokenizer.vocabulary.spell
+        parts = [Part(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
+        parts.reverse()
+        return parts
+
+
+def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
+    """What seams and splices need of a tokenizer, and of what a template ends turns with."""
+    spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
+    literals = {*stop_literals, tokenizer.special_tokens_map.get("eos_token")}
+    stops = [i for i in tokenizer.vocabulary.special_ids if tokenizer.vocabulary.literal(i) in literals]
+    return Codec(
+        tokenizer.encode_start,
+        tokenizer.encode_tail,
+        spell,
+        tokenizer.vocabulary.special_ids,
+        frozenset(stops),
+        plain_starts=tokenizer.encode_start(spell(start)) == start,
+    )
+
+
+def _unedited(checkpoint: Checkpoint) -> list[Checkpoint]:
+    """The turns of a lineage, first one first, up to the first that the client has edited since."""
+    turns: list[Checkpoint] = []
+    for turn in list(checkpoint.lineage())[::-1]:
+        if turn.edited and turn.apart:
+            return turns[:-1]
+        turns.append(turn)
+    return turns

@@ -1,0 +1,169 @@
+"""All sessions of a router: found by tenant and name, counted, forgotten in time.
+
+A session holds tokens that nobody can make again, so none is given up for want of room before it was exported: first go those
+that were finalized, oldest first, and then new sessions and new turns are refused with 429. What its time to live ends is told
+in the log and counted when nobody had exported it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+
+from middleware_hub.chat.keys import KeyFunction, canonical
+from middleware_hub.chat.refusals import CapacityError, SessionExistsError, UnknownSessionError
+from middleware_hub.sessions.anonymous import AnonymousSession
+from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.sessions.session import Phase, Session
+
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 5.0
+ANONYMOUS_SHARE = 8
+"""What talks without a session may hold this part of what sessions may, for each tenant and namespace."""
+MOST_NAMESPACES = 64
+"""With memories of their own for what talks without a session."""
+
+
+class SessionStore:
+    """See the top of this file.
+
+    Args:
+        metrics: what is counted.
+        max_tokens: that all sessions together may hold.
+        key: when two messages are the same one.
+    """
+
+    def __init__(self, metrics: SessionMetrics, *, max_tokens: int, key: KeyFunction = canonical) -> None:
+        self._metrics = metrics
+        self._max_tokens = max_tokens
+        self._key = key
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._anonymous: dict[tuple[str, str], AnonymousSession] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.tokens = 0
+        metrics.watch(self)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, tenant: str, session_id: str) -> Session:
+        """Raises UnknownSessionError."""
+        found = self._sessions.get((tenant, session_id))
+        if found is None:
+            raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
+        return found
+
+    def find(self, tenant: str, session_id: str) -> Session | None:
+        """The one of this name, if there is one."""
+        return self._sessions.get((tenant, session_id))
+
+    def anonymous(self, tenant: str, namespace: str) -> AnonymousSession:
+        """Where those talk who have no session."""
+        found = self._anonymous.get((tenant, namespace))
+        if found is None:
+            if len(self._anonymous) >= MOST_NAMESPACES:
+                # Clients choose the names.
+                self._later(self._anonymous.pop(next(iter(self._anonymous))))
+            found = AnonymousSession(tenant, self._key, max_tokens=self._max_tokens // ANONYMOUS_SHARE)
+        else:
+            del self._anonymous[tenant, namespace]
+        self._anonymous[tenant, namespace] = found
+        return found
+
+    def of(self, tenant: str) -> list[Session]:
+        """A tenant's, oldest first."""
+        return [session for session in self._sessions.values() if session.tenant == tenant]
+
+    def add(self, session: Session) -> None:
+        """Raises SessionExistsError, and CapacityError when there is no room."""
+        name = session.tenant, session.id
+        if name in self._sessions:
+            raise SessionExistsError(f"there is a session {session.id!r} already")
+        self.require_room()
+        self._sessions[name] = session
+        self._metrics.sessions.labels("created").inc()
+
+    def require_room(self) -> None:
+        """Raises CapacityError if so much is held that nothing may be added."""
+        if self.tokens < self._max_tokens:
+            return
+        for session in list(self._sessions.values()):
+            if session.phase is Phase.FINALIZED and session.exported:
+                self._metrics.sessions.labels("evicted").inc()
+                self._end(session)
+                if self.tokens < self._max_tokens:
+                    return
+        raise CapacityError(
+            f"sessions hold {self.tokens} tokens, and may hold {self._max_tokens} (--session-max-tokens): finalize or "
+            "DELETE some that are done with"
+        )
+
+    def held(self, tokens: int) -> None:
+        """A commit added so many."""
+        self.tokens += tokens
+
+    async def delete(self, session: Session) -> None:
+        """End what runs in it, and forget it."""
+        self._remove(session)
+        self._metrics.sessions.labels("deleted").inc()
+        await session.abort()
+
+    def _remove(self, session: Session) -> None:
+        if self._sessions.pop((session.tenant, session.id), None) is not None:
+            self.tokens -= session.tokens
+
+    def _end(self, session: Session) -> None:
+        self._remove(session)
+        self._later(session)
+
+    def _later(self, session: Session) -> None:
+        task = asyncio.get_running_loop().create_task(session.abort())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    @property
+    def nodes(self) -> int:
+        """Messages of all sessions."""
+        return sum(session.trie.nodes for session in self._sessions.values())
+
+    @property
+    def samples(self) -> int:
+        """Sampled turns of all sessions."""
+        return sum(session.samples for session in self._sessions.values())
+
+    def sweep(self, now: float | None = None) -> None:
+        """Forget those whose time to live has passed, and of the others the replies that nobody has asked for in time."""
+        moment = time.monotonic() if now is None else now
+        for session in (*self._sessions.values(), *self._anonymous.values()):
+            session.sweep(moment)
+        for session in [one for one in self._sessions.values() if one.expired(moment)]:
+            lost = not session.exported and session.trie.head is not None
+            self._metrics.sessions.labels("expired_unexported" if lost else "expired").inc()
+            if lost:
+                logger.warning(
+                    "session %s was forgotten after %g s without a request, and nobody had exported it",
+                    session.id,
+                    session.ttl,
+                )
+            self._end(session)
+
+    async def keep_sweeping(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep()
+
+    async def close(self) -> None:
+        """End what runs in all sessions: the process stops."""
+        everything = (*self._sessions.values(), *self._anonymous.values())
+        await asyncio.gather(*(session.abort() for session in everything))
+        self._sessions.clear()
+        self._anonymous.clear()
+        if self._ending:
+            await asyncio.wait(self._ending)

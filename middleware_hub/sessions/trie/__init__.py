@@ -1,0 +1,1 @@
+"""The message trie: which tokens were sampled for which messages."""

@@ -1,0 +1,1 @@
+"""One turn of a session: prepare, generate, commit."""

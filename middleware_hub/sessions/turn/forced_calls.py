@@ -1,0 +1,59 @@
+"""`tool_choice: required`, or a tool's name: a grammar for the worker, in which nothing but calls can be said.
+
+It is a structural tag as XGrammar reads it (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html), which SGLang takes as
+`sampling_params.structural_tag`. The worker must have a grammar backend, which it has unless it was told otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from middleware_hub import parsers
+from middleware_hub.chat.messages import Tool
+from middleware_hub.parsers.hermes import Hermes
+from router.errors import BadRequestError
+
+
+def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel: bool, thinking: bool) -> str:
+    """The JSON text of the grammar.
+
+    Args:
+        parser: the name of the parser that will read the calls.
+        tools: all that there are.
+        choice: `required`, or the name of one of them.
+        parallel: whether there may be several calls.
+        thinking: whether the prompt ends within a thought, which then comes first.
+
+    Raises:
+        BadRequestError: calls of this form cannot be forced.
+    """
+    if parsers.NAMES.get(parser) is not Hermes:
+        raise BadRequestError(
+            f'`tool_choice` {choice!r} cannot be enforced with the tool call parser {parser!r}: use "auto" and say in'
+            " the prompt that a tool has to be called",
+            param="tool_choice",
+            code="unsupported_tool_choice",
+        )
+    named = [tool["function"] for tool in tools if choice in ("required", tool["function"]["name"])]
+    calls: dict[str, Any] = {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": [_tag(function) for function in named],
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
+    if thinking:
+        thought = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+        calls = {"type": "sequence", "elements": [thought, calls]}
+    return json.dumps({"type": "structural_tag", "format": calls}, ensure_ascii=False)
+
+
+def _tag(function: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "tag",
+        "begin": f'<tool_call>\n{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": ',
+        "content": {"type": "json_schema", "json_schema": function.get("parameters") or {"type": "object"}},
+        "end": "}\n</tool_call>",
+    }

@@ -1,0 +1,1 @@
+"""Chains of token spans, and the order of their weight versions."""

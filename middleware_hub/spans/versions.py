@@ -1,0 +1,154 @@
+"""The order of weight versions, which are strings.
+
+Integers compare as integers, `default` is older than any of them, any other string is one newer than everything known when
+it first appeared. Usually versions only grow. They fall when a run is resumed from an older checkpoint: then what was last
+hit before the fall must count as hit at the fall, or it would outlive everything (its version never comes to lie behind).
+Rather than re-stamping every leaf, a stamp carries the *era* it was made in, and stamps of earlier eras read as the
+version with which the present era began.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from middleware_hub.spans.chain import Versions
+
+DEFAULT = "default"
+MOST_DIGITS = 18
+"""A longer integer is a name."""
+FALL_AFTER = 3
+"""So many replies in a row below the current version make theirs the current one."""
+
+
+class Stamp(NamedTuple):
+    """A version on the clock at the time of a hit."""
+
+    era: int
+    order: int
+
+
+class WorkerVersions:
+    """Which weight version each worker was last seen with, and since when.
+
+    An engine that does not say where in a reply the weights changed says only the version at its end. All tokens are of that
+    one if the worker was known to have it when the request was sent.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, int]] = {}
+        self._everywhere: tuple[str, int] | None = None
+        self._now = 0
+
+    def moment(self) -> int:
+        """The time at which a request is sent; later ones are greater."""
+        self._now += 1
+        return self._now
+
+    def observe(self, worker: str, version: str) -> None:
+        """A reply of this worker ended under this version."""
+        known = self._known(worker)
+        if known is None or known[0] != version:
+            self._seen[worker] = version, self.moment()
+
+    def set_everywhere(self, version: str) -> None:
+        """All workers were set to this version."""
+        self._seen.clear()
+        self._everywhere = version, self.moment()
+
+    def changed_since(self, worker: str, version: str, moment: int) -> bool:
+        """Whether a worker that now has `version` may have had another one at that moment."""
+        known = self._known(worker)
+        return known is not None and (known[0] != version or known[1] > moment)
+
+    def _known(self, worker: str) -> tuple[str, int] | None:
+        return self._seen.get(worker, self._everywhere)
+
+
+class VersionClock:
+    """The current weight version, and how long ago another one was."""
+
+    def __init__(self) -> None:
+        self.current: str | None = None
+        self._orders: dict[str, int] = {DEFAULT: -1}
+        self._newest = -1
+        self._era = 0
+        self._era_began = -1
+        self._below = 0
+        self.now = Stamp(0, -1)
+        self.steps = 0
+        """How often the current version has changed."""
+
+    @property
+    def known(self) -> list[str]:
+        """Every version seen, oldest first."""
+        return sorted(self._orders, key=self._orders.__getitem__) if self.current is not None else []
+
+    def order(self, version: str) -> int:
+        """The place of a version among all; a string never seen before is the newest from now on."""
+        place = self._orders[version] = self._place(version)
+        self._newest = max(self._newest, place)
+        return place
+
+    def _place(self, version: str) -> int:
+        known = self._orders.get(version)
+        if known is not None:
+            return known
+        number = version.isascii() and version.isdigit() and len(version) <= MOST_DIGITS
+        return int(version) if number else self._newest + 1
+
+    def observe(self, version: str, *, late: bool = False) -> None:
+        """A reply came with this version; `late` if it was asked for before the current version became that.
+
+        A late one may still be of the version before: that is no sign of a run that was resumed.
+        """
+        if version == self.current:
+            self._below = 0
+            return
+        if self.current is None or self.order(version) >= self.now.order:
+            self._become(version)
+            return
+        if late:
+            return
+        self._below += 1
+        if self._below >= FALL_AFTER:
+            self._fall(version)
+
+    def observe_reply(self, versions: Versions, *, late: bool = False) -> None:
+        """The same for all versions of a reply. They become known in the order of their appearance; the last one is its own."""
+        if isinstance(versions, str):
+            self.observe(versions, late=late)
+            return
+        for version, _ in versions:
+            self.order(version)
+        self.observe(versions[-1][0], late=late)
+
+    def set(self, version: str) -> None:
+        """The fleet was set to this version through the router."""
+        if version != self.current:
+            (self._become if self.order(version) >= self.now.order else self._fall)(version)
+
+    def age(self, stamp: Stamp) -> int:
+        """How many versions ago a stamp was made; 0 for the current one."""
+        return self.now.order - (stamp.order if stamp.era == self._era else self._era_began)
+
+    def distance(self, version: str) -> int:
+        """How many versions behind the current one `version` is (negative: ahead). Asking makes nothing known."""
+        return self.now.order - self._place(version)
+
+    def staleness(self, versions: Versions) -> int:
+        """How many versions behind the current one the oldest of these tokens is; 0 if they are as new."""
+        if versions == self.current:
+            return 0
+        names = (versions,) if isinstance(versions, str) else (version for version, _ in versions)
+        return max(0, *(self.distance(version) for version in names))
+
+    def _become(self, version: str) -> None:
+        self.current = version
+        self.steps += 1
+        self._below = 0
+        self.now = Stamp(self._era, self.order(version))
+
+    def _fall(self, version: str) -> None:
+        self._era += 1
+        self._era_began = self.order(version)
+        self._become(version)

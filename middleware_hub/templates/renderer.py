@@ -1,0 +1,231 @@
+"""The seam to chat templates: the only file of the sessions that knows how transformers renders one.
+
+Templates are foreign code. They run in the sandbox that transformers itself gives them (`render_jinja_template`, a public
+name; nothing private of it is used here). How a template wants its messages (arguments as objects or as text, parts or
+strings) is found out by trying.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.templates.reads import reads_of
+from middleware_hub.templates.trials import RESULT, SHORT, calling
+from router.errors import BadRequestError
+
+Options = Mapping[str, Any]
+"""Further variables of a template: `enable_thinking`, `reasoning_effort`, `documents`."""
+
+# What a template's code can raise; the sandbox has no other doors.
+_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_OURS = frozenset(
+    "conversations messages tools chat_template add_generation_prompt continue_final_message "
+    "return_assistant_tokens_mask".split()
+)
+_MEDIA = {
+    "image_url": "image",
+    "input_image": "image",
+    "video_url": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+"""OpenAI's kinds of parts, and the ones that templates look for. A worker translates them in the same way."""
+
+
+class RenderingError(Exception):
+    """What a template writes around a turn cannot be told from the turn itself.
+
+    Attributes:
+        reason: one word for counters, see `composing`.
+        turns: of a transcript, how many turns can be told from what is around them, first ones first.
+    """
+
+    def __init__(self, message: str, reason: str = "template_error", turns: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.turns = turns
+
+
+class Renderer:
+    """Renders conversations with one template.
+
+    Args:
+        template: Jinja source, as in `tokenizer_config.json`.
+        special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
+        end: a text that no message has in it.
+
+    Raises:
+        BadRequestError: the template cannot be compiled.
+    """
+
+    def __init__(self, template: str, special_tokens: Mapping[str, str], end: str) -> None:
+        self._template = template
+        self._special_tokens = dict(special_tokens)
+        self._end = end
+        self._reads = reads_of(template)
+        try:
+            self._run(SHORT, None, {}, generate=True)
+        except TemplateSyntaxError as error:
+            raise BadRequestError(
+                f"the chat template cannot be compiled: {error.message} (line {error.lineno})"
+            ) from error
+        except _FAILURES:  # it compiles; what it has against a conversation is said when there is one
+            pass
+
+    # Renderings --------------------------------------------------------------------------------------------------------
+
+    def whole(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        options: Options,
+        *,
+        continue_final: bool = False,
+    ) -> str:
+        """The text of a start, up to where the assistant is to speak.
+
+        With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
+
+        Raises:
+            BadRequestError: the template refuses, in its own words.
+            RenderingError: the end of the message to be continued cannot be found.
+        """
+        if not messages:
+            raise BadRequestError("messages: at least one is needed")
+        check_options(options)
+        plain = [self._plain(message) for message in messages]
+        return self._until_end(plain, tools, options, continue_final=continue_final)
+
+    def reads(self, messages: Iterable[Message]) -> bool:
+        """Whether these messages hold something that the template looks for: no others can stand for them."""
+        return self._reads.concern(messages)
+
+    def distrust(self) -> bool:
+        """From now on no messages can stand for others; whether that is new."""
+        new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
+        return new
+
+    # Messages as a template wants them --------------------------------------------------------------------------------------
+
+    def _plain(self, message: Message) -> Message:
+        """A message without what is None or empty, with a content, and arguments in the template's form."""
+        content = message.get("content")
+        if type(content) is str and "tool_calls" not in message and None not in message.values():
+            return message
+        plain = {name: value for name, value in message.items() if value is not None}
+        plain["content"] = content if type(content) is str else self._content(plain.get("role"), content)
+        calls = plain.pop("tool_calls", None)
+        if calls:
+            plain["tool_calls"] = [_spelled(call) for call in calls] if self._wants_text else calls
+        return plain
+
+    def _content(self, role: object, content: Sequence[Message] | None) -> str | list[Message]:
+        if not content:
+            return ""
+        if role in self._roles_of_parts:
+            return [{"type": _MEDIA[part["type"]]} if part.get("type") in _MEDIA else part for part in content]
+        texts = [part.get("text") if part.get("type") in ("text", "input_text") else None for part in content]
+        if None in texts:
+            raise BadRequestError(f"messages: the chat template takes nothing but text from role {role}")
+        return " ".join(map(str, texts))
+
+    @cached_property
+    def _wants_text(self) -> bool:
+        """Whether calls' arguments must be JSON text. Most templates take objects and write them with `tojson`."""
+        written = self._attempt([*SHORT, calling({"a": 1})])
+        if written is not None and "{'a': 1}" not in written:
+            return False
+        return self._attempt([*SHORT, calling('{"a": 1}')]) is not None
+
+    @cached_property
+    def _roles_of_parts(self) -> frozenset[str]:
+        """The roles whose text may be a list of parts: where one part is rendered as its text is."""
+        taken = set()
+        for role, front, back in (
+            ("system", [], SHORT),
+            ("user", [], []),
+            ("assistant", SHORT, SHORT),
+            ("tool", [*SHORT, calling('{"a": 1}' if self._wants_text else {"a": 1})], []),
+        ):
+            message = {**RESULT, "role": role} if role == "tool" else {"role": role}
+            as_text, as_parts = (
+                self._attempt([*front, {**message, "content": content}, *back])
+                for content in ("text", [{"type": "text", "text": "text"}])
+            )
+            if as_text is not None and as_text == as_parts:
+                taken.add(role)
+        return frozenset(taken)
+
+    # Rendering ----------------------------------------------------------------------------------------------------------------
+
+    def _until_end(
+        self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, continue_final: bool
+    ) -> str:
+        """A rendering with the generation prompt, or up to the end of the last message's content."""
+        if not continue_final:
+            return self._render(messages, tools, options)
+        *rest, final = messages
+        if final["role"] != "assistant" or "tool_calls" in final:
+            raise BadRequestError(
+                "messages: only the assistant's own text can be continued, and the last message is not that"
+            )
+        text = self._render([*rest, _longer(final, self._end)], tools, options, generate=False)
+        text, found, more = text.partition(self._end)
+        if not found or self._end in more:
+            raise RenderingError("the template drops the message that is to be continued, or writes it more than once")
+        return text
+
+    def _attempt(self, messages: list[Message]) -> str | None:
+        try:
+            return self._run(messages, None, {}, generate=True)
+        except _FAILURES:
+            return None
+
+    def _render(
+        self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, generate: bool = True
+    ) -> str:
+        try:
+            return self._run(messages, tools, options, generate=generate)
+        except _FAILURES as error:
+            raise BadRequestError(f"the chat template refuses this conversation: {error}") from error
+
+    def _run(self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, generate: bool) -> str:
+        """Compiled once: transformers remembers the last 128 templates."""
+        rendered, _ = render_jinja_template(
+            [messages],
+            tools=tools or None,
+            chat_template=self._template,
+            add_generation_prompt=generate,
+            **{**self._special_tokens, **options},
+        )
+        text: str = rendered[0]
+        return text
+
+
+def check_options(options: Options) -> None:
+    """Raises BadRequestError for variables that are not a client's to set."""
+    if not _OURS.isdisjoint(options):
+        raise BadRequestError(f"chat template options: {min(_OURS & options.keys())} is not one that can be set")
+
+
+def _longer(message: Message, end: str) -> Message:
+    """An assistant's message with something behind its content."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + end}
+    *front, final = content
+    return {**message, "content": [*front, {**final, "text": final.get("text", "") + end}]}
+
+
+def _spelled(call: Message) -> Message:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        return call
+    return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}

@@ -1,0 +1,312 @@
+"""What an assistant's turn itself writes in a rendering, found out in short conversations: what opens it, and closes its calls.
+
+<|im_start|>assistant\\n<think>\\n                                       a generation prompt: the model is asked
+<|im_start|>assistant\\n SENTINEL                                       an opening: the turn is history
+<|im_start|>assistant\\n<tool_call>\\n{..."x": "SENTINEL"}}\\n</tool_call>  another; behind the sentinel the turn's own
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.templates.renderer import Options, Renderer, RenderingError, check_options
+from middleware_hub.templates.trials import ASKED, CALL, ONE, RESULT, SAID, SHORT, TOOL
+from router.errors import BadRequestError
+
+REMEMBERED = 1024
+"""How many sets of options, and of names of tools, something is remembered for. Clients choose both."""
+
+MOST_ASKED = 16
+"""Generation prompts that are looked for before one is rendered."""
+
+# What most special tokens look like: `<|im_end|>`, `<turn|>`, `<｜User｜>`, `<end_of_turn>`, `</s>`, `[/INST]`.
+_SPECIAL_LOOK = r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|<(?:start|end)_of_[a-z]+>|</?s>|\[/?[A-Z_]{2,40}\]"
+
+
+NOT_ONCE = "the template drops an assistant's turn, or writes it more than once"
+CLOSED = "the template closes calls in more than one way"
+
+
+class Own(NamedTuple):
+    """What a turn with calls writes of its own behind the sentinel, and where that one is."""
+
+    place: Literal["arguments", "content"]
+    text: str
+
+
+_ASKING: tuple[list[Message], ...] = (
+    SHORT,
+    [*SHORT, ONE, RESULT],
+    [*SHORT, SAID, ASKED],
+    [*SHORT, ONE, RESULT, SAID, ASKED],
+)
+"""Behind these a model is asked to speak."""
+_PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
+
+
+class TurnForms(Renderer):
+    """Knows the forms of turns. All of it is remembered, for as many sets of options and tools as clients use.
+
+    Args:
+        template: Jinja source, as in `tokenizer_config.json`.
+        special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
+    """
+
+    def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
+        super().__init__(template, special_tokens, f"end{secrets.token_hex(12)}")
+        # Letters and digits: no filter escapes, strips or splits them. Random: no client can write them.
+        self._sentinel = f"sentinel{secrets.token_hex(12)}"
+        named = sorted((token for token in special_tokens.values() if isinstance(token, str) and token), key=len)
+        self._special = re.compile("|".join([*map(re.escape, reversed(named)), _SPECIAL_LOOK]))
+        self._owns: dict[tuple[object, ...], Own] = {}
+        self._scaffolds: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._openings: dict[tuple[object, ...], frozenset[str]] = {}
+        self._asked_before: tuple[str, ...] = ()
+        """Generation prompts that no short conversation shows, the last ones first."""
+
+    # What a model is asked with -----------------------------------------------------------------------------------------
+
+    def scaffold(self, tools: Sequence[Tool] | None, options: Options) -> str:
+        """The generation prompt: what the template writes for the model to go on from (`<|im_start|>assistant\\n<think>\\n`).
+
+        Raises:
+            BadRequestError: the template refuses even a user's greeting.
+        """
+        found = self.scaffolds(tools, options)
+        return found[0] if found else self._asked(SHORT, tools, options)[1]
+
+    def scaffolds(self, tools: Sequence[Tool] | None, options: Options) -> tuple[str, ...]:
+        """All generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
+        key = (options_key(options), bool(tools))
+        found = self._scaffolds.get(key)
+        if found is None:
+            kinds: dict[str, None] = {}
+            for before in _ASKING:
+                try:
+                    kinds[self._asked(before, tools, options)[1]] = None
+                except (BadRequestError, RenderingError):
+                    continue
+            found = tuple(kinds)
+            remember(self._scaffolds, key, found)
+        return found
+
+    def asked_with(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options
+    ) -> str | None:
+        """The generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered.
+
+        Args:
+            text: a prompt, or the end of one.
+            messages: what it was rendered from.
+        """
+        known = self.scaffolds(tools, options)
+        found = _ending(text, known)
+        if found or ("" in known and not self.reads(messages)):
+            return found
+        return _ending(text, self._asked_before) or None
+
+    def asked_here(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> str:
+        """The same, rendered from these messages; empty if the text does not end with one."""
+        try:
+            check_options(options)
+            _, found = self._parted([self._plain(message) for message in messages], tools, options)
+        except BadRequestError:
+            return ""
+        if not found or not text.endswith(found):
+            return ""
+        self._asked_before = (found, *self._asked_before[: MOST_ASKED - 1])
+        return found
+
+    @property
+    def every_scaffold(self) -> Sequence[str]:
+        """All generation prompts that were asked for, with any options: the last ones first."""
+        # A copy, for this may run in a thread while the event loop adds to it.
+        known = list(self._scaffolds.values())
+        return list(dict.fromkeys(one for found in reversed(known) for one in found))
+
+    def header(self, tools: Sequence[Tool] | None, options: Options) -> str:
+        """What every assistant's turn begins with, as far as short conversations tell (`<|im_start|>assistant\\n`)."""
+        known = [*self.scaffolds(tools, options), *self._openings_of((), None, tools, options)]
+        first, *others = [one for one in known if one] or [""]
+        for other in others:
+            first = first[: _alike(first, other)]
+        return first
+
+    def _asked(self, before: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
+        """A rendering of these messages, and the generation prompt behind it."""
+        check_options(options)
+        return self._parted([self._plain(message) for message in before], [TOOL] if tools else None, options)
+
+    def _parted(self, plain: list[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
+        asking, silent = (self._render(plain, tools, options, generate=generate) for generate in (True, False))
+        # Phi-3 ends with EOS where no reply is asked for: what both begin with, up to a whole special token.
+        alike = _alike(asking, silent)
+        if alike < len(silent):
+            cut = (match.start() for match in self._special.finditer(asking) if match.start() < alike < match.end())
+            alike = next(cut, alike)
+        return asking[:alike], asking[alike:]
+
+    # What is a turn's own -----------------------------------------------------------------------------------------------
+
+    def _openings_of(
+        self, calls: Sequence[Message], own: Own | None, tools: Sequence[Tool] | None, options: Options
+    ) -> frozenset[str]:
+        """What may stand between the messages before a turn and the sentinel in it, as far as short conversations tell."""
+        key = (self._called(calls), own and own.place, options_key(options), bool(tools))
+        found = self._openings.get(key)
+        if found is None:
+            turn = self._marked(calls, own.place if own else "content", self._sentinel)
+            answers = [{**RESULT, "tool_call_id": call.get("id"), "name": call["function"]["name"]} for call in calls]
+            openings: set[str] = set()
+            for before in _ASKING:
+                for behind in ([], [ASKED]):
+                    after = [self._plain(message) for message in (*answers, *behind)]
+                    try:
+                        head, _ = self._asked(before, tools, options)
+                        front = [self._plain(message) for message in before]
+                        text = self._render([*front, turn, *after], [TOOL] if tools else None, options)
+                    except (BadRequestError, RenderingError):
+                        continue
+                    first = text.find(self._sentinel)
+                    if text.startswith(head) and first >= len(head):
+                        openings.add(text[len(head) : first])
+            found = frozenset(openings)
+            remember(self._openings, key, found)
+        return found
+
+    def _opening_here(
+        self,
+        plain: Sequence[Message],
+        at: int,
+        sentinel: str,
+        before: str,
+        tools: Sequence[Tool] | None,
+        options: Options,
+    ) -> str | None:
+        """What opens a turn of this very conversation, where no short one shows it: the template reads what was said.
+
+        Args:
+            plain: all messages; the one at `at` holds the sentinel.
+            before: what is rendered in front of that sentinel; an opening ends it.
+        """
+        header, shown = self.header(tools, options), [TOOL] if tools else None
+        try:
+            head = self._render(list(plain[:at]), shown, options, generate=False) if header and at else ""
+            text = self._render(list(plain), shown, options)
+        except BadRequestError:
+            return None
+        opening = text[len(head) : text.find(sentinel)]
+        if not head or not text.startswith(head) or not before.endswith(opening):
+            return None
+        return opening if opening.startswith(header) and opening.count(header) == 1 else None
+
+    def _own_of(
+        self,
+        calls: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        shown: Sequence[Tool] | None,
+        options: Options,
+    ) -> Own:
+        """What a turn with such calls writes of its own in a short conversation. Remembered."""
+        key = (self._called(calls), options_key(options), bool(tools))
+        own = self._owns.get(key)
+        if own is None:
+            own = self._find_own(SHORT, calls, shown, options)
+            remember(self._owns, key, own)
+        return own
+
+    def _called(self, calls: Sequence[Message]) -> tuple[object, ...]:
+        """What a turn writes around the arguments of its calls hangs on: their names, and in some templates their ids."""
+        return tuple((call["function"]["name"], call.get("id") if self._writes_ids else None) for call in calls)
+
+    @cached_property
+    def _writes_ids(self) -> bool:
+        """Whether a call's own id is written into it: Mistral's templates do it. Those that refuse the trial may do so, too."""
+        texts = []
+        for name in ("call00000", "call00001"):
+            plain = self._plain({**ONE, "tool_calls": [{**CALL, "id": name}]})
+            texts.append(self._attempt([*SHORT, plain]))
+        return texts[0] is None or texts[0] != texts[1]
+
+    def _find_own(
+        self, before: Sequence[Message], calls: Sequence[Message], tools: Sequence[Tool] | None, options: Options
+    ) -> Own:
+        for place in _PLACES:
+            # Nothing behind: for templates that want every call answered before the user speaks.
+            for behind in (SHORT, ()):
+                try:
+                    calling, speaking = (
+                        self._after(self._render([*before, turn, *behind], tools, options), limit)
+                        for turn, limit in (
+                            (self._marked(calls, place, self._sentinel), len(calls)),
+                            (self._marked((), place, self._sentinel), 1),
+                        )
+                    )
+                except (BadRequestError, RenderingError):
+                    continue
+                return Own(place, self._cut(calling, speaking))
+        raise RenderingError("the template writes neither the arguments of a call nor the text in front of it")
+
+    def _cut(self, calling: str, speaking: str) -> str:
+        """What a turn with calls writes of its own, given what stands behind the sentinel with calls and without.
+
+        Mostly both end alike, closing and all, and what is more is the turn's own. gpt-oss closes calls with a token of
+        their own (`<|call|>`, a text with `<|end|>`), and Gemma 4 opens the answer at once: then the last special token
+        in front of where the two begin to be alike is what closes the turn.
+        """
+        if calling.endswith(speaking):
+            return calling[: len(calling) - len(speaking)]
+        differs = len(calling) - _alike(calling[::-1], speaking[::-1])
+        starts = [match.start() for match in self._special.finditer(calling) if match.start() < differs]
+        return calling[: starts[-1] if starts else differs]
+
+    def _marked(self, calls: Sequence[Message], place: Literal["arguments", "content"], sentinel: str) -> Message:
+        """An assistant's turn with the sentinel in it: in each of its calls, for not every template writes them all."""
+        if not calls:
+            return {"role": "assistant", "content": sentinel}
+        inside = place == "arguments"
+        arguments: Any = {"x": sentinel} if inside else {}
+        if self._wants_text:
+            arguments = json.dumps(arguments)
+        marked = [{**call, "function": {**call["function"], "arguments": arguments}} for call in calls]
+        return {"role": "assistant", "content": "" if inside else sentinel, "tool_calls": marked}
+
+    def _after(self, text: str, limit: int) -> str:
+        head, found, rest = text.rpartition(self._sentinel)
+        if not found or head.count(self._sentinel) >= limit:
+            raise RenderingError(NOT_ONCE)
+        return rest
+
+
+def _ending(text: str, known: Sequence[str]) -> str:
+    """The longest of these that a text ends with."""
+    return max((one for one in known if text.endswith(one)), key=len, default="")
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
+
+
+def options_key(options: Options) -> tuple[object, ...]:
+    """What the tail's form may hang on: a plain value counts, of a list or an object (`documents`) only that it is there."""
+    if not options:
+        return ()
+    return tuple(
+        (name, repr(value) if value is None or isinstance(value, str | int | float) else None)
+        for name, value in sorted(options.items())
+    )
+
+
+def remember(memory: dict[tuple[object, ...], Any], key: tuple[object, ...], value: object) -> None:
+    """Put something into a memory of limited size."""
+    if len(memory) >= REMEMBERED:
+        memory.clear()
+    memory[key] = value

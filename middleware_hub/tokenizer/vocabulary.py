@@ -1,0 +1,275 @@
+"""Ids and the characters they spell, by table.
+
+A table id -> bytes holds for both families of tokenizers that engines serve: byte-level BPE (every id is a run of bytes, in
+an alphabet of printable stand-ins) and SentencePiece (pieces with `▁` for a space, and `<0xXX>` for single bytes). From
+bytes follows where every token ends: a character is *begun* by the token that holds its first byte, and
+
+    ends[i] = characters begun by tokens 0..i
+
+so that the tokens of one character share an end and go together, and `searchsorted(ends, cut, "right")` is the whole rule
+for a cut, once a token is raised to the end of the one that finishes its last character (a token may finish one character
+and go on with whole ones: `EC 9E`, `88 EC 8A B5`). One vectorised sum, as long as the bytes are valid UTF-8; where they are
+not, decoders put `�`, and the slow path counts as they do: a lossy decoder one for each maximal broken part, SentencePiece
+one for each byte of a broken run.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from middleware_hub.spans.chain import SpanFlag, TokenSpan
+
+REPLACEMENT = "\ufffd"
+
+
+class Vocabulary:
+    """What every id spells. Implements `spans.Measure`.
+
+    Args:
+        pieces: id -> bytes, complete for ids the tokenizer knows.
+        special: ids that `skip_special_tokens` leaves out of a text.
+        boundaries: ids of added tokens behind which encoding is provably compositional.
+        added: ids that an encoder looks for in a text before anything else, whatever stands around them.
+        byte_ids: SentencePiece's byte tokens, empty for byte-level vocabularies.
+        strips_lead: whether its decoder takes away a space that begins a text.
+    """
+
+    def __init__(
+        self,
+        pieces: Mapping[int, bytes],
+        *,
+        special: Iterable[int],
+        boundaries: Iterable[int] = (),
+        added: Iterable[int] = (),
+        byte_ids: Collection[int] = (),
+        strips_lead: bool = False,
+    ) -> None:
+        self.strips_lead = strips_lead
+        size = max(pieces) + 1
+        self._pieces = [pieces.get(i, b"") for i in range(size)]
+        ends = np.cumsum([len(piece) for piece in self._pieces])
+        begins = np.frombuffer(b"".join(self._pieces), dtype=np.uint8) & 0xC0 != 0x80
+        # One more entry than there are ids: what an id beyond the table looks up, which decoders skip, too.
+        self._begun = np.zeros(size + 1, dtype=np.int32)
+        self._begun[:size] = np.diff(np.concatenate(([0], np.cumsum(begins)))[ends], prepend=0)
+        # SentencePiece's byte tokens are one byte long: none of them finishes a character and begins another one.
+        joins = [] if byte_ids else [i for i, piece in enumerate(self._pieces) if piece and piece[0] & 0xC0 == 0x80]
+        self._joins = _mask(joins, size)
+        self._special = _mask(special, size)
+        self._boundary = _mask(boundaries, size)
+        self._bytes = frozenset(byte_ids)
+        literals = sorted({self.literal(i) for i in added} - {""}, key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
+        self._reach = max(map(len, literals), default=1) - 1
+        self.special_ids = frozenset(int(i) for i in np.flatnonzero(self._special))
+
+    def __len__(self) -> int:
+        """One more than the highest id that is known here."""
+        return len(self._pieces)
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes of one id; empty for one that is not known."""
+        return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
+
+    def literal(self, token_id: int) -> str:
+        """The text of one id on its own."""
+        return self.piece(token_id).decode("utf-8", "replace")
+
+    def spell(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of ids in their context (no dummy space is taken off, no space is put in)."""
+        joined = self._joined(ids, skip_special)
+        if not self._bytes:
+            return joined.decode("utf-8", "replace")
+        try:
+            return joined.decode("utf-8")
+        except UnicodeDecodeError:
+            return "".join(self._spell_runs(ids, skip_special))
+
+    def lossy(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of ids, each broken character by itself, whatever the decoder's habit is."""
+        return self._joined(ids, skip_special).decode("utf-8", "replace")
+
+    def _joined(self, ids: Sequence[int], skip_special: bool) -> bytes:
+        pieces = self._pieces
+        if skip_special and not self.special_ids.isdisjoint(ids):
+            ids = [i for i in ids if i not in self.special_ids]
+        try:
+            if min(ids, default=0) >= 0:
+                return b"".join([pieces[i] for i in ids])
+        except IndexError:
+            pass
+        return b"".join([pieces[i] for i in ids if 0 <= i < len(pieces)])
+
+    def _spell_runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[str]:
+        for run, broken in self._runs(ids, skip_special):
+            yield REPLACEMENT * len(run) if broken else self._joined(run, False).decode("utf-8", "replace")
+
+    def _runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[tuple[list[int], bool]]:
+        """Ids cut where byte tokens begin and end, and whether a run of them is not UTF-8 as a whole."""
+        run: list[int] = []
+        for i in ids:
+            if skip_special and i in self.special_ids:
+                continue  # the decoder never sees it, so it does not end a run
+            if run and (i in self._bytes) != (run[-1] in self._bytes):
+                yield run, self._broken(run)
+                run = []
+            run.append(i)
+        if run:
+            yield run, self._broken(run)
+
+    def _broken(self, run: list[int]) -> bool:
+        if run[0] not in self._bytes:
+            return False
+        try:
+            self._joined(run, False).decode("utf-8")
+        except UnicodeDecodeError:
+            return True
+        return False
+
+    # Where tokens end ----------------------------------------------------------------------------------------------------
+
+    def ends(self, span: TokenSpan) -> NDArray[np.int32]:
+        """Character ends of a span's tokens, relative to its start; kept with the span from then on."""
+        if span.ends is not None:
+            return np.frombuffer(span.ends, dtype=np.int32)
+        if span.flags & SpanFlag.WHOLE:
+            return np.full(len(span), span.width, dtype=np.int32)
+        table = self._within(np.frombuffer(span.ids, dtype=np.int32))
+        widths = self._begun[table]
+        if span.flags & SpanFlag.SKIPS_SPECIAL:
+            widths[: span.visible][self._special[table[: span.visible]]] = 0
+        if span.flags & SpanFlag.BOS:
+            widths[0] = 0
+        ends = self._raised(np.cumsum(widths, dtype=np.int32), self._joins[table])
+        if span.flags & SpanFlag.DUMMY:
+            ends = np.maximum(ends - 1, 0, dtype=np.int32)
+        span.ends = ends.tobytes()
+        return ends
+
+    def begun(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
+        """`ends` for ids that spell valid UTF-8: a running sum over a table."""
+        table = self._within(_as_array(ids))
+        widths = self._begun[table]
+        if skip_special:
+            widths[self._special[table]] = 0
+        return self._raised(np.cumsum(widths, dtype=np.int32), self._joins[table])
+
+    @staticmethod
+    def _raised(ends: NDArray[np.int32], continues: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """`ends` in which tokens that share a character have the last one's. `continues`: which go on with an open one."""
+        if not continues.any():
+            return ends
+        has_text = continues | (np.diff(ends, prepend=np.int32(0)) > 0)
+        shares = False
+        for index in range(len(ends) - 1, -1, -1):
+            if shares:
+                ends[index] = ends[index + 1]
+            if has_text[index]:
+                shares = bool(continues[index])
+        return ends
+
+    def counted(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
+        """`ends` for any ids: decoded token by token, counting as the decoder does where bytes are not UTF-8."""
+        ends: list[int] = []
+        if not self._bytes:
+            decoder, characters = _Decoder(), 0
+            continues: list[bool] = []
+            for i in ids:
+                piece = b"" if skip_special and i in self.special_ids else self.piece(i)
+                continues.append(bool(decoder.open and piece) and _goes_on(decoder.open, piece[:1]))
+                characters += len(decoder.decode(piece))
+                ends.append(characters + bool(decoder.open))
+            return self._raised(np.array(ends, dtype=np.int32), np.array(continues, dtype=np.bool_))
+        kept = [i for i in ids if not (skip_special and i in self.special_ids)]
+        widths: list[int] = []
+        for run, broken in self._runs(kept, False):
+            widths += [1] * len(run) if broken else [int(self._begun[self._index(i)]) for i in run]
+        upcoming, characters = iter(widths), 0
+        for i in ids:
+            if not (skip_special and i in self.special_ids):
+                characters += next(upcoming)
+            ends.append(characters)
+        return np.array(ends, dtype=np.int32)
+
+    def textless(self, span: TokenSpan, index: int) -> bool:
+        """Whether a token has no text of its own: a special token that vanished, or an id that spells nothing."""
+        token_id = int.from_bytes(span.ids[4 * index : 4 * index + 4], "little", signed=True)
+        if span.flags & SpanFlag.SKIPS_SPECIAL and token_id in self.special_ids:
+            return True
+        return not self.piece(token_id)
+
+    def last_boundary(self, span: TokenSpan, count: int) -> int:
+        """See `spans.Measure.last_boundary`."""
+        if span.flags & SpanFlag.WHOLE:
+            return 0
+        ids = np.frombuffer(span.ids, dtype=np.int32)[:count]
+        found = np.flatnonzero(self._boundary[self._within(ids)])
+        # A BOS that the text does not spell is no boundary of the text.
+        unspelled = len(found) and found[-1] == 0 and span.flags & SpanFlag.BOS
+        return int(found[-1]) + 1 if len(found) and not unspelled else 0
+
+    def straddled(self, text: str, position: int) -> int | None:
+        """Where an added token begins that a text spells around `position`, so that neither side of it does; else None."""
+        window = max(0, position - self._reach)
+        for found in self._added.finditer(text, window, position + self._reach):
+            if found.start() >= position:
+                break
+            if found.end() > position:
+                return found.start()
+        return None
+
+    def _within(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
+        if len(ids) and ids.min() >= 0 and ids.max() < len(self._pieces):
+            return ids
+        return np.where((ids >= 0) & (ids < len(self._pieces)), ids, len(self._pieces))
+
+    def _index(self, token_id: int) -> int:
+        return token_id if 0 <= token_id < len(self._pieces) else len(self._pieces)
+
+
+def _as_array(ids: Sequence[int]) -> NDArray[np.int32]:
+    try:
+        return np.frombuffer(array("i", ids), dtype=np.int32)
+    except OverflowError:
+        return np.array([i if abs(i) < 2**31 else -1 for i in ids], dtype=np.int32)
+
+
+class _Decoder:
+    """UTF-8, piece by piece, with a replacement for each part of what is none, as soon as that is certain.
+
+    Python's own keeps the first two bytes of a surrogate (ED A0 to ED BF) for a third one, for those who let surrogates pass.
+    Here they are no character, whatever comes behind them, and so two.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def open(self) -> bytes:
+        """What may yet become a character."""
+        return self._decoder.getstate()[0]
+
+    def decode(self, piece: bytes) -> str:
+        """The characters that are certain now."""
+        text, left = self._decoder.decode(piece), self.open
+        if len(left) == 2 and left[0] == 0xED and left[1] >= 0xA0:
+            self._decoder.reset()
+            text += 2 * REPLACEMENT
+        return text
+
+
+def _goes_on(open_bytes: bytes, byte: bytes) -> bool:
+    """Whether a byte belongs to the character that is open, rather than breaking it."""
+    return REPLACEMENT not in _Decoder().decode(open_bytes + byte)
+
+
+def _mask(ids: Iterable[int], size: int) -> NDArray[np.bool_]:
+    mask = np.zeros(size + 1, dtype=np.bool_)
+    mask[[i for i in ids if 0 <= i < size]] = True
+    return mask

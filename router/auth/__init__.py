@@ -1,0 +1,1 @@
+"""Keys, permissions, and who is calling."""

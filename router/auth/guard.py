@@ -1,0 +1,88 @@
+"""Who may: the check of keys in front of everything, and whose request it is from there on."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.auth.callers import CALLER, TENANT, Caller
+from router.auth.keys import Keys
+from router.auth.permissions import Right, needed
+from router.errors import BadRequestError, ForbiddenError, RouterError
+from router.http.asgi import header
+from router.observability.requests import REQUEST, RequestRecord
+
+logger = logging.getLogger(__name__)
+
+ACT_AS = b"x-tenant"
+"""The header by which an admin acts as a tenant."""
+
+
+class UnauthorizedError(RouterError):
+    """No key, or a wrong one."""
+
+    status = 401
+    type = "unauthorized"
+
+
+class ApiKeyGuard:
+    """Lets a request in if its key (`Authorization: Bearer`) has the right to do what it wants, and notes whose it is."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+        if keys.tenants:
+            logger.info("tenants: %s", ", ".join(keys.tenants))
+        if len(keys.tenants) > 1 and not keys.have_admin:
+            logger.warning(
+                "there are %d tenants and no --admin-key: each of them can pause the fleet, end what others generate, and"
+                " add workers that see what others write",
+                len(keys.tenants),
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises UnauthorizedError, ForbiddenError, and BadRequestError for a tenant that there is not."""
+        if scope["type"] != "lifespan":
+            right = needed(scope.get("method", "GET"), scope["path"])
+            if right is not Right.FREE:
+                scope = _of(scope, self._caller(scope, right))
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope, right: Right) -> Caller:
+        caller = self._keys.identify(_key_of(scope))
+        if caller is None and right is Right.USE:
+            caller = self._keys.anonymous()
+        if caller is None:
+            raise UnauthorizedError(
+                "this router needs a key: Authorization: Bearer KEY", headers=(("www-authenticate", "Bearer"),)
+            )
+        if right is Right.ADMIN and not caller.admin:
+            raise ForbiddenError(f"{scope.get('method', 'GET')} {scope['path']} wants an admin key (--admin-key)")
+        tenant = header(scope, ACT_AS)
+        return caller if tenant is None else self._acting_as(tenant, caller)
+
+    def _acting_as(self, tenant: str, caller: Caller) -> Caller:
+        if caller.tenant or not caller.admin:
+            raise ForbiddenError("x-tenant wants an admin key (--admin-key)")
+        if tenant not in self._keys.tenants:
+            known = ", ".join(self._keys.tenants) or "none"
+            raise BadRequestError(f"x-tenant: there is no tenant {tenant!r}, but: {known}")
+        return Caller(tenant, admin=True, confined=True)
+
+
+def _key_of(scope: Scope) -> bytes:
+    """The key that came along: as a bearer's, or in the way of Anthropic's clients."""
+    scheme, _, given = (header(scope, b"authorization") or "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode("latin-1")
+    return (header(scope, b"x-api-key") or "").strip().encode("latin-1")
+
+
+def _of(scope: Scope, caller: Caller) -> Scope:
+    """The scope as this caller's. Workers are not told of it."""
+    state = {**(scope.get("state") or {}), TENANT: caller.tenant, CALLER: caller}
+    record: RequestRecord | None = state.get(REQUEST)
+    if record is not None:
+        record.tenant = caller.tenant
+    return {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != ACT_AS], "state": state}

@@ -1,0 +1,85 @@
+"""The keys that let requests in, and the tenant that each of them names."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+
+from router.auth.callers import Caller
+from router.errors import BadRequestError
+
+_NAMED = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(.*)", re.DOTALL)
+_WRITABLE = re.compile(r"[!-~]+")
+
+
+class Keys:
+    """`--api-key [TENANT:]KEY` and `--admin-key KEY`.
+
+    Kept are digests: they are all of one length, so that comparing takes the same time for all of them.
+    """
+
+    def __init__(self, api_keys: Iterable[str] = (), admin_keys: Iterable[str] = ()) -> None:
+        """Raises BadRequestError for a key that no header can carry, and for one that means two things."""
+        self._tenants: dict[bytes, str] = {}
+        for given in api_keys:
+            name, key = _split(given)
+            digest = _digest(_checked("--api-key", key).encode())
+            if self._tenants.setdefault(digest, name) != name:
+                raise BadRequestError(f"--api-key: tenants {self._tenants[digest]!r} and {name!r} have the same key")
+        self._admins = tuple(dict.fromkeys(_digest(_checked("--admin-key", key).encode()) for key in admin_keys))
+        both = [self._tenants[digest] for digest in self._admins if digest in self._tenants]
+        if both:
+            raise BadRequestError(
+                f"--admin-key: an admin key is also the key of tenant {both[0]!r}: give it one of its own"
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants or self._admins)
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Their names, each once."""
+        return tuple(dict.fromkeys(self._tenants.values()))
+
+    @property
+    def have_admin(self) -> bool:
+        """Whether changing the fleet takes a key of its own."""
+        return bool(self._admins)
+
+    @property
+    def several(self) -> bool:
+        """Whether requests of more than one tenant come in; an admin's own are of none."""
+        return len(self.tenants) + self.have_admin > 1
+
+    def identify(self, key: bytes) -> Caller | None:
+        """Whose key this is; None if it is nobody's. However many there are, each of them is looked at."""
+        digest = _digest(key)
+        admin = sum(hmac.compare_digest(digest, known) for known in self._admins)
+        names = [name for known, name in self._tenants.items() if hmac.compare_digest(digest, known)]
+        if admin:
+            return Caller()
+        return Caller(names[0], admin=not self.have_admin, confined=self.several) if names else None
+
+    def anonymous(self) -> Caller | None:
+        """Who comes without a key, where only admins have one: None where tenants have."""
+        return None if self._tenants else Caller(admin=False, confined=True)
+
+
+def _split(given: str) -> tuple[str, str]:
+    """The tenant and the key. A key without a tenant is one of its own, called by something that does not give it away."""
+    matched = _NAMED.fullmatch(given)
+    assert matched is not None
+    name, key = matched.groups()
+    return name or "key-" + hashlib.blake2b(key.encode(), digest_size=4).hexdigest(), key
+
+
+def _checked(flag: str, key: str) -> str:
+    if not _WRITABLE.fullmatch(key):
+        raise BadRequestError(f"{flag} must not be empty, and has no spaces and nothing but ASCII in it")
+    return key
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.blake2b(key, digest_size=32).digest()

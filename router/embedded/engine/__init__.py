@@ -1,0 +1,1 @@
+"""The engine: admission, sampling, stop conditions. No HTTP."""

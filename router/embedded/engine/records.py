@@ -1,0 +1,44 @@
+"""What a worker remembers of its requests: what a test compares with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.embedded.engine.stopping import FinishReason
+
+
+@dataclass
+class Record:
+    """One reply, as it was made."""
+
+    rid: str
+    body: dict[str, Any]  # the request as received (of a batch: the whole of it)
+    raw: bytes
+    headers: dict[str, str]
+    index: int  # the reply's place in the batch
+    input_ids: list[int]  # what the model consumed
+    from_text: bool  # the worker had to encode a text itself, which a router must not let happen
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)  # per output token
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    disconnected: bool = False
+
+
+@dataclass
+class Call:
+    """Any request that is not a generation."""
+
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+    raw: bytes
+
+    @property
+    def body(self) -> Any:
+        """Its JSON, or None."""
+        return json.loads(self.raw) if self.raw else None

@@ -1,0 +1,85 @@
+"""When a reply is over. The order is SGLang's: stop strings, patterns, tokens, length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from router.embedded.engine.sampling import Sampling
+from router.embedded.engine.script import Script
+from router.embedded.models.vocabulary import Vocabulary
+
+FinishReason = dict[str, Any]
+
+ABORTED: FinishReason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+DEQUEUED: FinishReason = {"type": "abort", "message": "Abort in waiting queue"}
+
+
+class Stopping:
+    """The ends that a reply may come to."""
+
+    def __init__(self, vocabulary: Vocabulary, sampling: Sampling, script: Script) -> None:
+        self._vocabulary = vocabulary
+        self._sampling = sampling
+        self._script = script
+        self._ids = frozenset() if sampling.ignore_eos else vocabulary.eos_ids | sampling.stop_token_ids
+        # The text of so many last tokens is searched: as many as the longest stop may have when it is encoded, and one more.
+        self._window = 0
+        if sampling.stop or sampling.stop_regex:
+            self._window = 1 + max(
+                _longest(sampling.stop, lambda stop: _encoded_length(vocabulary, stop)),
+                _longest(sampling.stop_regex, _pattern_length),
+            )
+
+    def reason(self, output_ids: Sequence[int]) -> FinishReason | None:
+        """Looked at after each token: why it was the last one, or None."""
+        sampling, script, count = self._sampling, self._script, len(output_ids)
+        if self._window:
+            tail = self._tail(output_ids)
+            for stop in sampling.stop:
+                if stop in tail:
+                    return {"type": "stop", "matched": stop}
+            for pattern in sampling.stop_regex:
+                if re.search(pattern, tail):
+                    return {"type": "stop", "matched": pattern}
+        if output_ids[-1] in self._ids:
+            return {"type": "stop", "matched": output_ids[-1]}
+        if count >= sampling.max_new_tokens:
+            return {"type": "length", "length": sampling.max_new_tokens}
+        if count >= len(script.ids) and script.finish == "length":
+            return {"type": "length", "length": count}
+        if count >= len(script.ids) and script.finish == "abort":
+            return dict(ABORTED)
+        return None
+
+    def may_begin(self, output_ids: Sequence[int]) -> bool:
+        """Is the end of the text the beginning of a stop string? Then a stream waits before it says more."""
+        if not self._sampling.stop:
+            return False
+        tail = self._tail(output_ids)
+        return any(
+            stop in tail or any(tail.endswith(stop[:size]) for size in range(1, len(stop) + 1))
+            for stop in self._sampling.stop
+            if stop
+        )
+
+    def _tail(self, output_ids: Sequence[int]) -> str:
+        return self._vocabulary.decode(output_ids[-self._window :], skip_special_tokens=False)
+
+
+def _longest(items: Sequence[str], measure: Callable[[str], int]) -> int:
+    return max((measure(item) for item in items), default=0)
+
+
+@lru_cache(maxsize=256)
+def _encoded_length(vocabulary: Vocabulary, text: str) -> int:
+    return len(vocabulary.encode_bare(text))
+
+
+@lru_cache(maxsize=256)
+def _pattern_length(pattern: str) -> int:
+    # SGLang measures a pattern by the longest text it can match; what has no longest gets a generous window.
+    pieces = re.sub(r"\\.|\[[^]]*\]", "x", pattern)
+    return 64 if re.search(r"[*+{]", pieces) else len(pieces)

@@ -1,0 +1,1 @@
+"""SGLang's routes in front of the engine."""

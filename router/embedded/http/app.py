@@ -1,0 +1,206 @@
+"""The engine as an ASGI application: SGLang's routes, and the answers to a generation.
+
+Two of a worker's endings are not the application's to bring about: `on_death` is told when a request was one of those that
+end a worker, and `reset` cuts a client's connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from router.embedded.engine.admission import admit
+from router.embedded.engine.engine import NOTHING, Engine, Job
+from router.embedded.engine.errors import Broken, Deadly, Refused
+from router.embedded.engine.faults import BUSY, GAVE_UP
+from router.embedded.engine.records import Call, Record
+from router.embedded.http.control import Control
+from router.embedded.http.exchange import DONE, EVENTS, JSON, PLAIN, Exchange, Receive, Scope, Send, event, read
+from router.embedded.http.wire import Wire
+from router.embedded.models.vocabulary import Vocabulary
+
+
+class EngineApp:
+    """Serves an engine.
+
+    Args:
+        engine: what runs.
+        vocabulary: its tokenizer.
+        wire: the shapes of its replies.
+        control: the routes that are no generations.
+        context_length: longer prompts are refused.
+        log: every reply's record; None keeps none.
+        calls: everything else that was asked.
+        on_death: told the reason.
+        reset: cuts the connection of a client, which is named by its address.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        vocabulary: Vocabulary,
+        wire: Wire,
+        control: Control,
+        *,
+        context_length: int,
+        log: list[Record] | None,
+        calls: list[Call] | None,
+        on_death: Callable[[str], Awaitable[None]],
+        reset: Callable[[tuple[Any, ...]], None],
+    ) -> None:
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._wire = wire
+        self._control = control
+        self._context_length = context_length
+        self._log = log
+        self._calls = calls
+        self._on_death = on_death
+        self._reset = reset
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http" or (raw := await read(receive)) is None:
+            return
+        exchange = Exchange(scope, receive, send, raw)
+        try:
+            if exchange.path == "/generate" and exchange.method in ("POST", "PUT"):
+                await self._generate(exchange)
+            else:
+                if self._calls is not None:
+                    call = Call(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
+                    self._calls.append(call)
+                await self._control(exchange)
+        except Refused as refused:
+            await exchange.answer(400, refused.body())
+        except Broken:
+            await exchange.answer(500, b"Internal Server Error", PLAIN)
+        except Deadly as death:
+            await self._on_death(str(death))
+        finally:
+            self._engine.changed()
+
+    # -- generations ---------------------------------------------------------------------------------------------------
+
+    async def _generate(self, exchange: Exchange) -> None:
+        body = exchange.json_object()
+        stream = bool(body.get("stream"))
+        try:
+            jobs, listed = self._admit(exchange, body)
+        except Refused as refused:
+            if not stream or refused.shape != "message":
+                raise
+            error = {"message": refused.message, "type": "invalid_request_error", "code": 400, "retryable": False}
+            await exchange.start(200, EVENTS)
+            await exchange.part(event({"error": error}) + DONE, last=True)
+            return
+        self._engine.changed()
+        work = asyncio.ensure_future(
+            self._stream(exchange, jobs, listed) if stream else self._reply(exchange, jobs, listed)
+        )
+        gone = asyncio.ensure_future(exchange.disconnected())
+        try:
+            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                for job in jobs:
+                    job.record.disconnected = True
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+            for job in jobs:
+                self._engine.retire(job)
+
+    def _admit(self, exchange: Exchange, body: dict[str, Any]) -> tuple[list[Job], bool]:
+        """Make a request's jobs, prompt-major; tell whether the answer is a list."""
+        engine = self._engine
+        admitted = admit(body, self._vocabulary, context_length=self._context_length, in_flight=engine.jobs)
+        records = [
+            Record(one.rid, body, exchange.raw, exchange.headers, number, one.input_ids, admitted.from_text)
+            for number, one in enumerate(admitted.replies)
+        ]
+        if self._log is not None:
+            self._log += records
+        jobs = [engine.start(one, record) for one, record in zip(admitted.replies, records, strict=True)]
+        return jobs, admitted.listed
+
+    async def _reply(self, exchange: Exchange, jobs: list[Job], listed: bool) -> None:
+        fault = next((job.fault for job in jobs if job.fault), None)
+        match fault:
+            case "no_answer":
+                await asyncio.Event().wait()
+            case "http_503" | "error_event" | "abort_503":
+                await exchange.answer(503, BUSY)
+                return
+            case "http_500":
+                await exchange.answer(500, b"Internal Server Error", PLAIN)
+                return
+        payloads = [await self._run(jobs[0])] if len(jobs) == 1 else await asyncio.gather(*map(self._run, jobs))
+        content = b"[%b]" % b",".join(payloads) if listed else payloads[0]
+        match fault:
+            case "not_json":
+                await exchange.answer(200, b"<html>this is not JSON</html>", JSON)
+            case "no_done":
+                await exchange.answer(200, content[: len(content) // 2])
+            case "dies":
+                await exchange.start(200, JSON)
+                await exchange.part(content[: len(content) // 2])
+                self._reset(exchange.client)
+            case _:
+                await exchange.answer(200, content)
+
+    async def _run(self, job: Job) -> bytes:
+        last = NOTHING
+        async for progress in self._engine.run(job, stream=False):
+            last = progress
+        self._engine.retire(job)
+        return self._wire.payload(job, last, self._engine.weight_version)
+
+    async def _stream(self, exchange: Exchange, jobs: list[Job], listed: bool) -> None:
+        fault = next((job.fault for job in jobs if job.fault), None)
+        if fault == "no_answer":
+            await asyncio.Event().wait()
+        if fault in ("http_500", "http_503"):
+            await exchange.answer(int(fault[-3:]), BUSY)
+            return
+        await exchange.start(200, EVENTS)
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        async with asyncio.TaskGroup() as group:
+            for number, job in enumerate(jobs):
+                group.create_task(self._run_stream(job, number if listed else None, events, busy=fault == "abort_503"))
+            going = len(jobs)
+            while going:
+                payload = await events.get()
+                if payload is None:
+                    going -= 1
+                    continue
+                await exchange.part(event(payload))
+                if fault == "not_json":
+                    await exchange.part(b"data: {this is not JSON\n\n")
+                elif fault == "error_event":
+                    await exchange.part(event(GAVE_UP))
+                elif fault == "dies":
+                    self._reset(exchange.client)
+                if fault in ("error_event", "dies", "no_done", "abort_503"):
+                    self._engine.give_up(jobs)
+                    break
+        if fault == "no_done":
+            await exchange.part(b"", last=True)
+        elif fault != "dies":
+            await exchange.part(DONE, last=True)
+
+    async def _run_stream(
+        self, job: Job, index: int | None, events: asyncio.Queue[bytes | None], *, busy: bool
+    ) -> None:
+        since = NOTHING
+        async for progress in self._engine.run(job, stream=True):
+            if progress.finish is not None:
+                self._engine.retire(job)
+            events.put_nowait(
+                self._wire.payload(job, progress, self._engine.weight_version, since=since, index=index, busy=busy)
+            )
+            since = progress
+        events.put_nowait(None)

@@ -1,0 +1,237 @@
+"""Every route of a worker but /generate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from router.embedded.engine.engine import Engine, PauseMode
+from router.embedded.engine.errors import Refused
+from router.embedded.http.exchange import Exchange
+from router.embedded.http.wire import Wire
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+_UPDATED = "Succeeded to update model weights."
+_MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
+
+
+class Control:
+    """Answers about an engine, and commands to it.
+
+    Args:
+        engine: which.
+        wire: how it streams, which /server_info tells.
+        tokenizer_path: which stands for the model's path, too.
+        context_length: as it is told.
+        stream_interval: as it is told.
+        health_timeout: seconds that /health waits for a paused engine before its 503.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        wire: Wire,
+        *,
+        tokenizer_path: str,
+        context_length: int,
+        stream_interval: int,
+        health_timeout: float,
+    ) -> None:
+        self.unhealthy = False
+        self.skip_tokenizer_init = False
+        self._engine = engine
+        self._wire = wire
+        self._path = tokenizer_path
+        self._context_length = context_length
+        self._stream_interval = stream_interval
+        self._health_timeout = health_timeout
+        self._started = int(time.time())
+        get, post, both = ("GET",), ("POST",), ("GET", "POST")
+        self._routes: dict[str, tuple[tuple[str, ...], Handler]] = {
+            "/health": (get, self._health),
+            "/health_generate": (get, self._health),
+            "/ping": (get, self._ping),
+            "/ready": (get, self._ready),
+            "/model_info": (get, self._model_info),
+            "/get_model_info": (get, self._model_info),
+            "/server_info": (get, self._server_info),
+            "/get_server_info": (get, self._server_info),
+            "/v1/models": (get, self._models),
+            "/generate": (("POST", "PUT"), self._nothing),
+            "/abort_request": (post, self._abort_request),
+            "/pause_generation": (post, self._pause),
+            "/continue_generation": (post, self._continue),
+            "/flush_cache": (both, self._flush),
+            "/update_weight_version": (post, self._update_weight_version),
+            "/update_weights_from_disk": (post, self._update_from_disk),
+            "/update_weights_from_tensor": (post, self._update_from_tensor),
+            "/update_weights_from_distributed": (post, self._update_from_distributed),
+            "/update_weights_from_ipc": (post, self._update_from_ipc),
+            # Not SGLang's: shows what of a request arrives at a worker, for a router's catch-all.
+            "/echo": (("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"), self._echo),
+        }
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        methods, handler = self._routes.get(exchange.path, ((), self._nothing))
+        if not methods:
+            await exchange.answer(404, {"detail": "Not Found"})
+        elif exchange.method not in methods:
+            allow = (b"allow", ", ".join(methods).encode())
+            await exchange.answer(405, {"detail": "Method Not Allowed"}, more=[allow])
+        else:
+            await handler(exchange)
+
+    # -- how it is -----------------------------------------------------------------------------------------------------
+
+    async def _health(self, exchange: Exchange) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                self._engine.watchers.wait_for(lambda: not self._engine.paused), self._health_timeout
+            )
+        await self._state(exchange, self.unhealthy or self._engine.paused)
+
+    async def _ping(self, exchange: Exchange) -> None:
+        await self._state(exchange, self.unhealthy)
+
+    async def _ready(self, exchange: Exchange) -> None:
+        await self._state(exchange, self.unhealthy or self._engine.paused)
+
+    async def _state(self, exchange: Exchange, bad: bool) -> None:
+        await exchange.answer(503 if bad else 200)
+
+    async def _model_info(self, exchange: Exchange) -> None:
+        info = {
+            "model_path": self._path,
+            "served_model_name": self._path,
+            "tokenizer_path": self._path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": self._engine.weight_version,
+            "load_format": "auto",
+            "reasoning_parser": None,
+            "tool_call_parser": None,
+            "disaggregation_mode": "null",
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": "embedded",
+            "architectures": ["EmbeddedForCausalLM"],
+        }
+        await exchange.answer(200, info)
+
+    async def _server_info(self, exchange: Exchange) -> None:
+        info = {
+            "model_path": self._path,
+            "tokenizer_path": self._path,
+            "skip_tokenizer_init": self.skip_tokenizer_init,
+            "context_length": self._context_length,
+            "stream_interval": self._stream_interval,
+            "incremental_streaming_output": self._wire.stream_style == "incremental",
+            "weight_version": self._engine.weight_version,
+            "version": "0.5.23",
+        }
+        await exchange.answer(200, info)
+
+    async def _models(self, exchange: Exchange) -> None:
+        card = {
+            "id": self._path,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "sglang",
+            "root": self._path,
+            "parent": None,
+            "max_model_len": self._context_length,
+        }
+        await exchange.answer(200, {"object": "list", "data": [card]})
+
+    async def _nothing(self, exchange: Exchange) -> None:
+        await exchange.answer(404, {"detail": "Not Found"})
+
+    async def _echo(self, exchange: Exchange) -> None:
+        await exchange.answer(200, exchange.raw, exchange.headers.get("content-type", "application/octet-stream"))
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    async def _abort_request(self, exchange: Exchange) -> None:
+        body = exchange.json_object()
+        rid = wanted(body, "rid", str, "")
+        if body.get("abort_all"):
+            self._engine.abort_all()
+        else:
+            self._engine.abort(rid)
+        await exchange.answer(200)
+
+    async def _pause(self, exchange: Exchange) -> None:
+        mode = exchange.json_object().get("mode", "abort")
+        if mode not in _MODES:
+            raise Refused("Input should be 'abort', 'retract' or 'in_place'", "object")
+        await self._engine.pause(mode)
+        await exchange.answer(200, {"message": "Generation paused successfully.", "status": "ok"})
+
+    async def _continue(self, exchange: Exchange) -> None:
+        exchange.json_object()
+        self._engine.resume()
+        await exchange.answer(200, {"message": "Generation continued successfully.", "status": "ok"})
+
+    async def _flush(self, exchange: Exchange) -> None:
+        idle = self._engine.idle()
+        message = b"Cache flushed.\n" if idle else b"Flush cache failed.\n"
+        await exchange.answer(200 if idle else 400, message, None)
+
+    async def _update_weight_version(self, exchange: Exchange) -> None:
+        body = exchange.json_object()
+        version = wanted(body, "new_version", str)
+        if body.get("abort_all_requests", True):
+            self._engine.abort_all()
+        self._engine.weight_version = version
+        message = f"Weight version updated to {version}"
+        await exchange.answer(200, {"success": True, "message": message, "new_version": version})
+
+    async def _update_from_disk(self, exchange: Exchange) -> None:
+        body = exchange.json_object()
+        wanted(body, "model_path", str)
+        await self._update(body)
+        await exchange.answer(200, {"success": True, "message": _UPDATED, "num_paused_requests": 0})
+
+    async def _update_from_tensor(self, exchange: Exchange) -> None:
+        await self._update_from(exchange, "serialized_named_tensors")
+
+    async def _update_from_distributed(self, exchange: Exchange) -> None:
+        await self._update_from(exchange, "names", "dtypes", "shapes")
+
+    async def _update_from_ipc(self, exchange: Exchange) -> None:
+        body = exchange.json_object()
+        wanted(body, "zmq_handles", dict)
+        await self._update(body)
+        await exchange.answer(200, {"success": True, "message": _UPDATED})
+
+    async def _update_from(self, exchange: Exchange, *names: str) -> None:
+        body = exchange.json_object()
+        for name in names:
+            wanted(body, name, list)
+        await self._update(body)
+        await exchange.answer(200, {"success": True, "message": _UPDATED})
+
+    async def _update(self, body: dict[str, Any]) -> None:
+        if body.get("abort_all_requests"):
+            self._engine.abort_all()
+        version = wanted(body, "weight_version", str, None)
+        await self._engine.update_weights(version)
+
+
+def wanted(body: dict[str, Any], name: str, kind: type, *default: Any) -> Any:
+    """A value of a body; null is like none.
+
+    Raises:
+        Refused: it is of another kind, or not there and has no default.
+    """
+    value = body.get(name)
+    if value is None and default:
+        return default[0]
+    if not isinstance(value, kind):
+        raise Refused(f"body.{name}: input should be a valid {kind.__name__}", "object")
+    return value

@@ -1,0 +1,1 @@
+"""Where sampled tokens come from: an n-gram model, noise, a prepared pool."""

@@ -1,0 +1,118 @@
+"""Replies out of a pool that was made beforehand, for measuring load: a reply is a slice of it.
+
+Nothing is sampled, nothing is stopped at, and no token costs Python anything. `max_new_tokens` is the length, whatever else a
+request's `sampling_params` say; of logprobs there are those of the sampled tokens. All the same a reply is consistent: its
+text is what its ids decode to, because only tokens are in the pool whose text is the same wherever they stand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+from router.embedded.engine.sample import Asked, Logprobs, Versions
+from router.embedded.engine.sampling import Sampling
+from router.embedded.engine.script import FREE
+from router.embedded.engine.source import float32
+from router.embedded.engine.stopping import FinishReason
+from router.embedded.models.vocabulary import Vocabulary
+
+_WORDS = 4096  # different tokens
+_SIZE = 1 << 17  # tokens, 30 MB of them with their logprobs
+
+
+class Pool:
+    """Ids with their texts and logprobs.
+
+    Raises:
+        ValueError: the vocabulary has no token that always decodes alike.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        words = _words(vocabulary, rng)
+        if not words:
+            raise ValueError("a pool needs tokens that are words of their own, and this vocabulary has none")
+        chosen = rng.choices(sorted(words), k=_SIZE)
+        self.ids = chosen
+        self.logprobs = [float32(-rng.expovariate(0.7)) for _ in chosen]
+        self.entries = [(logprob, token, None) for logprob, token in zip(self.logprobs, chosen, strict=True)]
+        self.ends = [0, *itertools.accumulate(len(words[token]) for token in chosen)]  # of each token, in `text`
+        self.text = "".join(words[token] for token in chosen)
+        self._rng = rng
+
+    def place(self, length: int) -> int:
+        """Where a reply of so many tokens begins."""
+        return self._rng.randrange(max(1, _SIZE - length))
+
+
+class PooledReply:
+    """A slice of the pool, as far as it has been sampled."""
+
+    def __init__(self, pool: Pool, prompt_ids: Sequence[int], sampling: Sampling, asked: Asked) -> None:
+        self.prompt_ids = prompt_ids
+        self.sampling = sampling
+        self.script = FREE
+        self.asked = Asked(logprobs=asked.logprobs, texts=asked.texts, prompt_ids=asked.prompt_ids)
+        self.versions = Versions()
+        self.beside = Logprobs()
+        self.finish: FinishReason | None = None
+        self.burst = self.plain_interval = _SIZE
+        self.output_ids: list[int] = []
+        self._pool = pool
+        self._length = min(sampling.max_new_tokens, _SIZE)
+        self._start = pool.place(self._length)
+        if self._length == 0:
+            self.finish = {"type": "length", "length": 0}
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of what has been sampled."""
+        return self._pool.logprobs[self._start : self._start + len(self.output_ids)]
+
+    def advance(self, count: int, version: str) -> None:
+        """Go on in the pool."""
+        count = min(count, self._length - len(self.output_ids))
+        at = self._start + len(self.output_ids)
+        self.output_ids += self._pool.ids[at : at + count]
+        self.versions.extend(version, len(self.output_ids))
+        if len(self.output_ids) == self._length:
+            self.finish = {"type": "length", "length": self._length}
+
+    def text(self) -> str:
+        """The slice's text."""
+        ends = self._pool.ends
+        return self._pool.text[ends[self._start] : ends[self._start + len(self.output_ids)]]
+
+    def entries(self, start: int, end: int) -> list[tuple[float, int, None]]:
+        """The slice's."""
+        return self._pool.entries[self._start + start : self._start + end]
+
+    def holds_back(self) -> bool:
+        """Never."""
+        return False
+
+
+def _words(vocabulary: Vocabulary, rng: random.Random) -> dict[int, str]:
+    """Ids that are a word with its space: behind each other, and behind a prompt, they decode as they do alone."""
+    tried = rng.sample(vocabulary.ordinary, min(len(vocabulary.ordinary), 8 * _WORDS))
+
+    def decode(*ids: int) -> str:
+        return vocabulary.decode(ids, skip_special_tokens=True)
+
+    before = next((one for one in tried if decode(one).isalpha() and decode(one).isascii()), None)
+    if before is None:
+        return {}
+    found: dict[int, str] = {}
+    for token in tried:
+        text = decode(before, token)[len(decode(before)) :]
+        if _is_word(text):
+            found[token] = text
+        if len(found) == _WORDS:
+            break
+    return found
+
+
+def _is_word(text: str) -> bool:
+    return len(text) > 2 and text[0] == " " and text.isascii() and text[1:].isalpha()

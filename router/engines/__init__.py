@@ -1,0 +1,1 @@
+"""The engines that workers run: one package per engine."""

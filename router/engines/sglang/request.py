@@ -1,0 +1,290 @@
+"""Bodies of `POST /generate`, as SGLang's Python frontend (0.5.23) takes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from router.engines.sglang import hazards, segments
+from router.engines.sglang.json import JSON_ERRORS, decoded, is_null, parse_object, typed
+from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.sglang.segments import Segment
+from router.errors import BadRequestError
+from router.http.json_cost import check_items, check_weight
+
+_LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
+_MULTIMODAL = ("image_data", "video_data", "audio_data")
+_OURS = ("return_trajectory",)
+_PROMPT = ("text", "input_ids", segments.FIELD)
+LONGEST_NAME = 1024
+"""Characters of a request id, or of a weight version: both are kept with every reply."""
+_NESTED = re.compile(rb"\s*\[\s*\[")
+T = TypeVar("T")
+_LIST = re.compile(rb"\s*\[")
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """A body of `POST /generate`, checked as far as the router has to understand it.
+
+    One prompt or a batch of them, each sampled `samples` times: replies come prompt by prompt, `[p0s0, p0s1, p1s0, ...]`.
+
+    Attributes:
+        fields: the top level, raw.
+        sampling: `sampling_params` of every prompt, raw; one entry if they share it, none if there are none.
+        texts: the prompts, if they came as text.
+        ids: the prompts, if they came as ids (ids win over text, as with SGLang), or once their segments are `assembled`.
+        segments: the prompts, if they came as segments.
+        batch: whether the client wrote a list of prompts; then the reply is a list, too.
+        samples: `n`.
+        wants_logprobs: whether the client asked for logprobs; one entry a prompt, or one for all.
+        rids: the client's request ids, as it gave them: one, a list, or none.
+        lora_paths: the adapters, likewise.
+    """
+
+    fields: dict[str, Raw]
+    sampling: list[dict[str, Raw]]
+    texts: list[str] | None
+    ids: list[list[int]] | None
+    segments: list[list[Segment]] | None
+    batch: bool
+    samples: int
+    stream: bool
+    wants_logprobs: list[bool]
+    wants_trajectory: bool
+    rids: str | list[str | None] | None = None
+    lora_paths: str | list[str | None] | None = None
+
+    @classmethod
+    def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
+        """Raises BadRequestError for what no worker could serve, and for the prompts that kill one; TextTooLongError."""
+        fields = parse_object(body)
+        texts, ids, parts, batch = _prompts(fields, limits)
+        sampling = _sampling(fields)
+        prompts = texts or ids or parts
+        asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
+        logprobs = asked if isinstance(asked, list) and asked else [asked is True]
+        hazards.check(hazards.Asked(fields, sampling, None if prompts is None else len(prompts), batch, any(logprobs)))
+        asked_for = [typed(one, "n", int, "an integer") for one in sampling]
+        counts = {1 if count is None else count for count in asked_for} or {1}
+        if min(counts) < 1:
+            raise BadRequestError(f"`n` must be at least 1, not {min(counts)}")
+        if len(counts) > 1:
+            raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
+        limits.check_replies(max(counts) * len(prompts or "1"))
+        return cls(
+            fields,
+            sampling,
+            texts,
+            ids,
+            parts,
+            batch,
+            counts.pop(),
+            bool(typed(fields, "stream", bool, "true or false")),
+            logprobs,
+            bool(typed(fields, "return_trajectory", bool, "true or false")),
+            _checked_rids(typed(fields, "rid", str | list[str | None], "a string, or a list of them")),
+            typed(fields, "lora_path", str | list[str | None], "a string, or a list of them"),
+        )
+
+    @property
+    def listed(self) -> bool:
+        """Whether the reply is a list of generations."""
+        return self.batch or self.samples > 1
+
+    @property
+    def unrecordable(self) -> str | None:
+        """Why a reply to this request cannot be recorded; None if it can."""
+        if self.texts is None and self.ids is None and self.segments is None:
+            return "input_embeds"
+        if any(not is_null(self.fields.get(key)) for key in _MULTIMODAL):
+            return "multimodal"
+        if not is_null(self.fields.get("session_params")):
+            return "session_params"
+        return None
+
+    def skips_special(self, prompt: int) -> bool:
+        """`skip_special_tokens` of a prompt."""
+        return typed(_nth(self.sampling, prompt, {}), "skip_special_tokens", bool, "true or false") is not False
+
+    def asked_for_logprobs(self, prompt: int) -> bool:
+        """`return_logprob` of a prompt."""
+        return _nth(self.wants_logprobs, prompt, False)
+
+    def lora_path(self, prompt: int) -> str:
+        """The adapter of a prompt; empty for none."""
+        found = self.lora_paths
+        return (_nth(found, prompt, None) if isinstance(found, list) else found) or ""
+
+    @property
+    def most_top_logprobs(self) -> int:
+        """The largest `top_logprobs_num`; 0 if nobody asked for any."""
+        asked = hazards.integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
+        return max(asked, default=0)
+
+    @property
+    def stop_ids_held_back(self) -> list[int]:
+        """The `stop_token_ids` that are not to be sampled for as long as `min_new_tokens` says."""
+        return hazards.held_back(self.sampling)
+
+    def rid(self, prompt: int) -> str | None:
+        """The client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
+        rid = self.rids
+        if self.samples > 1 or (self.batch and isinstance(rid, str)):
+            return None
+        found = _nth(rid, prompt, None) if isinstance(rid, list) else rid
+        return found if isinstance(found, str) else None
+
+    def assembled(self, prompts: list[list[int]]) -> GenerateRequest:
+        """The same request once it is known which ids its segments are: from there on it is like one that came as ids."""
+        return msgspec.structs.replace(self, ids=prompts)
+
+    def passed_on(self, body: bytes) -> bytes:
+        """What a worker gets of a request that is not recorded: the body as it came, but for two things that would be a 500.
+
+        A text beside ids: the ids win, and SGLang would read off the text whether they are a batch. And `"n": null`.
+        (Segments are no worker's business: it gets their ids.)
+        """
+        if self.segments is not None:
+            assert self.ids is not None, "the segments are assembled"
+            return self.with_ids(self.ids, force_logprobs=False)
+        both = self.ids is not None and not is_null(self.fields.get("text"))
+        if not both and not self._has_null_n:
+            return body
+        out = {key: value for key, value in self.fields.items() if key != "text" or not both}
+        if self._has_null_n:
+            out["sampling_params"] = self._without_null_n(out["sampling_params"])
+        return msgspec.json.encode(out)
+
+    def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
+        """The body a worker gets: the same, with the ids of every prompt in the place of its text or its segments."""
+        out: dict[str, Raw] = {}
+        encoded = Raw(msgspec.json.encode(prompts if self.batch else prompts[0]))
+        drop_options = force_logprobs and not any(self.wants_logprobs)
+        for key, value in self.fields.items():
+            if key in _PROMPT:
+                out["input_ids"] = encoded
+            elif key in _OURS or (drop_options and key in _LOGPROB_OPTIONS):
+                continue
+            elif key == "sampling_params" and self._has_null_n:
+                out[key] = self._without_null_n(value)
+            else:
+                out[key] = value
+        if force_logprobs:
+            out["return_logprob"] = Raw(b"true")
+        return msgspec.json.encode(out)
+
+    @property
+    def _has_null_n(self) -> bool:
+        return any("n" in one and is_null(one["n"]) for one in self.sampling)
+
+    def _without_null_n(self, value: Raw) -> Raw:
+        """`"n": null` is answered with a 500."""
+        kept = [{key: raw for key, raw in one.items() if key != "n" or not is_null(raw)} for one in self.sampling]
+        return Raw(msgspec.json.encode(kept if _LIST.match(value) else kept[0]))
+
+
+class _WeightUpdate(msgspec.Struct):
+    new_version: str | None = None
+    weight_version: str | None = None
+
+
+def _checked_rids(given: str | list[str | None] | None) -> str | list[str | None] | None:
+    """Raises BadRequestError for an id that nobody could want to remember."""
+    for rid in given if isinstance(given, list) else (given,):
+        if rid is not None and len(rid) > LONGEST_NAME:
+            raise BadRequestError(f"`rid` is longer than {LONGEST_NAME} characters")
+    return given
+
+
+def new_weight_version(body: bytes) -> str | None:
+    """The version that a body of `/update_weight_version` or `/update_weights_from_*` brings; None if it brings none.
+
+    Raises BadRequestError for one that is longer than any name should be.
+    """
+    try:
+        update = msgspec.json.decode(body, type=_WeightUpdate)
+    except JSON_ERRORS:
+        return None
+    version = update.new_version or update.weight_version
+    if version is not None and len(version) > LONGEST_NAME:
+        raise BadRequestError(f"the weight version is longer than {LONGEST_NAME} characters")
+    return version
+
+
+def _prompts(
+    fields: dict[str, Raw], limits: PromptLimits
+) -> tuple[list[str] | None, list[list[int]] | None, list[list[Segment]] | None, bool]:
+    in_segments = segments.read(fields, limits)
+    if in_segments is not None:
+        return None, None, *in_segments
+    nested = _NESTED.match(fields.get("input_ids", b"")) is not None
+    expected = "a list of token ids, or a list of such lists"
+    prompts = _each(fields, "input_ids", list[int], expected, limits, nested=nested)
+    texts, listed = read_texts(fields, "text", limits)
+    if prompts is not None:
+        if not all(prompts):
+            raise BadRequestError("`input_ids` is empty, or has an empty prompt in it: give at least one token id")
+        return None, prompts, None, nested
+    if texts is not None:
+        if not texts or not all(texts):
+            raise BadRequestError("`text` is empty, or has an empty prompt in it: give at least one character")
+        return texts, None, None, listed
+    if is_null(fields.get("input_embeds")):
+        raise BadRequestError(
+            "a prompt is missing: give `text` (a string) or `input_ids` (a list of token ids), or `prompt_segments` "
+            "(a list of both)"
+        )
+    return None, None, None, False
+
+
+def _each(
+    fields: dict[str, Raw], key: str, kind: Any, expected: str, limits: PromptLimits, *, nested: bool
+) -> list[Any] | None:
+    """The prompts of a field, each by itself: read all at once, a large batch would hold up others. None if there are none."""
+    raw = fields.get(key)
+    if raw is None or is_null(raw):
+        return None
+    if nested and kind is str:
+        check_weight(bytes(raw))
+    elif nested:
+        limits.check_replies(bytes(raw).count(b"[") - 1)
+    found = []
+    for one in decoded(raw, key, list[Raw], expected) if nested else [raw]:
+        if kind is str:
+            limits.check_raw_text(one)
+        else:
+            check_items(one, limits.tokens, f"`{key}` has a prompt of more tokens", "--max-text-tokens")
+        found.append(decoded(one, key, kind, expected))
+        if kind is str:
+            limits.check_text(found[-1])
+    return found
+
+
+def read_texts(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
+    """The texts of a field that is one or a list of them, and whether it is a list.
+
+    Raises BadRequestError, TextTooLongError.
+    """
+    listed = _LIST.match(fields.get(key, b"")) is not None
+    return _each(fields, key, str, "a string, or a list of strings", limits, nested=listed), listed
+
+
+def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
+    raw = fields.get("sampling_params")
+    if raw is None or is_null(raw):
+        return []
+    if not _LIST.match(raw):
+        return [parse_object(raw, "`sampling_params`")]
+    entries = typed(fields, "sampling_params", list[Raw], "an object, or a list of objects")
+    return [{} if is_null(entry) else parse_object(entry, "an entry of `sampling_params`") for entry in entries]
+
+
+def _nth(values: list[T], index: int, default: T) -> T:
+    """The value for one prompt: its own, or the one that all share."""
+    if len(values) == 1:
+        return values[0]
+    return values[index] if index < len(values) else default

@@ -1,0 +1,80 @@
+"""`prompt_segments` of a `/generate`: a prompt in parts, each a text to encode or ids to take as they are.
+
+The field is the router's own: what a worker gets of it are ids.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from msgspec import Raw
+
+from router.engines.sglang.json import decoded, is_null
+from router.engines.sglang.limits import PromptLimits
+from router.errors import BadRequestError
+from router.http.json_cost import check_weight
+
+FIELD = "prompt_segments"
+
+Segment = str | list[int]
+"""A text to encode, or ids to take as they are."""
+
+_OTHERS = ("text", "input_ids", "input_embeds")
+_NESTED = re.compile(rb"\s*\[\s*\[")
+_EXPECTED = 'a list of segments, each {"text": a string} or {"ids": a list of token ids}, or a list of such lists'
+
+
+class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    text: str | None = None
+    ids: list[int] | None = None
+
+
+def read(fields: dict[str, Raw], limits: PromptLimits) -> tuple[list[list[Segment]], bool] | None:
+    """The prompts of a body, and whether they came as a batch; None if they did not come in segments.
+
+    Raises BadRequestError, which names the segment that is wrong.
+    """
+    if is_null(fields.get(FIELD)):
+        return None
+    other = next((key for key in _OTHERS if not is_null(fields.get(key))), None)
+    if other is not None:
+        raise BadRequestError(
+            f"`{FIELD}` is a whole prompt, and `{other}` another one: give exactly one of `text`, `input_ids` and `{FIELD}`"
+        )
+    batch = _NESTED.match(fields[FIELD]) is not None
+    # Each prompt by itself: read all at once, a large batch would hold up others.
+    raws = decoded(fields[FIELD], FIELD, list[Raw], _EXPECTED) if batch else [fields[FIELD]]
+    limits.check_replies(len(raws))
+    prompts: list[list[_Written]] = []
+    for raw in raws:
+        check_weight(bytes(raw), ids=True)
+        prompts.append(decoded(raw, FIELD, list[_Written], _EXPECTED))
+        limits.check_tokens(sum(len(one.ids or ()) for one in prompts[-1]))
+        limits.check_text("".join(one.text or "" for one in prompts[-1]))
+    if not all(prompts):
+        raise BadRequestError(f"`{FIELD}` is empty, or has an empty prompt in it: give at least one segment")
+    return [
+        [_segment(one, place(number, at, batch=batch)) for at, one in enumerate(prompt)]
+        for number, prompt in enumerate(prompts)
+    ], batch
+
+
+def place(prompt: int, segment: int, *, batch: bool) -> str:
+    """What a segment is called in an error: `prompt_segments[2]`, in a batch `prompt_segments[0][2]`."""
+    return f"{FIELD}[{prompt}][{segment}]" if batch else f"{FIELD}[{segment}]"
+
+
+def _segment(written: _Written, name: str) -> Segment:
+    text, ids = written.text, written.ids
+    if text is not None and ids is not None:
+        raise BadRequestError(f"`{name}` has both `text` and `ids`: make two segments of it")
+    if text is not None:
+        if not text:
+            raise BadRequestError(f"`{name}.text` is empty: give at least one character, or leave the segment out")
+        return text
+    if ids is None:
+        raise BadRequestError(f"`{name}` has neither `text` nor `ids`")
+    if not ids:
+        raise BadRequestError(f"`{name}.ids` is empty: give at least one token id, or leave the segment out")
+    return ids

@@ -1,0 +1,286 @@
+"""Small tools for plain ASGI: read a body, send a rewritten one onward, answer in JSON, and which headers may pass.
+
+Nothing here knows workers or tokens, and nothing needs a framework: a middleware uses the same functions as the proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from urllib.parse import quote
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    ClientDisconnectedError,
+    MethodNotAllowedError,
+    RouterError,
+)
+from router.http.error_bodies import error_body
+from router.http.json_cost import LIGHT, check_weight
+from router.http.offload import beside
+
+HeaderList = list[tuple[bytes, bytes]]
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+BODY_READ = "body_read"
+"""Key in `scope["state"]`: a middleware has read the body, within the limit, and what it made of it may be longer."""
+
+ROUTE_HINT = "route_hint"
+"""Key in `scope["state"]` under which a middleware leaves a `RouteHint` for the proxy."""
+
+
+SEND_BYTES = 1024 * 1024
+"""Of a reply, at once: others have their turn in between."""
+
+KEPT = "kept"
+"""Key in `scope["state"]`: whoever sends this request keeps its reply by itself, under an id that it has made up."""
+
+
+class RouteHint(msgspec.Struct):
+    """What a middleware knows about a request that a routing policy may want to know.
+
+    Attributes:
+        text, token_ids, routing_key: of the request; of a batch, the first prompt.
+        replied: set by the proxy if the policy wants to know of replies. The middleware calls it with the ids of each reply to
+            that prompt, before the client has all of it.
+    """
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    routing_key: str | None = None
+    replied: Callable[[Sequence[int]], None] | None = None
+
+    def reply(self, ids: Sequence[int]) -> None:
+        """Tell the policy of a reply, if it wants to know."""
+        if self.replied is not None:
+            self.replied(ids)
+
+
+# RFC 9110, 7.6.1, and the older names that are still seen.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# The client of the worker frames the body and names the host anew. `expect` was answered by our own server.
+_NOT_TO_WORKER = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-abort-policy"}
+# Our server writes its own date and framing; the body arrives here already decoded.
+_NOT_TO_CLIENT = _HOP_BY_HOP | {
+    b"content-length",
+    b"content-encoding",
+    b"date",
+    b"server",
+    b"x-router-worker",
+    b"x-router-reason",
+}
+_ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first value of a request header, or None. `name` is in lower case, as ASGI has it."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+def request_target(scope: Scope) -> str:
+    """Path and query as the client wrote them, escapes and all. Raises BadRequestError for what is no path."""
+    raw: bytes | None = scope.get("raw_path")
+    path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
+    if not path.startswith("/"):
+        # Put behind a worker's URL, anything else would change its host or port.
+        raise BadRequestError(f"the request target must begin with a slash, not {path!r}")
+    query: bytes = scope.get("query_string", b"")
+    return f"{path}?{query.decode('latin-1')}" if query else path
+
+
+def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:
+    """The headers of a client's request which go to a worker.
+
+    Compression is declined for the client: a reply has to be readable here, and between machines of one rack it
+    costs more than it saves.
+    """
+    named = _named_by_connection(scope["headers"])
+    kept = [
+        (name, value)
+        for name, value in scope["headers"]
+        if name not in _NOT_TO_WORKER
+        and name not in named
+        and not name.startswith(b"x-radix-")
+        and (forward_authorization or name not in (b"authorization", b"x-api-key"))
+    ]
+    kept.append((b"accept-encoding", b"identity"))
+    return kept
+
+
+def reply_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
+    """The headers of a worker's reply which go to the client, names in lower case."""
+    lowered = [(name.lower(), value) for name, value in headers]
+    named = _named_by_connection(lowered)
+    return [(name, value) for name, value in lowered if name not in _NOT_TO_CLIENT and name not in named]
+
+
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return named
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body, for somebody who has to understand it.
+
+    Raises:
+        BadRequestError: the body is compressed.
+        BodyTooLargeError, ClientDisconnectedError: as `gather_body` does.
+    """
+    encoding = header(scope, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+        raise BadRequestError(f"content-encoding {encoding!r} is not supported here: send the body uncompressed")
+    return await gather_body(scope, receive, limit)
+
+
+async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False) -> bytes:
+    """A request body that is JSON, and can be read without holding up others; `ids`: there may be token ids in it.
+
+    Raises:
+        BodyTooLargeError: it has too many values in it, or bytes.
+        BadRequestError, ClientDisconnectedError: as `read_body` does.
+    """
+    body = await read_body(scope, receive, limit)
+    if not _was_read(scope):
+        await beside(len(body) > LIGHT, check_weight, body, ids=ids)
+    return body
+
+
+async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body, as it came.
+
+    Raises:
+        BodyTooLargeError: more than `limit` bytes are announced, or come.
+        ClientDisconnectedError: the client left before the end.
+    """
+    announced = header(scope, b"content-length")
+    bounded = not _was_read(scope)
+    if bounded and announced is not None and announced.isdecimal() and int(announced) > limit:
+        raise _too_large(limit)
+
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError("the client left while its request was being read")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if bounded and size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def _was_read(scope: Scope) -> bool:
+    return bool((scope.get("state") or {}).get(BODY_READ))
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the request body is larger than {limit} bytes (--max-body-bytes)")
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the whole body once and then the real one's messages, so a disconnect is still seen."""
+    given = False
+
+    async def replaying() -> Message:
+        nonlocal given, body
+        if given:
+            return await receive()
+        # Let go of: whoever waits for the end of a client is cancelled, and what it knew stays until a collection.
+        given, whole, body = True, body, b""
+        return {"type": "http.request", "body": whole, "more_body": False}
+
+    return replaying
+
+
+async def collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
+    """The reply of an application: its start message, and all of its body."""
+    start: Message = {}
+    chunks: list[bytes] = []
+
+    async def keep(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+        else:
+            chunks.append(message.get("body", b""))
+
+    await app(scope, receive, keep)
+    return start, b"".join(chunks)
+
+
+def with_body(scope: Scope, body: bytes) -> Scope:
+    """A copy of the scope whose headers describe `body`, for sending a rewritten request onward."""
+    headers = [(name, value) for name, value in scope["headers"] if name not in _ENVELOPE]
+    headers.append((b"content-length", b"%d" % len(body)))
+    return {**scope, "headers": headers, "state": {**(scope.get("state") or {}), BODY_READ: True}}
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether the request announces a body."""
+    if header(scope, b"transfer-encoding") is not None:
+        return True
+    return (header(scope, b"content-length") or "0").strip("0 ") != ""
+
+
+class ByMethod:
+    """One path, a handler for each method. A class, so that Starlette takes it for the plain ASGI application it is."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises MethodNotAllowedError with the methods that there are."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        handler = self._handlers.get(method)
+        if handler is None:
+            allowed = ", ".join(self._handlers)
+            raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
+        await handler(scope, receive, send)
+
+
+async def send_json(
+    send: Send, status: int, body: bytes | Sequence[bytes], headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """A whole reply. `body` is encoded JSON already, in one piece or several, and goes out in pieces if it is large."""
+    parts = [body] if isinstance(body, bytes) else body
+    size = sum(map(len, parts))
+    start = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    if size > SEND_BYTES:
+        for part in parts:
+            for at in range(0, len(part), SEND_BYTES):
+                await send({"type": "http.response.body", "body": part[at : at + SEND_BYTES], "more_body": True})
+                await asyncio.sleep(0)
+        parts = ()
+    await send({"type": "http.response.body", "body": b"".join(parts), "more_body": False})
+
+
+async def send_error(send: Send, error: RouterError, path: str = "") -> None:
+    """The reply that an error stands for at a path, with its headers (`retry-after` among them)."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
+    await send_json(send, error.status, error_body(error, path), headers)

@@ -1,0 +1,46 @@
+"""How long a client may take over the body of its request, whatever it is for.
+
+Only the time between two pieces counts, and only while a handler waits for one: a large body over a slow line may take
+minutes, and it is not the client's fault if nobody reads here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.errors import RequestTimeoutError
+from router.http.asgi import has_body
+
+
+class Intake:
+    """Stands in front of all routes. Who reads a body gets RequestTimeoutError where the next piece of it does not come."""
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self._app = app
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, or the lifespan."""
+        waits = scope["type"] == "http" and has_body(scope)
+        await self._app(scope, self._in_time(receive) if waits else receive, send)
+
+    def _in_time(self, receive: Receive) -> Receive:
+        more = True
+
+        async def receive_in_time() -> Message:
+            nonlocal more
+            if not more:
+                return await receive()  # now it is the client that waits
+            try:
+                async with asyncio.timeout(self._seconds):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestTimeoutError(
+                    f"no piece of the request body came for {self._seconds:g} s (--body-timeout-secs)"
+                ) from None
+            more = message.get("more_body", False)
+            return message
+
+        return receive_in_time

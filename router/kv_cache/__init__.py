@@ -1,0 +1,1 @@
+"""The workers' KV caches, as their own events describe them."""

@@ -1,0 +1,205 @@
+"""What the workers' KV caches hold, as they tell it themselves.
+
+Pages differ in size from worker to worker, so there is one `PositionalIndexer` for each size. A worker with several
+data-parallel ranks has several caches, of which a request meets one: each is followed by itself, and the best one counts.
+
+What is told of a worker is never more than it holds. Whether it is also no less is what `tracked` says: of one whose first
+events were missed, what it stored before is unknown, until it empties its cache.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from router.engines.sglang.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from router.kv_cache.block_hashes import content_hashes, root_of
+from router.kv_cache.positional_indexer import UNSIGNED, ParentNotFoundError, PositionalIndexer
+
+_GPU = 1
+_TIERS = {None: _GPU, "GPU": _GPU, "CPU_PINNED": 2, "DISK": 4}
+"""A block counts while it is in one of them. Others, such as a pool that all workers share, tell nothing about a worker."""
+
+
+class KvIndex:
+    """The caches of any number of workers, known by their URLs.
+
+    Attributes:
+        counts: what went wrong, in blocks: `unknown_parent`, `other_size` (than the worker's), `malformed`.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._indexers: dict[int, PositionalIndexer] = {}  # by block size
+        self._caches: dict[str, dict[int, _Cache]] = {}  # by URL and rank
+        self._urls: dict[str, str] = {}  # by what the indexers call a cache
+
+    def reset(self, url: str, rank: int = 0, *, complete: bool) -> None:
+        """Begin anew with a worker's cache.
+
+        `complete`: it is empty, and all that happens to it from now on will be told.
+        """
+        ranks = self._caches.setdefault(url, {})
+        cache = ranks.get(rank)
+        if cache is None:
+            cache = ranks[rank] = _Cache(f"{url}@{rank}" if rank else url)
+            self._urls[cache.name] = url
+        self._leave(cache)
+        cache.complete = complete
+
+    def apply(self, url: str, events: Iterable[KvEvent], rank: int = 0) -> None:
+        """What a worker told, in its order."""
+        if rank not in self._caches.get(url, ()):
+            self.reset(url, rank, complete=False)
+        cache = self._caches[url][rank]
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._stored(cache, event)
+            elif isinstance(event, BlockRemoved):
+                self._removed(cache, event)
+            else:
+                assert isinstance(event, AllBlocksCleared)
+                cache.tiers.clear()
+                cache.complete = True
+                if cache.block_size is not None:
+                    self._indexers[cache.block_size].apply_cleared(cache.name)
+
+    def overlaps(self, ids: Sequence[int], lora: str | None = None) -> dict[str, int]:
+        """By worker, how many blocks of this prompt it has cached, in blocks of its own size. Who has none is not in it.
+
+        An array or a memoryview of 32-bit ids is the fastest. `lora` is the adapter's name.
+        """
+        found: dict[str, int] = {}
+        root = root_of(lora, None)
+        for size, indexer in self._indexers.items():
+            try:
+                blocks = indexer.find_matches(content_hashes(ids, size), root).blocks
+            except OverflowError:
+                return {}  # ids that no vocabulary has, and no cache
+            if len(self._urls) == len(self._caches) and not found:  # no worker has several ranks
+                found = blocks
+                continue
+            for name, count in blocks.items():
+                url = self._urls[name]
+                found[url] = max(count, found.get(url, 0))
+        return found
+
+    def tracked(self, url: str) -> bool:
+        """Whether all is known that this worker has cached: where it does not overlap, it has nothing."""
+        ranks = self._caches.get(url, {})
+        return bool(ranks) and all(cache.complete for cache in ranks.values())
+
+    def block_size(self, url: str) -> int | None:
+        """Ids in a block of this worker; None until it has stored one."""
+        return next((cache.block_size for cache in self._caches.get(url, {}).values()), None)
+
+    def tree_size(self, url: str) -> int:
+        """Blocks that a worker is known to hold, all ranks together."""
+        caches = self._caches.get(url, {}).values()
+        return sum(self._indexers[one.block_size].tree_size(one.name) for one in caches if one.block_size is not None)
+
+    def forget(self, url: str) -> None:
+        """Nothing is known of this worker any more. One that is not known is no error."""
+        for cache in self._caches.pop(url, {}).values():
+            self._leave(cache)
+            del self._urls[cache.name]
+
+    def check(self) -> None:
+        """Recount everything. AssertionError if what is kept differs."""
+        caches = [cache for ranks in self._caches.values() for cache in ranks.values()]
+        assert self._urls.keys() == {cache.name for cache in caches}
+        for size, indexer in self._indexers.items():
+            indexer.check()
+            assert indexer.tree_sizes, "an index of nobody's"
+            assert indexer.tree_sizes.keys() == {cache.name for cache in caches if cache.block_size == size}
+        for cache in caches:
+            assert not cache.tiers or cache.block_size is not None
+            for own, tiers in cache.tiers.items():
+                assert tiers not in (0, _GPU)
+                assert self._indexers[cache.block_size or 0].holds(cache.name, own)
+
+    def _stored(self, cache: _Cache, event: BlockStored) -> None:
+        tier = _TIERS.get(event.medium)
+        if tier is None or not event.block_hashes:
+            return
+        hashes = [own & UNSIGNED for own in event.block_hashes]
+        if cache.block_size is None and event.block_size > 0:
+            cache.block_size = event.block_size
+            self._indexers.setdefault(event.block_size, PositionalIndexer()).track(cache.name)
+        if event.block_size != cache.block_size:
+            self._skip(cache, "other_size", hashes)
+            return
+        try:
+            contents = list(content_hashes(_singles(event.token_ids), event.block_size))
+        except OverflowError:
+            contents = []
+        if not len(contents) == len(hashes) == len(event.token_ids) / event.block_size:
+            self._skip(cache, "malformed", hashes)
+            return
+        indexer = self._indexers[event.block_size]
+        tiers = {}
+        if tier != _GPU or cache.tiers:
+            name = cache.name
+            tiers = {own: cache.tiers.get(own, _GPU if indexer.holds(name, own) else 0) | tier for own in hashes}
+        adapter = event.lora_name or (None if event.lora_id is None else str(event.lora_id))
+        try:
+            indexer.apply_stored(
+                cache.name,
+                zip(hashes, contents, strict=True),
+                event.parent_block_hash,
+                root_of(adapter, event.cache_salt),
+            )
+        except ParentNotFoundError:
+            self._skip(cache, "unknown_parent", hashes)
+            return
+        cache.note(tiers)
+
+    def _removed(self, cache: _Cache, event: BlockRemoved) -> None:
+        tier = _TIERS.get(event.medium)
+        if tier is None or cache.block_size is None:
+            return
+        hashes: Sequence[int] = event.block_hashes
+        if tier != _GPU or cache.tiers:
+            left = {own: cache.tiers.get(own, _GPU) & ~tier for own in (own & UNSIGNED for own in hashes)}
+            hashes = [own for own, tiers in left.items() if not tiers]
+            indexer = self._indexers[cache.block_size]
+            cache.note({own: tiers for own, tiers in left.items() if indexer.holds(cache.name, own)})
+        self._indexers[cache.block_size].apply_removed(cache.name, hashes)
+
+    def _skip(self, cache: _Cache, why: str, hashes: Sequence[int]) -> None:
+        self.counts[why] += len(hashes)
+        cache.complete = False
+
+    def _leave(self, cache: _Cache) -> None:
+        if cache.block_size is not None:
+            indexer = self._indexers[cache.block_size]
+            indexer.remove_worker(cache.name)
+            if not indexer.tree_sizes:
+                del self._indexers[cache.block_size]
+            cache.block_size = None
+        cache.tiers.clear()
+
+
+class _Cache:
+    """One rank's. `tiers`: where blocks are, of those that are not on the GPU alone."""
+
+    __slots__ = ("block_size", "complete", "name", "tiers")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.block_size: int | None = None
+        self.complete = False
+        self.tiers: dict[int, int] = {}
+
+    def note(self, tiers: dict[int, int]) -> None:
+        """Where these blocks are now."""
+        for own, where in tiers.items():
+            if where in (0, _GPU):
+                self.tiers.pop(own, None)
+            else:
+                self.tiers[own] = where
+
+
+def _singles(ids: Sequence[int | tuple[int, int]]) -> Sequence[int]:
+    """Pairs overlap by one, so the first of each are the prompt's own ids."""
+    return [one[0] if isinstance(one, tuple) else one for one in ids]

@@ -1,0 +1,79 @@
+"""Finding out which workers publish what they have cached, and following those."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from router.engines.sglang.kv_events import kv_source
+from router.kv_cache.index import KvIndex
+from router.kv_cache.subscriptions import KvSubscriptions
+from router.workers.pool import WorkerPool
+from router.workers.probe import Prober
+from router.workers.worker import ROUTABLE, Worker
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the pool: a worker that is new is followed that much later, and until then known by the tree."""
+
+
+class KvWatch:
+    """Follows the workers of a pool, from the start of an application to its end, as a context. Without an index, nothing."""
+
+    def __init__(
+        self, pool: WorkerPool, prober: Prober, index: KvIndex | None, *, look_seconds: float = LOOK_SECONDS
+    ) -> None:
+        self._pool = pool
+        self._prober = prober
+        self._index = index
+        self._seconds = look_seconds
+        self._asked: set[str] = set()
+        self._followed: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.subscriptions: KvSubscriptions | None = None if index is None else KvSubscriptions(index)
+
+    async def __aenter__(self) -> KvWatch:
+        if self.subscriptions is not None:
+            self._task = asyncio.create_task(self._watch(self.subscriptions))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None and self.subscriptions is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+            await self.subscriptions.close()
+
+    async def _watch(self, subscriptions: KvSubscriptions) -> None:
+        while True:
+            try:
+                await self.look(subscriptions)
+            except Exception:
+                logger.exception("the workers' KV events could not be looked for")
+            await asyncio.sleep(self._seconds)
+
+    async def look(self, subscriptions: KvSubscriptions) -> None:
+        """Ask who is new, or was away and may be another process; leave those that are gone."""
+        workers = {worker.url: worker for worker in self._pool.list()}
+        well = {url for url, worker in workers.items() if worker.state in ROUTABLE}
+        for url in self._followed - workers.keys():
+            subscriptions.stop(url)
+            self._followed.discard(url)
+        new = well - self._asked
+        self._asked = well
+        await asyncio.gather(*(self._ask(subscriptions, workers[url]) for url in new))
+
+    async def _ask(self, subscriptions: KvSubscriptions, worker: Worker) -> None:
+        info = await self._prober.server_info(worker.url)
+        if worker.state not in ROUTABLE:
+            self._asked.discard(worker.url)
+            return
+        source = None if info is None else kv_source(worker.url, info)
+        if source is None:
+            logger.info("worker %s does not publish what it has cached (--kv-events-config)", worker.url)
+            subscriptions.stop(worker.url)
+            self._followed.discard(worker.url)
+        else:
+            logger.info("worker %s publishes what it has cached at %s", worker.url, source.endpoint(0))
+            subscriptions.start(worker.url, source)
+            self._followed.add(worker.url)

@@ -1,0 +1,1 @@
+"""Prefix trees: which worker was sent which prompts."""

@@ -1,0 +1,53 @@
+"""Recounts all that a prefix tree keeps. For tests, and for whoever doubts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, AnyStr
+
+from router.prefix_tree.node import PrefixNode
+
+if TYPE_CHECKING:
+    from router.prefix_tree.tree import PrefixTree
+
+
+def check(tree: PrefixTree[Any, AnyStr]) -> None:
+    """AssertionError if the tree is not as it says it is."""
+    root = tree.root
+    assert (root.parent, len(root.edge), root.end, root.tenants) == (None, 0, 0, {}), f"{root} is no root"
+    sizes: Counter[str] = Counter()
+    leaves: set[tuple[str, int]] = set()
+    nodes = 0
+    stack: list[PrefixNode[AnyStr]] = [root]
+    while stack:
+        node = stack.pop()
+        leaves.update((tenant, id(node)) for tenant in node.tenants)
+        for first, child in node.children.items():
+            _check_child(node, first, child, tree)
+            nodes += 1
+            sizes.update(dict.fromkeys(child.tenants, len(child.edge)))
+            leaves.difference_update((tenant, id(node)) for tenant in child.tenants)
+            stack.append(child)
+    assert nodes == tree.nodes, f"{tree.nodes} nodes are counted, {nodes} are there"
+    held = {tenant: holding.size for tenant, holding in tree.holdings.items()}
+    assert held == dict(sizes), f"{held} are counted, {dict(sizes)} are there"
+    assert tree.size * tree.width == sum(sizes.values()), f"{tree.size} units are counted, {sizes.total()} are there"
+    offered = {(name, id(entry[3])) for name, holding in tree.holdings.items() for entry in holding.current()}
+    assert leaves <= offered, "a leaf would never be evicted"
+
+
+def _check_child(
+    node: PrefixNode[AnyStr], first: AnyStr, child: PrefixNode[AnyStr], tree: PrefixTree[Any, AnyStr]
+) -> None:
+    assert child.parent is node, f"{child} has another parent"
+    assert first == child.edge[: tree.page], f"{child} stands under {first!r}"
+    assert len(child.edge) % tree.page == 0 < len(child.edge), f"{child} is not made of pages"
+    assert child.end == node.end + len(child.edge), f"{child} does not end at {child.end}"
+    assert child.ends >= 0, f"fewer than no conversations stand at {child}"
+    assert child.tenants, f"nobody holds {child}"
+    ticks = list(child.tenants.values())
+    assert ticks == sorted(ticks), f"{child} does not have its tenants in order of their accesses"
+    assert 0 < ticks[0] <= ticks[-1] <= tree.ticks, f"{child} was used at another time than this tree has had"
+    if node is not tree.root:
+        for tenant, tick in child.tenants.items():
+            assert node.tenants.get(tenant, 0) >= tick, f"{tenant} has {child} without what is above"

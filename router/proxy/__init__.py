@@ -1,0 +1,1 @@
+"""One request: choose a worker, lease it, send, stream the reply, try elsewhere."""

@@ -1,0 +1,144 @@
+"""When two messages are the same one: what a key has to tell apart, and what it must not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from middleware_hub.chat.keys import adapter_of, call_id, canonical, setting_of, strict
+from middleware_hub.chat.messages import ChatRequest
+
+
+def calls(*given: tuple[Any, str, Any]) -> list[dict[str, Any]]:
+    return [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in given]
+
+
+LOOK = calls(("c1", "look", {"where": "here", "times": 1}))
+APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tool_call_id": (
+        {"role": "tool", "tool_call_id": "c1", "content": "x"},
+        {"role": "tool", "tool_call_id": "c2", "content": "x"},
+    ),
+    "no tool_call_id": ({"role": "tool", "tool_call_id": "c1", "content": "x"}, {"role": "tool", "content": "x"}),
+    "role": ({"role": "user", "content": "x"}, {"role": "system", "content": "x"}),
+    "name": ({"role": "user", "name": "a", "content": "x"}, {"role": "user", "name": "b", "content": "x"}),
+    "name and tool_call_id": ({"role": "tool", "name": "c1"}, {"role": "tool", "tool_call_id": "c1"}),
+    "white space in content": ({"role": "user", "content": "x"}, {"role": "user", "content": "x "}),
+    "two parts and one": (
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
+        {"role": "user", "content": "xy"},
+    ),
+    "an image and its text": (
+        {"role": "user", "content": [{"type": "image_url", "text": "x"}]},
+        {"role": "user", "content": "x"},
+    ),
+    "a call's id": (
+        {"role": "assistant", "tool_calls": LOOK},
+        {"role": "assistant", "tool_calls": calls(("c2", "look", {"where": "here", "times": 1}))},
+    ),
+    "a call's name": (
+        {"role": "assistant", "tool_calls": LOOK},
+        {"role": "assistant", "tool_calls": calls(("c1", "see", {"where": "here", "times": 1}))},
+    ),
+    "a call's argument": (
+        {"role": "assistant", "tool_calls": LOOK},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", {"where": "there", "times": 1}))},
+    ),
+    "a number and its text": (
+        {"role": "assistant", "tool_calls": LOOK},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", {"where": "here", "times": "1"}))},
+    ),
+    "the order of calls": (
+        {"role": "assistant", "tool_calls": calls(("a", "f", {}), ("b", "f", {}))},
+        {"role": "assistant", "tool_calls": calls(("b", "f", {}), ("a", "f", {}))},
+    ),
+    "a call more": (
+        {"role": "assistant", "tool_calls": LOOK},
+        {"role": "assistant", "tool_calls": LOOK + calls(("c2", "look", {}))},
+    ),
+}
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nothing in four spellings": (
+        {"role": "assistant", "content": None, "tool_calls": [], "name": "", "tool_call_id": None},
+        {"role": "assistant", "content": "", "refusal": None},
+    ),
+    "a lone text part": (
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "user", "content": "x"},
+    ),
+    "reasoning": (
+        {"role": "assistant", "content": "x", "reasoning_content": "because"},
+        {"role": "assistant", "content": "x"},
+    ),
+    "arguments as text, in another order": (
+        {"role": "assistant", "tool_calls": LOOK},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{ "times": 1.0,\n "where": "here" }'))},
+    ),
+    "no arguments": (
+        {"role": "assistant", "tool_calls": calls(("c1", "look", {}))},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", "{}"))},
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", APART.values(), ids=APART)
+def test_what_tells_two_messages_apart(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    one, other = pair
+    assert canonical(one) != canonical(other)
+    assert strict(one) != strict(other)
+
+
+@pytest.mark.parametrize("pair", SAME.values(), ids=SAME)
+def test_what_an_echo_may_change(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    one, other = pair
+    assert canonical(one) == canonical(other)
+    assert strict(one) != strict(other)
+
+
+def test_the_order_of_fields_never_counts() -> None:
+    one, other = {"role": "user", "content": "x"}, {"content": "x", "role": "user"}
+    assert (canonical(one), strict(one)) == (canonical(other), strict(other))
+
+
+class TestSettings:
+    """The adapter, the tools and the options that a conversation is rendered with."""
+
+    def request(self, **given: Any) -> ChatRequest:
+        return ChatRequest(messages=[], **given)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            {"template": {"enable_thinking": False}},
+            {"extra": {"lora_path": Raw(b'"x"')}},
+        ],
+    )
+    def test_each_of_them_is_another_setting(self, given: dict[str, Any]) -> None:
+        assert setting_of(self.request(**given)) != setting_of(self.request())
+
+    def test_only_the_adapter_is_looked_at_for_the_adapter(self) -> None:
+        plain, x, y = (
+            setting_of(self.request(extra={"lora_path": Raw(name)} if name else {})) for name in (b"", b'"x"', b'"y"')
+        )
+        x_thinking = setting_of(self.request(extra={"lora_path": Raw(b'"x"')}, template={"enable_thinking": True}))
+        assert adapter_of(x) == adapter_of(x_thinking)
+        assert x != x_thinking
+        assert adapter_of(x) != adapter_of(y)
+        assert adapter_of(plain) != adapter_of(x)
+
+
+def test_a_call_has_the_same_id_only_at_the_same_place() -> None:
+    """Then a turn that was sampled twice is one message, and two turns never share an id."""
+    same = call_id(b"k", 3, 0, "look", '{"a": 1}')
+    assert same == call_id(b"k", 3, 0, "look", '{ "a": 1 }')
+    others = [
+        call_id(b"j", 3, 0, "look", '{"a": 1}'),
+        call_id(b"k", 4, 0, "look", '{"a": 1}'),
+        call_id(b"k", 3, 1, "look", '{"a": 1}'),
+        call_id(b"k", 3, 0, "see", '{"a": 1}'),
+        call_id(b"k", 3, 0, "look", '{"a": 2}'),
+    ]
+    assert len({same, *others}) == 6

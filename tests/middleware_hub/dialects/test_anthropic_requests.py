@@ -1,0 +1,369 @@
+"""What Anthropic's messages mean, with SGLang's fields beside them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.dialects.anthropic import Anthropic
+from router.errors import BadRequestError
+from tests.middleware_hub.dialects.drawn import VALUES
+from tests.middleware_hub.dialects.refused import nested, refused
+
+DIALECT = Anthropic()
+PARSE = DIALECT.parse
+USER = {"role": "user", "content": "Hi"}
+ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+USE = {"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said, "cache_control": {"type": "ephemeral"}}
+
+
+def result(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "c", "content": content, **more}
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return PARSE(json.dumps({"model": "tiny", "max_tokens": 9, "messages": [USER], **fields}).encode())
+
+
+def error(**fields: Any) -> BadRequestError:
+    return refused(PARSE, {"model": "tiny", "max_tokens": 9, "messages": [USER], **fields})
+
+
+def messages(role: str, content: Any) -> list[dict[str, Any]]:
+    """What one message means; with one of the user's behind it, so that it is no prefill."""
+    *found, last = parse(messages=[{"role": role, "content": content}, USER]).messages
+    assert last == USER
+    return found
+
+
+# Messages ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_least_there_can_be() -> None:
+    assert parse() == ChatRequest(
+        messages=[USER], model="tiny", call_choice="none", stream_usage=True, sampling={"max_new_tokens": 9}
+    )
+
+
+@pytest.mark.parametrize(
+    ("system", "meant"),
+    [
+        ("Be brief.", "Be brief."),
+        ([text("Be brief.")], "Be brief."),
+        ([text("Be brief."), text(""), text("Be kind.")], "Be brief.\nBe kind."),
+        ("x-anthropic-billing-header: cc_version=2; cch=1;\nBe brief.", "Be brief."),
+        ([text("x-anthropic-billing-header: cc_version=2; cch=1;"), text("Be brief.")], "Be brief."),
+    ],
+)
+def test_a_system_prompt_comes_first(system: Any, meant: str) -> None:
+    assert list(parse(system=system).messages) == [{"role": "system", "content": meant}, USER]
+
+
+@pytest.mark.parametrize("system", [None, "", [], [text("")], "x-anthropic-billing-header: cch=1;"])
+def test_an_empty_system_prompt_is_none(system: Any) -> None:
+    assert list(parse(system=system).messages) == [USER]
+
+
+@pytest.mark.parametrize(
+    ("content", "meant"),
+    [
+        ("a", [{"role": "user", "content": "a"}]),
+        ([text("a")], [{"role": "user", "content": "a"}]),
+        (
+            [text("a"), text("b")],
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+        ),
+        ([result("42")], [{"role": "tool", "content": "42", "tool_call_id": "c"}]),
+        ([result([text("42")])], [{"role": "tool", "content": "42", "tool_call_id": "c"}]),
+        ([result(None)], [{"role": "tool", "content": "", "tool_call_id": "c"}]),
+        ([{"type": "tool_result"}], [{"role": "tool", "content": ""}]),
+        (
+            [result("no", is_error=True)],
+            [{"role": "tool", "content": "no", "tool_call_id": "c", "is_error": True}],
+        ),
+        (
+            [text("a"), result("1"), result("2", is_error=False)],
+            [
+                {"role": "tool", "content": "1", "tool_call_id": "c"},
+                {"role": "tool", "content": "2", "tool_call_id": "c"},
+                {"role": "user", "content": "a"},
+            ],
+        ),
+    ],
+)
+def test_a_users_message(content: Any, meant: list[dict[str, Any]]) -> None:
+    assert messages("user", content) == meant
+
+
+CALLED = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "meant"),
+    [
+        ("a", {"content": "a"}),
+        ([], {"content": ""}),
+        ([text("a"), text("b")], {"content": "ab"}),
+        ([USE], {"content": None, "tool_calls": [CALLED]}),
+        ([text("a"), {**USE, "caller": {"type": "direct"}}], {"content": "a", "tool_calls": [CALLED]}),
+        (
+            [{"type": "thinking", "thinking": "Hm.", "signature": "x"}, text("a")],
+            {"content": "a", "reasoning_content": "Hm."},
+        ),
+        ([{"type": "redacted_thinking", "data": "x"}, text("a")], {"content": "a"}),
+    ],
+)
+def test_an_assistants_message(content: Any, meant: dict[str, Any]) -> None:
+    assert messages("assistant", content) == [{"role": "assistant", **meant}]
+
+
+@pytest.mark.parametrize("begun", ["Once ", [text("Once ")]])
+def test_a_last_message_of_the_assistants_is_gone_on_with(begun: Any) -> None:
+    request = parse(messages=[USER, {"role": "assistant", "content": begun}])
+    assert request.continue_final
+    assert request.messages[-1] == {"role": "assistant", "content": "Once "}
+    assert not parse().continue_final
+
+
+def test_calls_cannot_be_gone_on_with() -> None:
+    assert error(messages=[USER, {"role": "assistant", "content": [USE]}]).details["param"] == "messages"
+
+
+@pytest.mark.parametrize("kind", ["image", "document", "search_result", "server_tool_use", "container_upload"])
+def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
+    for role in ("user", "assistant"):
+        found = error(messages=[{"role": role, "content": [text("a"), {"type": kind}]}, USER])
+        assert found.details == {"param": "messages[0].content[1]", "code": "unsupported_content"}
+        assert "text only" in found.message
+    found = error(messages=[{"role": "user", "content": [result([{"type": kind}])]}])
+    assert found.details == {"param": "messages[0].content[0].content[0]", "code": "unsupported_content"}
+
+
+@pytest.mark.parametrize(
+    ("wrote", "param"),
+    [
+        ({"content": "a"}, "messages[0].role"),
+        ({"role": "tool", "content": "a"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": ["a"]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [result(5)]}, "messages[0].content[0].content"),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": 5}]},
+            "messages[0].content[0].tool_use_id",
+        ),
+        ({"role": "assistant"}, "messages[0].content"),
+        ({"role": "assistant", "content": [{"type": "thinking"}]}, "messages[0].content[0].thinking"),
+        ({"role": "assistant", "content": [{**USE, "input": "{}"}]}, "messages[0].content[0].input"),
+        ({"role": "assistant", "content": [{**USE, "input": nested(201)}]}, "messages[0].content[0].input"),
+        ({"role": "assistant", "content": [{**USE, "name": None}]}, "messages[0].content[0].name"),
+        ({"role": "assistant", "content": [{**USE, "id": 5}]}, "messages[0].content[0].id"),
+    ],
+)
+def test_a_message_that_is_none(wrote: dict[str, Any], param: str) -> None:
+    found = error(messages=[wrote, USER])
+    assert found.details["param"] == param
+    assert f"`{param}`" in found.message
+
+
+# Tools -------------------------------------------------------------------------------------------------------------------
+
+
+def test_tools_are_functions() -> None:
+    tools = [{**ADD, "type": "custom", "cache_control": {}}, {"name": "b", "input_schema": {"type": "object"}}]
+    assert json.dumps(parse(tools=tools).tools) == json.dumps(
+        [
+            {
+                "type": "function",
+                "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
+            },
+            {"type": "function", "function": {"name": "b", "parameters": {"type": "object"}}},
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "meant", "parallel"),
+    [
+        (None, "auto", True),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "none"}, "none", True),
+        ({"type": "tool", "name": "add", "disable_parallel_tool_use": False}, "add", True),
+    ],
+)
+def test_which_tool_to_call(choice: Any, meant: str, parallel: bool) -> None:
+    request = parse(tools=[ADD], tool_choice=choice)
+    assert (request.call_choice, request.parallel_calls) == (meant, parallel)
+
+
+@pytest.mark.parametrize(
+    "choice", [{}, {"type": "required"}, {"type": "tool"}, {"type": "tool", "name": "sub"}, "auto"]
+)
+def test_a_choice_that_is_none(choice: Any) -> None:
+    assert str(error(tools=[ADD], tool_choice=choice).details["param"]).startswith("tool_choice")
+
+
+def test_a_call_cannot_be_required_without_tools() -> None:
+    assert error(tool_choice={"type": "any"}).details["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    "kind", ["web_search_20250305", "bash_20250124", "computer_20250124", "code_execution_20250522"]
+)
+def test_tools_of_anthropics_servers_are_refused(kind: str) -> None:
+    found = error(tools=[ADD, {"type": kind, "name": "x"}])
+    assert found.details == {"param": "tools[1].type", "code": "unsupported_content"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"name": "f"}, "tools[0].input_schema"),
+        ({"input_schema": {}}, "tools[0].function.name"),
+        ({"name": "f", "input_schema": nested(200)}, "tools[0]"),
+    ],
+)
+def test_a_tool_that_is_none(tool: dict[str, Any], param: str) -> None:
+    assert error(tools=[tool]).details["param"] == param
+
+
+# The rest ----------------------------------------------------------------------------------------------------------------
+
+
+def test_sampling() -> None:
+    request = parse(temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END"], seed=1, min_p=0.1, stream=True)
+    assert request.sampling == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "sampling_seed": 1,
+        "stop": ["END"],
+        "max_new_tokens": 9,
+    }
+    assert request.stream
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", None),
+        ("max_tokens", 0),
+        ("max_tokens", "9"),
+        ("temperature", -1),
+        ("stop_sequences", "END"),
+        ("stop_sequences", [""]),
+        ("system", 5),
+        ("messages", None),
+        ("messages", []),
+        ("messages", "Hi"),
+        ("tools", "add"),
+        ("thinking", True),
+        ("n", 2),
+        ("logprobs", True),
+        ("top_logprobs", 1),
+        ("mcp_servers", [{"type": "url"}]),
+        ("stream", 1),
+        ("input_ids", [1]),
+    ],
+)
+def test_a_field_that_cannot_be_meant_is_named(field: str, value: Any) -> None:
+    found = error(**{field: value})
+    assert found.details["param"] == field
+    assert f"`{field}`" in found.message
+
+
+def test_thinking_is_a_variable_of_the_template() -> None:
+    on, off = ({"enable_thinking": value, "thinking": value} for value in (True, False))
+    assert parse().template == {}
+    assert parse(thinking={"type": "enabled", "budget_tokens": 2048}).template == on
+    assert parse(thinking={"type": "adaptive"}).template == on
+    assert parse(thinking={"type": "disabled"}).template == off
+    assert parse(thinking={"type": "enabled"}, chat_template_kwargs={"thinking": False, "x": 1}).template == {
+        "x": 1,
+        "enable_thinking": True,
+        "thinking": False,
+    }
+    assert error(thinking={"type": "hard"}).details["param"] == "thinking.type"
+
+
+def test_effort_and_format_of_the_output() -> None:
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    request = parse(output_config={"effort": "low", "format": schema, "task_budget": {}})
+    assert request.template == {"reasoning_effort": "low"}
+    assert request.sampling["json_schema"] == '{"type":"object"}'
+    assert parse(output_format=schema).sampling["json_schema"] == '{"type":"object"}'
+    assert error(output_config={"format": {"type": "xml"}}).details["param"] == "output_config.format"
+
+
+def test_unknown_fields_are_for_the_worker_and_anthropics_bookkeeping_for_nobody() -> None:
+    request = parse(
+        lora_path="a", metadata={"user_id": "u"}, betas=["x"], context_management={}, service_tier="auto", n=1
+    )
+    assert {key: bytes(raw) for key, raw in request.extra.items()} == {"lora_path": b'"a"'}
+
+
+def test_counting_needs_no_limit() -> None:
+    body = {"model": "tiny", "messages": [USER, {"role": "assistant", "content": [USE]}], "tools": [ADD]}
+    request = DIALECT.parse_count(json.dumps(body).encode())
+    assert request.sampling == {}
+    assert [message["role"] for message in request.messages] == ["user", "assistant"]
+    assert not request.continue_final
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"max_tokens": 1, "messages": ' + b"[" * 100_000,
+        b'{"max_tokens": 1, "messages": [{"role": "user", "content": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+    ],
+)
+def test_what_is_no_request_is_refused(body: bytes) -> None:
+    refused(PARSE, body)
+
+
+BLOCKS = st.dictionaries(
+    st.sampled_from(["type", "text", "id", "name", "input", "content", "thinking", "tool_use_id"]),
+    VALUES | st.sampled_from(["text", "tool_use", "tool_result", "thinking"]),
+    max_size=4,
+)
+MANGLED = st.fixed_dictionaries(
+    {
+        "max_tokens": st.just(9),
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "role": st.sampled_from(["user", "assistant", "system"]),
+                    "content": VALUES | st.lists(BLOCKS, max_size=3),
+                }
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    },
+    optional=dict.fromkeys(["system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences"], VALUES),
+)
+
+
+@given(MANGLED)
+def test_nothing_is_more_than_refused(body: dict[str, Any]) -> None:
+    """Whatever stands in the fields: a request, or a 400."""
+    try:
+        request = PARSE(msgspec.json.encode(body))
+    except BadRequestError:
+        return
+    msgspec.json.encode(request)

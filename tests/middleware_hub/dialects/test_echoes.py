@@ -1,0 +1,133 @@
+"""A reply that comes back as a client's library sends it is the message that was sampled, in both dialects and across them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from anthropic.types import Message as AnthropicMessage
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
+
+from middleware_hub.chat.messages import Answer, Dialect
+from middleware_hub.dialects.anthropic import Anthropic
+from middleware_hub.dialects.fields import DEEPEST
+from middleware_hub.dialects.openai import OpenAI
+from middleware_hub.parsers import json_text
+from tests.middleware_hub.dialects.drawn import ASKED, HEAD, answers, canonical, without_reasoning
+
+OPENAI, ANTHROPIC = OpenAI(), Anthropic()
+USER = {"role": "user", "content": "Hi"}
+
+
+def sent_back(dialect: Dialect, message: dict[str, Any]) -> dict[str, Any]:
+    """What a message of the client's is understood as."""
+    body = {"model": "tiny", "max_tokens": 9, "messages": [USER, message, USER]}
+    return dict(dialect.parse(json.dumps(body).encode()).messages[1])
+
+
+def through_openai(answer: Answer) -> dict[str, Any]:
+    reply = ChatCompletion.model_validate_json(OPENAI.whole(ASKED, HEAD, [answer]))
+    return reply.choices[0].message.model_dump()
+
+
+def through_anthropic(answer: Answer) -> dict[str, Any]:
+    reply = AnthropicMessage.model_validate_json(ANTHROPIC.whole(ASKED, HEAD, [answer]))
+    return {"role": "assistant", "content": [block.model_dump() for block in reply.content]}
+
+
+@given(answers())
+def test_openai_whole(answer: Answer) -> None:
+    assert sent_back(OPENAI, through_openai(answer)) == canonical(answer)
+
+
+@given(answers())
+def test_openai_without_what_is_none(answer: Answer) -> None:
+    echo = {key: value for key, value in through_openai(answer).items() if value is not None}
+    assert sent_back(OPENAI, echo) == canonical(answer)
+
+
+@given(answers())
+def test_openai_without_reasoning(answer: Answer) -> None:
+    assert sent_back(OPENAI, without_reasoning(through_openai(answer))) == without_reasoning(canonical(answer))
+
+
+@given(answers())
+def test_openai_with_the_other_name_of_reasoning(answer: Answer) -> None:
+    echo = through_openai(answer)
+    echo["reasoning"] = echo.pop("reasoning_content", None)
+    assert sent_back(OPENAI, echo) == canonical(answer)
+
+
+@given(answers(), st.sampled_from([None, 2]), st.booleans())
+def test_openai_with_arguments_printed_anew(answer: Answer, indent: int | None, as_objects: bool) -> None:
+    echo = through_openai(answer)
+    for call in echo["tool_calls"] or ():
+        arguments = json.loads(call["function"]["arguments"])
+        call["function"]["arguments"] = arguments if as_objects else json.dumps(arguments, indent=indent)
+        call["index"] = 0
+    assert sent_back(OPENAI, echo) == canonical(answer)
+
+
+@given(answers(), st.booleans())
+def test_openai_with_content_in_parts(answer: Answer, split: bool) -> None:
+    echo = through_openai(answer)
+    content, half = echo["content"] or "", len(echo["content"] or "") // 2
+    texts = [content[:half], content[half:]] if split else [content]
+    echo["content"] = [{"type": "text", "text": text} for text in texts] if content else []
+    assert sent_back(OPENAI, echo) == canonical(answer)
+
+
+@given(answers())
+def test_anthropic_whole(answer: Answer) -> None:
+    assert sent_back(ANTHROPIC, through_anthropic(answer)) == canonical(answer)
+
+
+@given(answers())
+def test_anthropic_without_thinking(answer: Answer) -> None:
+    echo = through_anthropic(answer)
+    echo["content"] = [block for block in echo["content"] if block["type"] != "thinking"]
+    assert sent_back(ANTHROPIC, echo) == without_reasoning(canonical(answer))
+
+
+@given(answers())
+def test_anthropic_with_thinking_that_was_hidden(answer: Answer) -> None:
+    echo = through_anthropic(answer)
+    echo["content"] = [
+        {"type": "redacted_thinking", "data": "eA=="} if block["type"] == "thinking" else block
+        for block in echo["content"]
+    ]
+    assert sent_back(ANTHROPIC, echo) == without_reasoning(canonical(answer))
+
+
+@given(answers())
+def test_what_one_dialect_said_the_other_can_send_back(answer: Answer) -> None:
+    """A client that holds conversations in one form, and talks to models in another."""
+    said = sent_back(OPENAI, through_openai(answer))
+    content: list[dict[str, Any]] = []
+    if "reasoning_content" in said:
+        content.append({"type": "thinking", "thinking": said["reasoning_content"], "signature": ""})
+    if said["content"]:
+        content.append({"type": "text", "text": said["content"]})
+    for call in said.get("tool_calls", ()):
+        function = call["function"]
+        content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]})
+    assert sent_back(ANTHROPIC, {"role": "assistant", "content": content}) == said
+
+    spoken = sent_back(ANTHROPIC, through_anthropic(answer))
+    for call in spoken.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    assert sent_back(OPENAI, spoken) == said
+
+
+@given(st.text(min_size=1, max_size=8), st.text(max_size=8))
+def test_what_a_tool_said_is_the_same_message_in_both(call_id: str, result: str) -> None:
+    openai = {"role": "tool", "tool_call_id": call_id, "content": result}
+    block = {"type": "tool_result", "tool_use_id": call_id, "content": [{"type": "text", "text": result}]}
+    assert sent_back(OPENAI, openai) == sent_back(ANTHROPIC, {"role": "user", "content": [block]}) == openai
+
+
+def test_every_call_that_can_be_sampled_can_come_back() -> None:
+    """What parsers take for a call is not nested too deep for a request."""
+    assert DEEPEST >= json_text.DEEPEST

@@ -1,0 +1,293 @@
+"""The formats that tests go over, and texts in them: right, cut, spoiled, mixed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from middleware_hub.chat.messages import Call, Reasoning, Text, Tool
+from middleware_hub.parsers.base import CallParser, Sampled
+from middleware_hub.parsers.deepseek import DeepSeek
+from middleware_hub.parsers.gemma4 import Gemma4
+from middleware_hub.parsers.glm import Glm
+from middleware_hub.parsers.harmony import Harmony
+from middleware_hub.parsers.hermes import Hermes
+from middleware_hub.parsers.llama3 import Llama3
+from middleware_hub.parsers.qwen_coder import QwenCoder
+from tests.middleware_hub.parsers import naive, naive_formats
+
+TOOLS: Sequence[Tool] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"type": "object", "properties": {key: {"type": "string"} for key in ("s", "s1", "s two")}},
+        },
+    }
+]
+
+
+def dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_hermes(name: str, arguments: dict[str, Any]) -> str:
+    return f'<tool_call>\n{{"name": {dumps(name)}, "arguments": {dumps(arguments)}}}\n</tool_call>'
+
+
+def write_llama3(name: str, arguments: dict[str, Any]) -> str:
+    return f'{{"name": {dumps(name)}, "parameters": {dumps(arguments)}}}'
+
+
+def write_llama3_tagged(name: str, arguments: dict[str, Any]) -> str:
+    return f"<|python_tag|>{write_llama3(name, arguments)}"
+
+
+def write_qwen_coder(name: str, arguments: dict[str, Any]) -> str:
+    values = "".join(
+        f"<parameter={key}>\n{value if isinstance(value, str) else dumps(value)}\n</parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
+
+
+def write_glm(name: str, arguments: dict[str, Any], newline: str = "\n") -> str:
+    values = "".join(
+        f"<arg_key>{key}</arg_key>{newline}"
+        f"<arg_value>{value if isinstance(value, str) else dumps(value)}</arg_value>{newline}"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}{newline}{values}</tool_call>"
+
+
+def write_glm_47(name: str, arguments: dict[str, Any]) -> str:
+    return write_glm(name, arguments, newline="")
+
+
+def write_deepseek_v3(name: str, arguments: dict[str, Any]) -> str:
+    inner = f"function<｜tool▁sep｜>{name}\n```json\n{dumps(arguments)}\n```"
+    return f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{inner}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+
+
+def write_deepseek_v31(name: str, arguments: dict[str, Any]) -> str:
+    inner = f"{name}<｜tool▁sep｜>{dumps(arguments)}"
+    return f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{inner}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+
+
+def write_harmony(name: str, arguments: dict[str, Any]) -> str:
+    body = f"<|constrain|>json<|message|>{dumps(arguments)}<|call|>"
+    return f"<|start|>assistant<|channel|>commentary to=functions.{name} {body}"
+
+
+def write_harmony_as_templates_do(name: str, arguments: dict[str, Any]) -> str:
+    return f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{dumps(arguments)}<|call|>"
+
+
+def write_gemma4(name: str, arguments: dict[str, Any]) -> str:
+    def spell(value: object) -> str:
+        if isinstance(value, str):
+            return f'<|"|>{value}<|"|>'
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{key}:{spell(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(spell, value)) + "]"
+        return dumps(value)
+
+    return f"<|tool_call>call:{name}{spell(arguments)}<tool_call|>"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A parser, the plain way to read the same, how calls are written, and tags that mean something in it."""
+
+    parser: type[CallParser]
+    oracle: Callable[[str], list[Sampled]]
+    writers: tuple[Callable[[str, dict[str, Any]], str], ...]
+    tags: tuple[str, ...]
+    plain_strings: bool = field(default=False)
+    """Strings stand there as they are, and cannot hold the format's own tags."""
+
+
+def oracle(
+    call: Callable[[naive.Naive], Call], openings: Sequence[str], trailer: str = "", bare: str = ""
+) -> Callable[[str], list[Sampled]]:
+    return lambda text: naive.parse(text, call, openings, trailer, bare)
+
+
+FORMATS = {
+    "hermes": Format(
+        Hermes,
+        oracle(naive_formats.hermes, ["<tool_call>"]),
+        (write_hermes,),
+        ("<tool_call>", "</tool_call>", '{"name": "f"'),
+    ),
+    "qwen-coder": Format(
+        QwenCoder,
+        oracle(naive_formats.qwen_coder, ["<tool_call>"]),
+        (write_qwen_coder,),
+        (
+            "<tool_call>",
+            "</tool_call>",
+            "<function=f>",
+            "</function>",
+            "<parameter=a>",
+            "<parameter=s>",
+            "</parameter>",
+        ),
+        plain_strings=True,
+    ),
+    "glm": Format(
+        Glm,
+        oracle(naive_formats.glm, ["<tool_call>"]),
+        (write_glm, write_glm_47),
+        ("<tool_call>f", "</tool_call>", "<arg_key>a", "</arg_key>", "<arg_key>s", "<arg_value>", "</arg_value>"),
+        plain_strings=True,
+    ),
+    "deepseek": Format(
+        DeepSeek,
+        oracle(
+            naive_formats.deepseek, ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"], trailer="<｜tool▁calls▁end｜>"
+        ),
+        (write_deepseek_v3, write_deepseek_v31),
+        (
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>function",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>f",
+            "<｜tool▁sep｜>",
+            "```json",
+            "```",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ),
+    ),
+    "gemma4": Format(
+        Gemma4,
+        oracle(naive_formats.gemma4, ["<|tool_call>"]),
+        (write_gemma4,),
+        ("<|tool_call>call:f{", "<|tool_call>", '<|"|>', "<tool_call|>", "a:", "}", "None"),
+        plain_strings=True,
+    ),
+    "llama3": Format(
+        Llama3,
+        oracle(naive_formats.llama3, ["<|python_tag|>"], trailer=";", bare="{"),
+        (write_llama3, write_llama3_tagged),
+        ("<|python_tag|>", ";", '{"name": "f"', '"parameters": {', '"name"', '"type": "function"'),
+    ),
+    "harmony": Format(
+        Harmony,
+        naive_formats.harmony,
+        (write_harmony, write_harmony_as_templates_do),
+        (
+            "<|start|>assistant",
+            "<|channel|>analysis<|message|>Hm.<|end|>",
+            "<|channel|>analysis<|message|>",
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary",
+            "<|channel|>",
+            " to=functions.f",
+            " to=",
+            "<|constrain|>json",
+            "<|message|>",
+            "<|end|>",
+            "<|call|>",
+            "<|return|>",
+            "final",
+        ),
+    ),
+}
+
+CHARACTERS = st.text(st.sampled_from(list('ab"\\{}[]<>:;,=|/\n\t `é😀0-.n')), max_size=6)
+TAGS = [tag for made in FORMATS.values() for tag in made.tags]
+
+
+def scalars(*, plain: bool) -> st.SearchStrategy[Any]:
+    words = st.sampled_from(["", "x", "Oslo", "a b\nc", "5", "null", "{", "}]", 'say "hi"', "\\n", "<b>", "é😀"])
+    strings = words if plain else words | CHARACTERS | st.sampled_from(TAGS)
+    return st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | strings
+
+
+def values(*, plain: bool) -> st.SearchStrategy[Any]:
+    keys = st.sampled_from(["a", "b", "key"]) if plain else st.sampled_from(["a", "b", "name", "{"]) | CHARACTERS
+    return st.recursive(
+        scalars(plain=plain),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+        max_leaves=6,
+    )
+
+
+def arguments(made: Format) -> st.SearchStrategy[dict[str, Any]]:
+    """Arguments that this format can write without loss."""
+    if not made.plain_strings:
+        return st.dictionaries(st.sampled_from(["a", "b", "s"]) | CHARACTERS, values(plain=False), max_size=3)
+    if made.parser is Gemma4:
+        return st.dictionaries(st.sampled_from(["a", "b", "s", "s two"]), values(plain=True), max_size=3)
+    # Where a string looks like JSON only a schema can tell: such ones stand where it says that they are strings.
+    unknown = values(plain=True).filter(lambda value: not isinstance(value, str))
+    strings = scalars(plain=True).filter(lambda value: isinstance(value, str)) | CHARACTERS
+    return st.fixed_dictionaries(
+        {}, optional={"a": unknown, "b": unknown, "s": strings, "s1": strings, "s two": strings}
+    )
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, right: st.SearchStrategy[str]) -> str:
+    """Cut somewhere, or a character too many, or too few, or another one."""
+    text = draw(right)
+    at = draw(st.integers(0, len(text)))
+    behind = draw(st.sampled_from([len(text), at, min(at + 1, len(text))]))
+    return text[:at] + draw(CHARACTERS) + text[behind:]
+
+
+def mixtures(made: Format) -> st.SearchStrategy[str]:
+    """Everything that a parser may come upon, in any order."""
+    right = st.builds(lambda write, given: write("f", given), st.sampled_from(made.writers), arguments(made))
+    pieces = (
+        right
+        | spoiled(right)
+        | st.sampled_from(made.tags)
+        | st.sampled_from(made.tags).flatmap(lambda tag: st.integers(1, len(tag)).map(lambda end: tag[:end]))
+        | st.sampled_from([" ", "\n", "\n\n", "Let me look. ", "{}", '{"a": 1}', "5", "f", '"', ", "])
+        | CHARACTERS
+    )
+    return st.lists(pieces, max_size=8).map("".join)
+
+
+@st.composite
+def chunked(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> tuple[str, list[str]]:
+    """A text, and the same in pieces, of which some are empty."""
+    text = draw(texts)
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=10)))
+    return text, [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def run(parser: Any, pieces: Sequence[str]) -> list[Sampled]:
+    """What a parser makes of all of them, neighbours of a kind joined."""
+    found: list[Sampled] = []
+    for piece in pieces:
+        found += parser.feed(piece)
+    return joined([*found, *parser.finish()])
+
+
+def joined(pieces: Sequence[Sampled]) -> list[Sampled]:
+    found: list[Sampled] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if isinstance(piece, Text) and isinstance(last, Text):
+            found[-1] = Text(last.text + piece.text)
+        elif isinstance(piece, Reasoning) and isinstance(last, Reasoning):
+            found[-1] = Reasoning(last.text + piece.text)
+        else:
+            found.append(piece)
+    return found
+
+
+def reasoning_first(pieces: Sequence[Sampled]) -> list[Sampled]:
+    """Reasoning joined in front; text then stands next to text, and has its margins compared no further."""
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    rest = joined([piece for piece in pieces if not isinstance(piece, Reasoning)])
+    return [*([Reasoning(thought)] if thought else []), *rest]

@@ -1,0 +1,41 @@
+"""A reply is found by its name for as long as it is there; of several with one name, the newest answers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from middleware_hub.spans.chain import names_of
+from tests.middleware_hub.radix.test_tree import NS, Talk
+from tests.middleware_hub.toy import EOS, A, B
+
+
+@given(st.lists(st.sampled_from(["x", "y", "x y", "", "z"]), max_size=12), st.integers(0, 40))
+def test_names_are_those_of_the_replies_that_are_left(names: list[str], budget: int) -> None:
+    talk = Talk()
+    made = [(name, talk.say("a" * (number % 3 + 1), [B, EOS], name)) for number, name in enumerate(names)]
+    talk.tree.max_tokens = budget
+    talk.tree.collect()
+    left = [(name, turn.generation) for name, turn in made if turn.generation.span.owner is turn.generation]
+    for name in ("x", "y", "z", "gone"):
+        newest = next((one for names, one in reversed(left) if name in names.split()), None)
+        assert talk.tree.reply(NS, name) is newest
+        assert talk.tree.reply(("other", "", ""), name) is None
+
+
+def test_the_prefix_of_a_dialect_is_no_part_of_a_name() -> None:
+    assert names_of("chatcmpl-1") == ("chatcmpl-1", "1")
+    assert names_of("cmpl-1") == ("cmpl-1", "1")
+    assert names_of("msg_1") == ("msg_1", "1")
+    assert names_of("rollout-1") == ("rollout-1",)
+    talk = Talk()
+    turn = talk.say("a", [A], "chatcmpl-1")
+    assert talk.tree.reply(NS, "chatcmpl-1") is turn.generation, "a client's own name may look like one"
+    assert talk.tree.reply(NS, "1") is None
+
+
+def test_nothing_is_left_when_the_tree_is_cleared() -> None:
+    talk = Talk()
+    talk.say("a", [A], "x")
+    talk.tree.clear()
+    assert talk.tree.reply(NS, "x") is None

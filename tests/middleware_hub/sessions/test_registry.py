@@ -1,0 +1,111 @@
+"""All sessions of a router: found, counted, forgotten in time, and never for want of room before they were exported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from middleware_hub.chat.keys import canonical
+from middleware_hub.chat.refusals import CapacityError, SessionExistsError, UnknownSessionError
+from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.sessions.registry import SessionStore
+from middleware_hub.sessions.session import Session
+from middleware_hub.spans.chain import TokenSpan, pack_ids
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+class Shop:
+    """A store, and what its metrics say."""
+
+    def __init__(self, max_tokens: int = 1000) -> None:
+        self.registry = CollectorRegistry()
+        self.store = SessionStore(SessionMetrics(self.registry), max_tokens=max_tokens)
+
+    def counted(self, event: str) -> float:
+        return self.registry.get_sample_value("tito_sessions_total", {"event": event}) or 0.0
+
+    def open(self, name: str, tenant: str = "", *, tokens: int = 0, ttl: float = 100.0) -> Session:
+        session = Session(name, tenant, canonical, ttl=ttl)
+        self.store.add(session)
+        if tokens:
+            turn = session.trie.prepare(b"x", [{"role": "user", "content": "a"}])
+            handle = session.trie.open(turn, f"{tenant}-{name}")
+            span = TokenSpan(None, 0, 0, pack_ids(range(tokens)), 0, versions="1")
+            session.trie.commit(handle, {"role": "assistant", "content": "b"}, span, finish="stop")
+            session.tokens += tokens
+            self.store.held(tokens)
+        return session
+
+
+def test_a_name_belongs_to_a_tenant() -> None:
+    async def work() -> None:
+        shop = Shop()
+        mine, theirs = shop.open("s", "me"), shop.open("s", "them")
+        assert shop.store.get("me", "s") is mine
+        assert shop.store.get("them", "s") is theirs
+        assert shop.store.of("me") == [mine]
+        with pytest.raises(SessionExistsError):
+            shop.open("s", "me")
+        with pytest.raises(UnknownSessionError):
+            shop.store.get("", "s")
+
+    run(work())
+
+
+def test_what_is_over_its_time_is_forgotten_and_what_is_lost_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        shop = Shop()
+        empty, lost, exported = shop.open("empty"), shop.open("lost", tokens=5), shop.open("exported", tokens=5)
+        longer = shop.open("longer", tokens=5, ttl=10_000.0)
+        exported.exported = True
+        shop.store.sweep(empty.used + 50)
+        assert len(shop.store) == 4
+        shop.store.sweep(longer.used + 101)
+        assert list(shop.store) == [longer]
+        assert (shop.counted("expired"), shop.counted("expired_unexported")) == (2, 1)
+        assert shop.store.tokens == 5
+        await shop.store.close()
+        assert lost.trie.closed
+
+    run(work())
+    assert "session lost was forgotten" in caplog.text
+
+
+def test_what_is_in_flight_keeps_its_session() -> None:
+    async def work() -> None:
+        shop = Shop()
+        session = shop.open("s", ttl=1.0)
+        turn = session.trie.prepare(b"x", [{"role": "user", "content": "a"}])
+        handle = session.trie.open(turn, "g")
+        shop.store.sweep(session.used + 1000)
+        assert len(shop.store) == 1
+        session.trie.abandon(handle)
+        shop.store.sweep(session.used + 1000)
+        assert len(shop.store) == 0
+
+    run(work())
+
+
+def test_only_what_was_exported_makes_room() -> None:
+    async def work() -> None:
+        shop = Shop(max_tokens=10)
+        done, fresh = shop.open("done", tokens=6), shop.open("fresh", tokens=6)
+        with pytest.raises(CapacityError, match="12 tokens"):
+            shop.open("more")
+        await done.finalize()
+        with pytest.raises(CapacityError):
+            shop.open("more")
+        done.exported = True
+        shop.open("more")
+        assert [session.id for session in shop.store] == ["fresh", "more"]
+        assert (shop.counted("evicted"), shop.store.tokens) == (1, 6)
+        assert fresh.trie.head is not None
+
+    run(work())

@@ -1,0 +1,95 @@
+"""An orphan that was adopted has a client again: it is neither given up nor given to anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
+from middleware_hub.sessions.turn.generation import Generation
+from tests.middleware_hub.sessions.in_process import Client, Room, until
+
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 20}
+
+
+async def orphaned(room: Room) -> Any:
+    """A generation whose client has left; it goes on when `go` is set."""
+    says = room.engine.says("one two three", hold=1)
+    first = room.ask(BODY)
+    await room.engine.arrived()
+    await first.leave()
+    return says
+
+
+async def adopted(room: Room) -> Client:
+    client = room.ask(BODY, again="1")
+    await until(lambda: room.metric("tito_session_resent_requests_total", kind="adopted") == 1)
+    return client
+
+
+def content(reply: Any) -> tuple[str, str]:
+    (choice,) = reply["choices"]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+@pytest.mark.parametrize("adopted_in_time", [True, False])
+def test_the_grace_ends_with_the_adoption(adopted_in_time: bool) -> None:
+    """An adopted generation outlives its grace; one without a client is given up."""
+
+    async def work() -> None:
+        composing = asyncio.Event()
+
+        async def compose() -> list[Generation]:
+            await composing.wait()
+            return []
+
+        one = Exchange(RequestKey(None, b""), grace=0.0, on_over=lambda _: None)
+        one.start(compose)
+        one.detach(delivered=False)
+        if adopted_in_time:
+            one.attach()
+        for _ in range(10):
+            await asyncio.sleep(0)  # timers of no seconds have rung by now
+        assert (one.given_up, one.over) == (not adopted_in_time, not adopted_in_time)
+        composing.set()
+        await one.all_over()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_who_adopted_it_is_not_joined() -> None:
+    """A third client that sends the same request while the second one reads gets a sample of its own."""
+
+    async def work() -> None:
+        room = Room()
+        await room.open()
+        says = await orphaned(room)
+        second = await adopted(room)
+        room.engine.says("four")
+        status, reply = await room.ask(BODY, again="2").answer()
+        assert (status, content(reply)) == (200, ("four", "stop"))
+        says.go.set()
+        status, reply = await second.answer()
+        assert (status, content(reply)) == (200, ("one two three", "stop"))
+        assert (room.session.samples, len(room.engine.log)) == (2, 2)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_who_adopted_it_and_leaves_makes_it_an_orphan_again() -> None:
+    async def work() -> None:
+        room = Room()
+        await room.open()
+        says = await orphaned(room)
+        second = await adopted(room)
+        await second.leave()
+        third = room.ask(BODY, again="2")
+        await until(lambda: room.metric("tito_session_resent_requests_total", kind="adopted") == 2)
+        says.go.set()
+        status, reply = await third.answer()
+        assert (status, content(reply)) == (200, ("one two three", "stop"))
+        assert (room.session.samples, len(room.engine.log)) == (1, 1)
+
+    asyncio.run(asyncio.wait_for(work(), 60))

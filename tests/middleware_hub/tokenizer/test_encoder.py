@@ -1,0 +1,207 @@
+"""Texts are encoded as `tokenizers` does it, whoever does it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+
+from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, encoder, is_verbatim
+from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.embedded.models.ngram import shipped_tokenizer
+from router.errors import BadRequestError
+from tests.support.vocabularies import Name, vocabulary
+
+ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+BYTE_LEVEL: tuple[Name, ...] = ("qwen", "tekken")
+SENTENCEPIECE: tuple[Name, ...] = ("mistral-v1", "mistral-v1-legacy")
+
+
+@cache
+def backend(name: Name) -> Tokenizer:
+    return Tokenizer.from_file(str(vocabulary(name) / "tokenizer.json"))
+
+
+@cache
+def json_of(name: Name) -> dict[str, Any]:
+    return dict(json.loads(backend(name).to_str()))
+
+
+TEXTS = st.text(max_size=60) | st.lists(
+    st.sampled_from(
+        [" ", "  ", "\n", "\r\n", "'s", "the", " the", "12", "é", "e\u0301", "한", "\u1112\u1161\u11ab", "👍🏽"]
+    )
+    | st.sampled_from(["<think>", "<|im_end|>", "<|im", "[INST]", "</s>", "\ufffd", "\u200d"]),
+    max_size=20,
+).map("".join)
+
+
+@cache
+def made(name: Name, choice: str = "auto") -> Callable[[str], list[int]]:
+    return encoder(backend(name), json.loads(backend(name).to_str()), choice)
+
+
+def expected(name: Name, text: str) -> list[int]:
+    return list(backend(name).encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+@given(text=TEXTS)
+@settings(deadline=None)  # the first example loads a vocabulary
+def test_ids_are_those_of_tokenizers(name: Name, text: str) -> None:
+    assert made(name)(text) == expected(name, text)
+
+
+def _split(pattern: str, **how: object) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False, **how}
+
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+WORD = r"[^\r\n\p{L}\p{N}]?"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# How the tokenizers of published models take texts apart, before BPE.
+SPLITS: dict[str, list[dict[str, object]]] = {
+    "gpt2": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}],
+    "llama3": [_split(rf"{CONTRACTIONS}|{WORD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}")],
+    "qwen3.5": [
+        _split(rf"{CONTRACTIONS}|{WORD}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}")
+    ],
+    "gpt-oss": [
+        _split(
+            rf"{WORD}{UPPER}*{LOWER}+{CONTRACTIONS}?|{WORD}{UPPER}+{LOWER}*{CONTRACTIONS}?"
+            rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+        )
+    ],
+    "deepseek": [
+        _split(r"\p{N}{1,3}"),
+        _split("[一-龥぀-ゟ゠-ヿ]+"),
+        _split(
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
+        ),
+    ],
+    "digits": [{"type": "Digits", "individual_digits": True}],
+}
+
+
+def taking_apart(parts: list[dict[str, object]], folder: Path) -> Tokenizer:
+    """A tokenizer that takes texts apart in this way, and for the rest is the one in a folder."""
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    parts = parts if parts[-1]["type"] == "ByteLevel" else [*parts, last]
+    return Tokenizer.from_str(json.dumps({**settings, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}))
+
+
+@cache
+def small_one(name: str) -> tuple[Tokenizer, Callable[[str], list[int]]]:
+    backend = taking_apart(SPLITS[name], shipped_tokenizer())
+    return backend, encoder(backend, json.loads(backend.to_str()), "fastokens")
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@given(text=TEXTS)
+@settings(deadline=None)
+def test_texts_are_taken_apart_as_published_models_do_it(name: str, text: str) -> None:
+    backend, encode = small_one(name)
+    assert encode(text) == backend.encode(text, add_special_tokens=False).ids
+
+
+def test_what_is_encoded_differently_is_noticed_at_the_start() -> None:
+    """The two libraries do not mean the same by the words of such a pattern."""
+    backend = taking_apart([_split(r"\w+", invert=True)], vocabulary("qwen"))
+    assert not isinstance(encoder(backend, json.loads(backend.to_str()), "auto"), FastEncoder)
+    with pytest.raises(BadRequestError, match=r"it encodes .* differently"):
+        encoder(backend, json.loads(backend.to_str()), "fastokens")
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+def test_byte_level_bpe_is_encoded_by_fastokens(name: Name) -> None:
+    assert isinstance(made(name), FastEncoder)
+    assert isinstance(made(name, "fastokens"), FastEncoder)
+    assert not isinstance(made(name, "huggingface"), FastEncoder)
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE)
+def test_what_it_was_not_made_for_is_not(name: Name) -> None:
+    assert not isinstance(made(name), FastEncoder)
+    with pytest.raises(BadRequestError, match="--tokenizer-backend fastokens: this is no byte-level BPE"):
+        made(name, "fastokens")
+
+
+def test_nor_a_tokenizer_with_whims() -> None:
+    whimsical = Tokenizer.from_file(str(vocabulary("qwen") / "tokenizer.json"))
+    whimsical.add_tokens([AddedToken("<greedy>", lstrip=True)])
+    with pytest.raises(BadRequestError, match="an added token is one of lstrip"):
+        encoder(whimsical, json.loads(whimsical.to_str()), "fastokens")
+
+
+def test_two_that_differ_are_not_used_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
+    """The text that showed it is encoded rightly, and all later ones."""
+    checked = FastEncoder(lambda _text: [1], lambda _text: [2])
+    assert {tuple(checked("x")) for _ in range(CHECK_EVERY - 1)} == {(2,)}
+    with caplog.at_level(logging.ERROR):
+        assert checked("x") == [1]
+    assert "does not encode a text" in caplog.text
+    assert checked("x") == [1]
+
+
+def test_an_error_of_the_fast_one_costs_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_text: str) -> list[int]:
+        raise RuntimeError("a limit was reached")
+
+    checked = FastEncoder(lambda _text: [1], fails)
+    with caplog.at_level(logging.ERROR):
+        assert checked("x") == [1]
+    assert "a limit was reached" in caplog.text
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+@given(text=st.text(st.characters(max_codepoint=127), max_size=80))
+@settings(deadline=None)
+def test_of_a_verbatim_tokenizer_ids_spell_an_ascii_text(name: Name, text: str) -> None:
+    assert is_verbatim(json_of(name))
+    assert spelling(name).spell(made(name)(text)) == text
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE)
+def test_one_with_dummy_spaces_is_not_verbatim(name: Name) -> None:
+    assert not is_verbatim(json_of(name))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": dict.fromkeys(ALPHABET, 0), "end_of_word_suffix": "</w>"}},
+        {"added_tokens": [{"id": 9, "content": "<x>", "lstrip": True, "rstrip": False}]},
+    ],
+    ids=[
+        "a normalizer",
+        "a space in front",
+        "what is split off is lost",
+        "bytes without a token",
+        "a suffix",
+        "lstrip",
+    ],
+)
+def test_what_changes_characters_is_not_verbatim(changed: dict[str, object]) -> None:
+    assert not is_verbatim({**json_of("qwen"), **changed})
+
+
+@cache
+def spelling(name: Name) -> Vocabulary:
+    from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
+
+    return Whole.load(str(vocabulary(name))).vocabulary

@@ -1,0 +1,207 @@
+"""Who gets in, to what, and as whom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from router.auth.guard import ApiKeyGuard
+from router.auth.keys import Keys
+from router.config import RouterConfig, ServerConfig
+from router.observability.requests import REQUEST, RequestRecord
+from tests.router.conftest import EchoWorker, running
+from tests.support.serving import serving
+
+TENANTS = ServerConfig(api_keys=("a:one", "a:two", "b:three"), admin_keys=("all",))
+ONLY_ADMIN = ServerConfig(admin_keys=("all",))
+ONLY_TENANTS = ServerConfig(api_keys=("a:one", "b:three"))
+
+USE = ("POST", "/generate")
+READ = ("GET", "/workers")
+ADMIN = ("POST", "/flush_cache")
+PROXIED = ("GET", "/server_info")
+FREE = ("GET", "/health")
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    ("server", "key", "call", "status"),
+    [
+        (TENANTS, None, FREE, 200),
+        (TENANTS, "wrong", FREE, 200),
+        (TENANTS, None, USE, 401),
+        (TENANTS, "wrong", USE, 401),
+        (TENANTS, None, READ, 401),
+        (TENANTS, None, ADMIN, 401),
+        (TENANTS, None, PROXIED, 401),
+        (TENANTS, "one", USE, 200),
+        (TENANTS, "two", READ, 200),
+        (TENANTS, "one", ADMIN, 403),
+        (TENANTS, "three", PROXIED, 403),
+        (TENANTS, "all", USE, 200),
+        (TENANTS, "all", READ, 200),
+        (TENANTS, "all", ADMIN, 200),
+        (TENANTS, "all", PROXIED, 200),
+        (ONLY_ADMIN, None, USE, 200),
+        (ONLY_ADMIN, "EMPTY", USE, 200),  # some clients always send something
+        (ONLY_ADMIN, None, READ, 401),
+        (ONLY_ADMIN, "EMPTY", ADMIN, 401),
+        (ONLY_ADMIN, None, PROXIED, 401),
+        (ONLY_ADMIN, "all", ADMIN, 200),
+        (ONLY_TENANTS, None, USE, 401),
+        (ONLY_TENANTS, "one", ADMIN, 200),
+        (ONLY_TENANTS, "three", PROXIED, 200),
+    ],
+)
+def test_who_may(server: ServerConfig, key: str | None, call: tuple[str, str], status: int) -> None:
+    async def main() -> None:
+        async with serving(EchoWorker()) as url, running([url], server=server) as router:
+            method, path = call
+            data = b"{}" if method == "POST" else None
+            async with router.client.request(method, path, data=data, headers=bearer(key)) as reply:
+                assert reply.status == status, await reply.text()
+                if status in (401, 403):
+                    error = (await reply.json())["error"]
+                    assert error["type"] == {401: "unauthorized", 403: "forbidden"}[status]
+                    assert ("--admin-key" in error["message"]) is (status == 403)
+                    assert ("www-authenticate" in reply.headers) is (status == 401)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("header", ["one", "Basic one", "Bearer", "Bearer one two", "Bearer: one", "bearer\tone"])
+def test_keys_come_in_one_form(header: str) -> None:
+    async def main() -> None:
+        async with running(server=TENANTS) as router:
+            async with router.client.get("/workers", headers={"authorization": header}) as reply:
+                assert reply.status == 401
+            for scheme in ("bearer", "BEARER"):
+                async with router.client.get("/workers", headers={"authorization": f"{scheme}  one "}) as reply:
+                    assert reply.status == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("server", "key"), [(TENANTS, "all"), (TENANTS, "one"), (ONLY_ADMIN, "all"), (ONLY_ADMIN, "w")]
+)
+def test_workers_are_told_no_key(server: ServerConfig, key: str) -> None:
+    """Nor whom an admin stands in for."""
+
+    async def main() -> None:
+        worker = EchoWorker()
+        async with serving(worker) as url, running([url], server=server) as router:
+            headers = {**bearer(key), **({"x-tenant": "b"} if (server, key) == (TENANTS, "all") else {})}
+            async with router.client.get("/v1/models", headers=headers) as reply:
+                assert reply.status == 200
+        names = {name for name, _ in worker.seen[-1]["headers"]}
+        assert not names & {"authorization", "x-tenant"}
+
+    asyncio.run(main())
+
+
+async def states(server: ServerConfig, headers: dict[str, str], path: str = "/generate") -> tuple[dict[str, Any], str]:
+    """What the application inside finds in the state, and the record's tenant."""
+    seen: list[Any] = []
+
+    async def inside(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["state"])
+
+    record = RequestRecord("id", "POST", path)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "state": {REQUEST: record},
+    }
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError("the guard neither reads nor answers")
+
+    await ApiKeyGuard(inside, Keys(server.api_keys, server.admin_keys))(scope, nothing, nothing)
+    (state,) = seen
+    return state, record.tenant
+
+
+@pytest.mark.parametrize(
+    ("server", "headers", "tenant"),
+    [
+        (TENANTS, bearer("one"), "a"),
+        (TENANTS, bearer("two"), "a"),
+        (TENANTS, bearer("three"), "b"),
+        (TENANTS, bearer("all"), ""),
+        (TENANTS, {**bearer("all"), "x-tenant": "b"}, "b"),
+        (ONLY_ADMIN, {}, ""),
+        (ONLY_ADMIN, bearer("all"), ""),
+    ],
+)
+def test_whose_request_it_is(server: ServerConfig, headers: dict[str, str], tenant: str) -> None:
+    """It is told to the middlewares, and stands on the record of the request."""
+    state, on_record = asyncio.run(states(server, headers))
+    assert state["tenant"] == on_record == tenant
+
+
+@pytest.mark.parametrize(
+    ("server", "headers", "status"),
+    [
+        (TENANTS, {**bearer("one"), "x-tenant": "a"}, 403),
+        (TENANTS, {**bearer("one"), "x-tenant": "b"}, 403),
+        (ONLY_TENANTS, {**bearer("one"), "x-tenant": "b"}, 403),  # it may change the fleet, but is no admin
+        (ONLY_ADMIN, {"x-tenant": "b"}, 403),
+        (TENANTS, {"x-tenant": "a"}, 401),
+        (TENANTS, {**bearer("all"), "x-tenant": "c"}, 400),
+        (TENANTS, {**bearer("all"), "x-tenant": ""}, 400),
+        (ONLY_ADMIN, {**bearer("all"), "x-tenant": "a"}, 400),
+    ],
+)
+def test_who_may_not_act_as_a_tenant(server: ServerConfig, headers: dict[str, str], status: int) -> None:
+    async def main() -> None:
+        async with running(server=server) as router, router.client.post("/generate", headers=headers) as reply:
+            assert reply.status == status
+            assert (await reply.json())["error"]["code"] == status
+
+    asyncio.run(main())
+
+
+def test_without_keys_the_header_means_nothing() -> None:
+    """It may be somebody else's, and goes on to the worker."""
+
+    async def main() -> None:
+        worker = EchoWorker()
+        async with (
+            serving(worker) as url,
+            running([url]) as router,
+            router.client.get("/x", headers={"x-tenant": "b", "authorization": "Bearer the-workers-own"}) as reply,
+        ):
+            assert reply.status == 200
+        assert {("x-tenant", "b"), ("authorization", "Bearer the-workers-own")} <= set(worker.seen[-1]["headers"])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("server", "warned"), [(TENANTS, False), (ONLY_ADMIN, False), (ONLY_TENANTS, True), (ServerConfig(), False)]
+)
+def test_tenants_without_an_admin_are_warned_of(
+    server: ServerConfig, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with running(server=server):
+            pass
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert ("no --admin-key" in caplog.text) is warned
+    assert not any(key in caplog.text for key in ("one", "three")), "a key stands in the log"
+
+
+def test_a_configuration_does_not_show_its_keys() -> None:
+    server = ServerConfig(api_keys=("a:secret",), admin_keys=("secret too",))
+    assert "secret" not in repr(RouterConfig(server=server))

@@ -1,0 +1,179 @@
+"""SGLang's batches of KV events, and where it says that it publishes them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.engines.sglang.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvSource,
+    UnreadableBatchError,
+    kv_source,
+    parts,
+    read_batch,
+)
+
+encode = msgspec.msgpack.encode
+URL = "http://10.0.0.7:30001"
+
+SEEN = {
+    "type": "BlockStored",
+    "block_hashes": [-4364474873889267899],
+    "parent_block_hash": 8220981200828417142,
+    "token_ids": [148, 149],
+    "block_size": 2,
+    "lora_id": None,
+    "medium": "GPU",
+}
+"""As SGLang 0.5.23 wrote it."""
+
+DESCRIBED = {
+    "publisher": "zmq",
+    "endpoint_host": "*",
+    "endpoint_port_base": 5557,
+    "topic": "",
+    "block_size": 16,
+    "dp_size": 1,
+    "replay_endpoint_port_base": 5558,
+}
+
+
+class TestBatches:
+    def test_maps(self) -> None:
+        batch = read_batch(
+            encode([12.5, [SEEN, {"type": "BlockRemoved", "block_hashes": [5]}, {"type": "AllBlocksCleared"}], 3])
+        )
+        assert (batch.ts, batch.attn_dp_rank) == (12.5, 3)
+        assert list(batch.events) == [
+            BlockStored([-4364474873889267899], 8220981200828417142, [148, 149], 2, None, "GPU"),
+            BlockRemoved([5]),
+            AllBlocksCleared(),
+        ]
+
+    def test_arrays(self) -> None:
+        stored, removed, cleared = read_batch(
+            encode(
+                [
+                    1,
+                    [
+                        ["BlockStored", [1], None, [7, 8], 2, None, "CPU_PINNED"],
+                        ["BlockRemoved", [1]],
+                        ["AllBlocksCleared"],
+                    ],
+                ]
+            )
+        ).events
+        assert isinstance(stored, BlockStored)
+        assert (stored.block_hashes, stored.parent_block_hash, stored.token_ids) == ([1], None, [7, 8])
+        assert stored.medium == "CPU_PINNED"
+        assert isinstance(removed, BlockRemoved)
+        assert removed.block_hashes == [1]
+        assert isinstance(cleared, AllBlocksCleared)
+
+    def test_what_a_newer_worker_adds_is_left_alone(self) -> None:
+        batch = read_batch(encode([1.0, [{**SEEN, "lora_name": "x", "newer": 1}], 0, "newer"]))
+        (event,) = batch.events
+        assert isinstance(event, BlockStored)
+        assert event.lora_name == "x"
+
+    def test_pairs_of_ids(self) -> None:
+        (event,) = read_batch(encode([1.0, [{**SEEN, "token_ids": [(1, 2), (2, 3)]}], 0])).events
+        assert isinstance(event, BlockStored)
+        assert event.token_ids == [(1, 2), (2, 3)]
+
+    @given(st.binary() | st.recursive(st.none() | st.integers(0, 9) | st.text(max_size=3), st.lists).map(encode))
+    def test_anything_else_is_refused(self, payload: bytes) -> None:
+        with contextlib.suppress(UnreadableBatchError):
+            assert not read_batch(payload).events
+
+
+class TestParts:
+    @given(count=st.integers(1, 40), size=st.integers(1, 4), most=st.integers(1, 12), parent=st.none() | st.just(-5))
+    def test_they_continue_each_other(self, count: int, size: int, most: int, parent: int | None) -> None:
+        whole = BlockStored(list(range(count)), parent, list(range(count * size)), size, None, "GPU", "salt")
+        found = [part for part in parts(whole, most) if isinstance(part, BlockStored)]
+        assert [own for part in found for own in part.block_hashes] == whole.block_hashes
+        assert [one for part in found for one in part.token_ids] == whole.token_ids
+        assert [part.parent_block_hash for part in found] == [parent, *(part.block_hashes[-1] for part in found[:-1])]
+        for part in found:
+            assert len(part.block_hashes) <= most
+            assert len(part.token_ids) == size * len(part.block_hashes)
+            assert (part.block_size, part.medium, part.cache_salt) == (size, "GPU", "salt")
+
+    @pytest.mark.parametrize("ids", [[1], list(range(100))])
+    def test_what_contradicts_itself_still_does(self, ids: list[int]) -> None:
+        *_, last = parts(BlockStored([1, 2, 3], None, list(ids), 2), 2)
+        assert isinstance(last, BlockStored)
+        assert len(last.token_ids) != 2 * len(last.block_hashes)
+
+    @pytest.mark.parametrize("event", [AllBlocksCleared(), BlockRemoved(list(range(9)))])
+    def test_others_stay_whole(self, event: BlockRemoved | AllBlocksCleared) -> None:
+        assert list(parts(event, 2)) == [event]
+
+
+class TestSources:
+    def test_a_worker_describes_its_publisher(self) -> None:
+        source = kv_source(URL, json.dumps({"version": "0.5.23", "kv_events": DESCRIBED}).encode())
+        assert source == KvSource("10.0.0.7", 5557, replay_port=5558)
+        assert source.endpoint(0) == "tcp://10.0.0.7:5557"
+        assert source.replay_endpoint(0) == "tcp://10.0.0.7:5558"
+
+    def test_each_rank_has_ports_of_its_own(self) -> None:
+        source = kv_source(URL, json.dumps({"kv_events": {**DESCRIBED, "dp_size": 4, "topic": "kv"}}).encode())
+        assert source is not None
+        assert (source.ranks, source.topic) == (4, "kv")
+        assert source.endpoint(3) == "tcp://10.0.0.7:5560"
+        assert source.replay_endpoint(3) == "tcp://10.0.0.7:5561"
+
+    def test_without_replays(self) -> None:
+        told = {key: value for key, value in DESCRIBED.items() if key != "replay_endpoint_port_base"}
+        source = kv_source(URL, json.dumps({"kv_events": told}).encode())
+        assert source is not None
+        assert source.replay_endpoint(0) is None
+
+    @pytest.mark.parametrize(
+        ("url", "host"), [("http://[::1]:30001", "[::1]"), ("https://gpu-7.example", "gpu-7.example")]
+    )
+    def test_it_is_the_host_of_the_workers_url(self, url: str, host: str) -> None:
+        told = {**DESCRIBED, "endpoint_host": "169.254.169.254"}
+        source = kv_source(url, json.dumps({"kv_events": told}).encode())
+        assert source is not None
+        assert source.endpoint(0) == f"tcp://{host}:5557"
+
+    def test_an_older_worker_tells_its_flag(self) -> None:
+        flag = {"publisher": "zmq", "endpoint": "tcp://*:6000", "replay_endpoint": "tcp://*:6100", "topic": "kv"}
+        info = {"kv_events_config": json.dumps(flag), "dp_size": 2, "page_size": 16}
+        assert kv_source(URL, json.dumps(info).encode()) == KvSource("10.0.0.7", 6000, "kv", 2, 6100)
+
+    @pytest.mark.parametrize(
+        "info",
+        [
+            {},
+            {"kv_events": None, "kv_events_config": None},
+            {"kv_events": {**DESCRIBED, "publisher": "null"}},
+            {"kv_events": {**DESCRIBED, "endpoint_port_base": 0}},
+            {"kv_events": {**DESCRIBED, "endpoint_port_base": 65535, "dp_size": 2}},
+            {"kv_events": {**DESCRIBED, "dp_size": 0}},
+            {"kv_events": "yes"},
+            {"kv_events_config": ""},
+            {"kv_events_config": "{"},
+            {"kv_events_config": "{}"},
+            {"kv_events_config": '{"publisher": "zmq", "endpoint": "ipc:///tmp/kv"}'},
+            {"kv_events_config": '{"publisher": "zmq", "endpoint": "tcp://*:no"}'},
+            [],
+        ],
+    )
+    def test_one_that_does_not_publish_has_none(self, info: Any) -> None:
+        assert kv_source(URL, json.dumps(info).encode()) is None
+
+    def test_an_answer_that_is_none(self) -> None:
+        assert kv_source(URL, b"") is kv_source(URL, b"\xff") is kv_source("nonsense", b"{}") is None

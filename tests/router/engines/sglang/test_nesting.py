@@ -1,0 +1,132 @@
+"""JSON that is nested without end: an error of whoever sent it, at any depth, and never one of the router's.
+
+How deep is too deep depends on how deep the interpreter is in calls of its own: a depth that is just readable in one place is
+not in another one. Hence the many depths around the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import sys
+
+import pytest
+
+from router.config import ServerConfig
+from router.engines.sglang import (
+    GenerateRequest,
+    StreamedReply,
+    UnreadableReplyError,
+    edit_meta,
+    event_index,
+    new_weight_version,
+    read_reply,
+    split_list,
+)
+from router.engines.sglang.attempt import Attempt, aborted_replies, refusal_status, renamed, was_aborted, was_refused
+from router.errors import BadRequestError
+from tests.router.conftest import running
+
+FATHOMLESS = 200_000
+DEPTHS = (*range(sys.getrecursionlimit() - 120, sys.getrecursionlimit() + 20, 4), FATHOMLESS)
+KINDS = ((b"[", b"]"), (b'{"a":', b"}"))
+NESTS = [begin * depth + b"1" + end * depth for depth in DEPTHS for begin, end in KINDS]
+
+REQUESTS = [
+    b"%b",
+    b'{"text": %b}',
+    b'{"text": "a", "unknown": %b}',
+    b'{"text": "a", "rid": %b}',
+    b'{"text": "a", "stream": %b}',
+    b'{"text": "a", "lora_path": %b}',
+    b'{"text": "a", "logprob_start_len": %b}',
+    b'{"text": "a", "return_logprob": %b}',
+    b'{"text": "a", "return_logprob": true, "top_logprobs_num": %b}',
+    b'{"text": "a", "sampling_params": %b}',
+    b'{"text": "a", "sampling_params": {"n": %b}}',
+    b'{"text": "a", "sampling_params": {"top_k": %b}}',
+    b'{"text": "a", "sampling_params": {"custom_params": %b}}',
+    b'{"text": ["a", "b"], "sampling_params": [{}, %b]}',
+    b'{"input_ids": %b}',
+    b'{"input_embeds": %b}',
+]
+
+
+@pytest.mark.parametrize("request_body", REQUESTS)
+def test_a_request(request_body: bytes) -> None:
+    """Is read, or is a bad one; and so is the attempt that is made of it."""
+    for nest in NESTS:
+        body = request_body.replace(b"%b", nest)
+        readable = False
+        with contextlib.suppress(BadRequestError):
+            request = GenerateRequest.parse(body)
+            assert {request.rid(0), request.lora_path(0), request.skips_special(0), request.most_top_logprobs}
+            readable = True
+        attempt = Attempt.first(body)
+        if len(nest) > FATHOMLESS:
+            assert not readable
+            assert attempt is None
+
+
+REPLIES = [
+    b"%b",
+    b'{"text": %b, "output_ids": [1], "meta_info": {"id": "x"}}',
+    b'{"text": "a", "output_ids": %b, "meta_info": {"id": "x"}}',
+    b'{"text": "a", "output_ids": [1], "meta_info": %b}',
+    b'{"text": "a", "output_ids": [1], "meta_info": {"id": "x", "finish_reason": {"type": "abort", "unknown": %b}}}',
+    b'{"text": "a", "output_ids": [1], "meta_info": {"id": "x", "output_token_logprobs": %b}}',
+    b'{"text": "a", "output_ids": [1], "meta_info": {"id": "x"}, "unknown": %b}',
+    b'{"error": %b, "a": "abort"}',
+]
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_reply(reply: bytes) -> None:
+    """Is read, or is unreadable: no client loses one to that."""
+    for nest in NESTS:
+        body = reply.replace(b"%b", nest)
+        for read in (read_reply, lambda raw: split_list(raw, 1), lambda raw: edit_meta(raw, drop=frozenset({"x"}))):
+            with contextlib.suppress(UnreadableReplyError):
+                read(body)
+        streamed = StreamedReply()
+        streamed.feed(body)
+        for look in (was_aborted, was_refused, refusal_status, event_index, new_weight_version):
+            look(body)
+        renamed(body, "x")
+        attempt = Attempt.first(b'{"text": "a"}')
+        assert attempt is not None
+        aborted_replies(body, attempt)
+
+
+CALLS = [
+    ("/add_worker", b"%b"),
+    ("/add_worker", b'{"url": %b}'),
+    ("/remove_worker", b'{"url": %b}'),
+    ("/workers", b'{"url": "http://127.0.0.1:1", "worker_type": %b}'),
+    ("/abort_request", b"%b"),
+    ("/abort_request", b'{"rid": %b}'),
+    ("/abort_request", b'{"rid": "x", "unknown": %b}'),
+    ("/abort_request", b'{"abort_all": %b}'),
+    ("/pause_generation", b'{"mode": "in_place", "unknown": %b}'),
+    ("/update_weight_version", b'{"new_version": "7", "unknown": %b}'),
+    ("/update_weights_from_disk", b'{"model_path": %b}'),
+    ("/flush_cache", b"%b"),
+]
+
+
+@pytest.mark.parametrize(("path", "call"), CALLS)
+def test_a_call(path: str, call: bytes) -> None:
+    """400 where it is too deep. (Where it is not, there is no worker to send it to.)"""
+
+    async def main() -> None:
+        async with running(server=ServerConfig(api_keys=("k",))) as router:
+            headers = {"authorization": "Bearer k"}
+            for nest in NESTS:
+                body = call.replace(b"%b", nest)
+                async with router.client.post(path, data=io.BytesIO(body), headers=headers) as reply:
+                    error = (await reply.json())["error"]
+                    assert error["code"] == reply.status
+                    assert reply.status in ((400, 413) if len(nest) > FATHOMLESS else (400, 404, 503)), error
+
+    asyncio.run(main())

@@ -1,0 +1,82 @@
+"""A time limit for others, in which the lateness of this process does not count."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from router.http.time_limits import patience
+from router.http.upstream import AiohttpUpstream
+from router.workers.probe import Prober
+from tests.support.serving import read_request, serve_socket
+
+
+def test_it_passes() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            with pytest.raises(TimeoutError):
+                async with patience(0.05):
+                    await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+def test_it_does_not_pass_early() -> None:
+    async def main() -> float:
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with patience(0.2):
+                await asyncio.Event().wait()
+        return time.monotonic() - begun
+
+    assert asyncio.run(main()) >= 0.19
+
+
+def test_whoever_is_done_in_time_is_left_alone() -> None:
+    async def main() -> None:
+        async with patience(0.01):
+            pass
+        await asyncio.sleep(0.05)  # if a tick were left, it would find a block that is over
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_late_again_and_again_uses_up_little_of_it() -> None:
+    """Six turns of 0.1 s each, as a question on a new connection takes them, within a limit of 0.2 s."""
+
+    async def main() -> None:
+        async with patience(0.2):
+            for _ in range(6):
+                time.sleep(0.1)  # noqa: ASYNC251 - this is the lateness
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_was_there_before_the_router_looked_counts() -> None:
+    """The loop is held up for longer than a probe may take, while its answer lies in the socket."""
+    arrived, may_answer, answered = threading.Event(), threading.Event(), threading.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        arrived.set()
+        await asyncio.to_thread(may_answer.wait)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+        answered.set()
+
+    async def main(url: str) -> None:
+        async with AiohttpUpstream(connect_timeout=10) as upstream:
+            probing = asyncio.create_task(Prober(upstream, seconds=0.5).probe(url))
+            await asyncio.to_thread(arrived.wait)
+            may_answer.set()
+            answered.wait()
+            time.sleep(1)  # noqa: ASYNC251 - this is the lateness
+            found = await probing
+            assert found.complaint is None
+
+    with serve_socket(handle) as url:
+        asyncio.run(main(url))

@@ -1,0 +1,253 @@
+"""What workers tell of their caches, in the events of SGLang."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from router.engines.sglang.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from router.kv_cache.index import KvIndex
+
+A, B = "http://a:1", "http://b:1"
+
+
+def stored(ids: Sequence[Any], own: int = 0, parent: int | None = None, size: int = 2, **more: Any) -> BlockStored:
+    """The blocks of these ids; the worker calls them own, own + 1, ..."""
+    return BlockStored(list(range(own, own + len(ids) // size)), parent, list(ids), size, **more)
+
+
+def follow(*urls: str) -> KvIndex:
+    index = KvIndex()
+    for url in urls:
+        index.reset(url, complete=True)
+    return index
+
+
+def overlaps(index: KvIndex, ids: Sequence[int], lora: str | None = None) -> dict[str, int]:
+    index.check()
+    assert index.overlaps(memoryview(array("i", ids)), lora) == index.overlaps(ids, lora)
+    return index.overlaps(ids, lora)
+
+
+def test_blocks_of_each_workers_own_size() -> None:
+    index = follow(A, B)
+    index.apply(A, [stored(range(8))])
+    index.apply(B, [stored(range(8), size=4)])
+    assert overlaps(index, range(7)) == {A: 3, B: 1}
+    assert (index.block_size(A), index.block_size(B), index.tree_size(A), index.tree_size(B)) == (2, 4, 4, 2)
+
+
+def test_a_prompt_is_continued_evicted_and_flushed() -> None:
+    index = follow(A)
+    index.apply(A, [stored([1, 2, 3, 4]), stored([5, 6], own=9, parent=1)])
+    assert overlaps(index, [1, 2, 3, 4, 5, 6, 7, 8]) == {A: 3}
+    index.apply(A, [BlockRemoved([9])])
+    assert overlaps(index, [1, 2, 3, 4, 5, 6]) == {A: 2}
+    index.apply(A, [AllBlocksCleared(), stored([5, 6])])
+    assert overlaps(index, [1, 2]) == {}
+    assert overlaps(index, [5, 6]) == {A: 1}
+
+
+def test_what_is_not_followed_has_nothing() -> None:
+    index = KvIndex()
+    assert overlaps(index, [1, 2]) == {}
+    assert (index.tracked(A), index.block_size(A), index.tree_size(A)) == (False, None, 0)
+    index.forget(A)
+
+
+def test_a_worker_that_is_forgotten() -> None:
+    index = follow(A, B)
+    for url in (A, B):
+        index.apply(url, [stored([1, 2])])
+    index.forget(A)
+    assert overlaps(index, [1, 2]) == {B: 1}
+    assert not index.tracked(A)
+    index.forget(B)
+    assert overlaps(index, [1, 2]) == {}
+    assert index._indexers == index._urls == index._caches == {}
+
+
+def test_ids_that_no_vocabulary_has_match_nothing() -> None:
+    index = follow(A)
+    index.apply(A, [stored([1, 2])])
+    assert index.overlaps([-1, 2]) == index.overlaps([1, 2**40]) == {}
+
+
+class TestCompleteness:
+    def test_of_one_that_was_heard_from_the_beginning(self) -> None:
+        assert follow(A).tracked(A)
+
+    def test_of_one_that_was_not_until_its_cache_is_empty(self) -> None:
+        index = KvIndex()
+        index.apply(A, [stored([1, 2])])
+        assert overlaps(index, [1, 2]) == {A: 1}
+        assert not index.tracked(A)
+        index.apply(A, [AllBlocksCleared()])
+        assert index.tracked(A)
+
+    def test_an_unknown_parent_ends_it(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2, 3, 4], parent=99)])
+        assert index.counts == {"unknown_parent": 2}
+        assert not index.tracked(A)
+        assert overlaps(index, [1, 2]) == {}
+
+    def test_all_ranks_are_to_be_known(self) -> None:
+        index = follow(A)
+        index.reset(A, 1, complete=False)
+        assert not index.tracked(A)
+        index.reset(A, 1, complete=True)
+        assert index.tracked(A)
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            BlockStored([1, 2], None, [1, 2, 3, 4, 5], 2),
+            BlockStored([1, 2], None, [1, 2], 2),
+            BlockStored([1, 2], None, [1, 2, 3, -4], 2),
+        ],
+    )
+    def test_an_event_that_contradicts_itself_is_counted(self, event: BlockStored) -> None:
+        index = follow(A)
+        index.apply(A, [event])
+        assert index.counts == {"malformed": 2}
+        assert not index.tracked(A)
+        assert overlaps(index, [1, 2, 3, 4]) == {}
+
+    def test_another_block_size_is_counted(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2]), stored([1, 2, 3], own=5, size=3), BlockStored([7], None, [], 0)])
+        assert index.counts == {"other_size": 2}
+        assert not index.tracked(A)
+        assert overlaps(index, [1, 2, 3]) == {A: 1}
+
+    def test_a_worker_that_begins_anew_may_have_another_block_size(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2])])
+        index.reset(A, complete=True)
+        index.apply(A, [stored([1, 2, 3], size=3)])
+        assert overlaps(index, [1, 2, 3]) == {A: 1}
+        assert index.block_size(A) == 3
+
+
+class TestRanks:
+    def test_the_best_rank_counts(self) -> None:
+        index = follow(A, B)
+        index.reset(A, 1, complete=True)
+        index.apply(A, [stored([1, 2])])
+        index.apply(A, [stored([1, 2, 3, 4])], rank=1)
+        index.apply(B, [stored([1, 2])])
+        assert overlaps(index, [1, 2, 3, 4]) == {A: 2, B: 1}
+        assert index.tree_size(A) == 3
+        index.apply(A, [stored([5, 6, 7, 8], own=20)])
+        index.apply(A, [stored([5, 6], own=20)], rank=1)
+        assert overlaps(index, [5, 6, 7, 8]) == {A: 2}
+
+    def test_one_rank_is_emptied_and_the_other_is_not(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2])], rank=1)
+        index.apply(A, [stored([1, 2])])
+        index.apply(A, [AllBlocksCleared()], rank=1)
+        assert overlaps(index, [1, 2]) == {A: 1}
+        index.forget(A)
+        assert overlaps(index, [1, 2]) == {}
+
+
+class TestNamespaces:
+    def test_an_adapters_blocks_are_its_own(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2], lora_name="x"), stored([3, 4], own=5, lora_id=7)])
+        assert overlaps(index, [1, 2]) == {}
+        assert overlaps(index, [1, 2], "x") == {A: 1}
+        assert overlaps(index, [3, 4], "7") == {A: 1}
+
+    def test_salted_blocks_are_nobodys(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2], cache_salt="s")])
+        assert overlaps(index, [1, 2]) == {}
+        assert index.tree_size(A) == 1
+
+    def test_pairs_are_the_ids_of_the_prompt(self) -> None:
+        """EAGLE's caches tell of each id with the next one."""
+        index = follow(A)
+        index.apply(A, [stored([(1, 2), (2, 3), (3, 4), (4, 5)])])
+        assert overlaps(index, [1, 2, 3, 4]) == {A: 2}
+
+
+class TestTiers:
+    def test_a_block_counts_while_it_is_anywhere(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2, 3, 4]), stored([1, 2], medium="CPU_PINNED"), BlockRemoved([0, 1], "GPU")])
+        assert overlaps(index, [1, 2, 3, 4]) == {A: 1}
+        index.apply(A, [stored([1, 2], medium="GPU"), BlockRemoved([0], "CPU_PINNED")])
+        assert overlaps(index, [1, 2]) == {A: 1}
+        assert index._caches[A][0].tiers == {}
+        index.apply(A, [BlockRemoved([0], "GPU")])
+        assert overlaps(index, [1, 2]) == {}
+
+    def test_a_pool_that_all_share_tells_nothing(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2], medium="EXTERNAL"), stored([3, 4], own=5), BlockRemoved([5], "EXTERNAL")])
+        assert overlaps(index, [1, 2]) == {}
+        assert overlaps(index, [3, 4]) == {A: 1}
+
+    def test_unknown_blocks_leave_no_trace(self) -> None:
+        index = follow(A)
+        index.apply(A, [BlockRemoved([1], "CPU_PINNED"), stored([1, 2]), BlockRemoved([7, 8], "CPU_PINNED")])
+        assert index._caches[A][0].tiers == {}
+        assert overlaps(index, [1, 2]) == {A: 1}
+
+    def test_an_emptied_cache_is_empty_everywhere(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2], medium="DISK"), AllBlocksCleared()])
+        assert overlaps(index, [1, 2]) == {}
+
+
+class Tiers(RuleBasedStateMachine):
+    """One worker whose blocks move between GPU and host. The oracle: where each block is."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.index = follow(A)
+        self.where: dict[int, set[str]] = {}
+
+    # Blocks 0, 1, 2 of one prompt, each behind the one before: it is stored where it, and its parent, can be.
+    @rule(own=st.integers(0, 2), medium=st.sampled_from(["GPU", "CPU_PINNED", "DISK"]))
+    def store(self, own: int, medium: str) -> None:
+        parent = own - 1 if own else None
+        self.index.apply(A, [stored([own, own], own=own, parent=parent, medium=medium)])
+        if parent is None or parent in self.where:
+            self.where.setdefault(own, set()).add(medium)
+
+    @rule(
+        names=st.lists(st.integers(0, 3), max_size=3), medium=st.sampled_from([None, "CPU_PINNED", "DISK", "EXTERNAL"])
+    )
+    def remove(self, names: list[int], medium: str | None) -> None:
+        self.index.apply(A, [BlockRemoved(names, medium)])
+        for own in names:
+            places = self.where.get(own, set())
+            places.discard(medium or "GPU")
+            if not places:
+                self.where.pop(own, None)
+
+    @rule()
+    def clear(self) -> None:
+        self.index.apply(A, [AllBlocksCleared()])
+        self.where.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "index"):
+            count = next((number for number in range(3) if number not in self.where), 3)
+            assert overlaps(self.index, [0, 0, 1, 1, 2, 2]) == ({A: count} if count else {})
+            assert self.index.tree_size(A) == len(self.where)
+
+
+TestTierStress = Tiers.TestCase
+TestTierStress.settings = settings(max_examples=60, stateful_step_count=30)

@@ -1,0 +1,572 @@
+"""Following a worker's cache over real ZeroMQ sockets: a publisher that speaks as SGLang's does, and may be told to forget."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+import zmq
+import zmq.asyncio
+
+from router.engines.sglang.kv_events import KvSource
+from router.kv_cache.index import KvIndex
+from router.kv_cache.subscriptions import KvSubscriptions
+
+URL = "http://127.0.0.1:30001"
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+def stored(own: int, *ids: int, parent: int | None = None) -> dict[str, Any]:
+    """One block of two ids for each two."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(range(own, own + len(ids) // 2)),
+        "parent_block_hash": parent,
+        "token_ids": ids,
+        "block_size": 2,
+        "lora_id": None,
+        "medium": "GPU",
+    }
+
+
+def removed(*owns: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": owns, "medium": "GPU"}
+
+
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+class Publisher:
+    """A worker's two sockets. It has a clock of its own, so that no two batches are of one moment."""
+
+    def __init__(self, port: int = 0, replay_port: int | None = 0, *, topic: str = "", now: float = 1_000.0) -> None:
+        self._context = zmq.asyncio.Context()
+        self.topic = topic.encode()
+        self.now = now
+        # An XPUB is a PUB that tells when it has got a subscriber.
+        self._pub = self._context.socket(zmq.XPUB)
+        try:
+            self._pub.bind(f"tcp://127.0.0.1:{port or '*'}")
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
+        self.port = _port(self._pub)
+        self.replay_port: int | None = None
+        self._router: zmq.asyncio.Socket | None = None
+        if replay_port is not None:
+            self._router = self._context.socket(zmq.ROUTER)
+            self._router.bind(f"tcp://127.0.0.1:{replay_port or '*'}")
+            self.replay_port = _port(self._router)
+        self.buffer: list[tuple[int, bytes]] = []
+        self.numbers = 0
+        self.asked: list[int] = []
+        self.with_topic = True
+        """Whether a replay has the topic in it, as it has today."""
+        self.answers = True
+        self.dropped: set[int] = set()
+        """Numbers that get lost on their first way to whoever asks."""
+        self._task = asyncio.create_task(self._serve())
+
+    def source(self, **more: Any) -> KvSource:
+        return KvSource("127.0.0.1", self.port, replay_port=self.replay_port, **more)
+
+    async def subscribed(self, topic: bytes = b"") -> None:
+        assert await self._pub.recv() == b"\x01" + topic
+
+    async def publish(self, *events: Any, kept: bool = True, sent: bool = True, payload: bytes | None = None) -> int:
+        """The next batch: kept for replays, and sent; or not."""
+        number, self.numbers, self.now = self.numbers, self.numbers + 1, self.now + 1.0
+        if payload is None:
+            payload = msgspec.msgpack.encode([self.now, events, 0])
+        if kept:
+            self.buffer.append((number, payload))
+        if sent:
+            await self._pub.send_multipart([self.topic, number.to_bytes(8, "big"), payload])
+        return number
+
+    async def repeat(self, number: int) -> None:
+        """Send a kept batch again."""
+        await self._pub.send_multipart([self.topic, number.to_bytes(8, "big"), dict(self.buffer)[number]])
+
+    async def _serve(self) -> None:
+        while self._router is not None:
+            who, empty, start = await self._router.recv_multipart()
+            assert empty == b""
+            self.asked.append(int.from_bytes(start, "big"))
+            topic = [self.topic] if self.with_topic else []
+            for number, payload in self.buffer:
+                if number < self.asked[-1]:
+                    continue
+                if number in self.dropped:
+                    self.dropped.discard(number)
+                    continue
+                await self._router.send_multipart([who, b"", *topic, number.to_bytes(8, "big"), payload])
+            if self.answers:
+                await self._router.send_multipart([who, b"", *(b"" for _ in topic), END, b""])
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._context.destroy(linger=0)
+
+
+def _port(socket: zmq.asyncio.Socket) -> int:
+    return int(socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+class Following:
+    """The subscriptions under test, and what they have learned."""
+
+    def __init__(self) -> None:
+        self.index = KvIndex()
+        self.subscriptions = KvSubscriptions(self.index, replay_seconds=20)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self.subscriptions.counts)
+
+    def overlap(self, *ids: int, url: str = URL) -> int:
+        return self.index.overlaps(ids).get(url, 0)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():  # noqa: ASYNC110 - an index is synchronous and tells nobody of its changes
+            await asyncio.sleep(0)
+        self.index.check()
+
+    async def batches(self, count: int) -> None:
+        await self.until(lambda: self.subscriptions.counts["batches"] == count)
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Until no subscription is amid a batch."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def following(*sources: tuple[str, KvSource]) -> AsyncIterator[Following]:
+    made = Following()
+    try:
+        async with asyncio.timeout(30):  # a test that hangs is to fail by itself
+            for url, source in sources:
+                made.subscriptions.start(url, source)
+            yield made
+    finally:
+        await made.subscriptions.close()
+
+
+@contextlib.asynccontextmanager
+async def publishing(*args: Any, **more: Any) -> AsyncIterator[Publisher]:
+    async with contextlib.aclosing(Publisher(*args, **more)) as publisher:
+        yield publisher
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_what_is_published_is_known(runner: Callable[[Any], None]) -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await worker.publish(stored(10, 1, 2, 3, 4))
+            await worker.publish(stored(20, 5, 6, parent=11), stored(30, 7, 8))
+            await router.batches(2)
+            assert router.overlap(1, 2, 3, 4, 5, 6) == 3
+            assert router.overlap(7, 8) == 1
+            await worker.publish(removed(11))
+            await router.batches(3)
+            assert router.overlap(1, 2, 3, 4, 5, 6) == 1
+            await worker.publish(CLEARED)
+            await router.batches(4)
+            assert router.overlap(1, 2) == 0
+            assert router.index.tracked(URL)
+
+    runner(scenario())
+
+
+def test_requests_get_their_turn_amid_a_long_event() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            ids = list(range(100_000))
+            await worker.publish(stored(0, *ids))
+            seen: set[int] = set()
+            while 50_000 not in seen:
+                seen.add(router.index.tree_size(URL))
+                await asyncio.sleep(0)
+            assert len(seen) >= 50
+            assert router.overlap(*ids) == 50_000
+            assert router.index.tracked(URL)
+
+    run(scenario)
+
+
+def test_a_hash_is_signed() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await worker.publish({**stored(0, 1, 2), "block_hashes": [-(2**63)]})
+            await worker.publish({**stored(0, 3, 4), "block_hashes": [-1], "parent_block_hash": -(2**63)})
+            await router.batches(2)
+            assert router.overlap(1, 2, 3, 4) == 2
+            await worker.publish(removed(-1))
+            await router.batches(3)
+            assert router.overlap(1, 2, 3, 4) == 1
+
+    run(scenario)
+
+
+def test_older_workers_write_events_as_arrays() -> None:
+    async def scenario() -> None:
+        async with publishing(replay_port=None) as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await worker.publish(["BlockStored", [10, 11], None, [1, 2, 3, 4], 2, None], ["BlockRemoved", [11]])
+            await router.batches(1)
+            assert router.overlap(1, 2, 3, 4) == 1
+            await worker.publish(["AllBlocksCleared"])
+            await router.batches(2)
+            assert router.overlap(1, 2) == 0
+
+    run(scenario)
+
+
+def test_what_a_worker_held_before_the_router_came_is_replayed() -> None:
+    """A router is restarted in front of workers that say nothing new: their caches are known all the same."""
+
+    async def scenario() -> None:
+        async with publishing() as worker:
+            await worker.publish(stored(10, 1, 2))
+            await worker.publish(stored(11, 3, 4, parent=10))
+            async with following((URL, worker.source())) as router:
+                await router.batches(2)
+                assert router.overlap(1, 2, 3, 4) == 2
+                assert router.index.tracked(URL)
+                assert router.counts == {"replays": 1, "batches": 2}
+
+    run(scenario)
+
+
+def test_a_worker_that_has_said_nothing_has_nothing() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            assert not router.index.tracked(URL)
+            await router.until(lambda: router.index.tracked(URL))
+            assert router.counts == {"replays": 1}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("with_topic", [True, False])
+def test_a_gap_is_replayed(with_topic: bool) -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            worker.with_topic = with_topic
+            await worker.subscribed()
+            await router.until(lambda: router.index.tracked(URL))
+            await worker.publish(stored(10, 1, 2))
+            await worker.publish(stored(11, 3, 4, parent=10), sent=False)
+            await worker.publish(removed(10), sent=False)
+            await worker.publish(stored(20, 5, 6))
+            await router.batches(4)
+            assert worker.asked == [0, 1]
+            assert router.counts == {"replays": 2, "gaps": 1, "batches": 4}
+            assert (router.overlap(1, 2, 3, 4), router.overlap(5, 6)) == (0, 1)
+            assert router.index.tracked(URL)
+            await worker.publish(stored(10, 1, 2))
+            await router.batches(5)
+            assert router.overlap(1, 2, 3, 4) == 2
+
+    run(scenario)
+
+
+def test_without_replays_a_gap_empties_the_index() -> None:
+    """The block that was stored before the gap may be gone: it must not be believed in."""
+
+    async def scenario() -> None:
+        async with publishing(replay_port=None) as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await worker.publish(stored(10, 1, 2))
+            await worker.publish(removed(10), sent=False)
+            await worker.publish(stored(20, 5, 6))
+            await router.batches(2)
+            assert (router.overlap(1, 2), router.overlap(5, 6)) == (0, 1)
+            assert router.counts == {"gaps": 1, "lost": 1, "batches": 2}
+            assert not router.index.tracked(URL)
+            await worker.publish(CLEARED)
+            await router.batches(3)
+            assert router.index.tracked(URL)
+
+    run(scenario)
+
+
+def test_a_replay_that_does_not_go_back_far_enough_empties_the_index() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await router.until(lambda: router.index.tracked(URL))
+            await worker.publish(stored(10, 1, 2))
+            await router.batches(1)
+            await worker.publish(removed(10), sent=False, kept=False)
+            await worker.publish(stored(20, 5, 6), sent=False)
+            await worker.publish(stored(30, 7, 8))
+            await router.batches(3)
+            assert (router.overlap(1, 2), router.overlap(5, 6), router.overlap(7, 8)) == (0, 1, 1)
+            assert router.counts == {"replays": 2, "gaps": 1, "lost": 1, "batches": 3}
+            assert not router.index.tracked(URL)
+
+    run(scenario)
+
+
+def test_batches_that_a_replay_loses_are_asked_for_again() -> None:
+    """A ROUTER socket drops what does not fit into its queue."""
+
+    async def scenario() -> None:
+        async with publishing() as worker:
+            for number in range(50):
+                await worker.publish(stored(number, number, number))
+            worker.dropped = {7, 8}
+            async with following((URL, worker.source())) as router:
+                await router.batches(50)
+                assert all(router.overlap(number, number) == 1 for number in range(50))
+                assert router.index.tracked(URL)
+                assert worker.asked == [0, 7]
+
+    run(scenario)
+
+
+def test_what_comes_twice_counts_once() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await router.until(lambda: router.index.tracked(URL))
+            await worker.publish(stored(10, 1, 2))
+            await worker.publish(removed(10))
+            await worker.repeat(0)
+            await worker.publish(stored(20, 5, 6))
+            await router.batches(3)
+            assert router.overlap(1, 2) == 0
+            assert router.counts == {"replays": 1, "batches": 3}
+
+    run(scenario)
+
+
+def test_a_worker_that_numbers_anew_is_another_process() -> None:
+    async def scenario() -> None:
+        async with publishing(replay_port=None) as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            for number in range(3):
+                await worker.publish(stored(number, number, number))
+            await router.batches(3)
+            worker.numbers = 0
+            await worker.publish(stored(20, 5, 6))
+            await router.batches(4)
+            assert (router.overlap(0, 0), router.overlap(5, 6)) == (0, 1)
+            assert router.counts == {"batches": 4, "restarts": 1}
+            assert router.index.tracked(URL)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_a_worker_that_is_restarted(replays: bool) -> None:
+    async def scenario() -> None:
+        async with publishing(replay_port=0 if replays else None) as worker:
+            source = worker.source()
+            async with following((URL, source)) as router:
+                await worker.subscribed()
+                for number in range(3):
+                    await worker.publish(stored(number, number, number))
+                await router.batches(3)
+                await worker.aclose()
+                await router.until(lambda: router.counts.get("disconnects", 0) == 1)
+                assert router.overlap(1, 1) == 0
+                assert not router.index.tracked(URL)
+                async with publishing(source.port, source.replay_port, now=9_000.0) as again:
+                    # Three were said already: without a look back, the next number would seem to follow.
+                    for number in range(3):
+                        await again.publish(stored(10 + number, 70 + number, 70), sent=False)
+                    await again.subscribed()
+                    await again.publish(stored(20, 5, 6))
+                    await router.until(lambda: router.overlap(5, 6) == 1)
+                    assert router.overlap(1, 1) == 0
+                    assert router.overlap(71, 70) == (1 if replays else 0)
+                    assert router.index.tracked(URL) is replays
+
+    run(scenario)
+
+
+def test_a_replay_that_is_never_answered() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker:
+            worker.answers = False
+            router = Following()
+            router.subscriptions = KvSubscriptions(router.index, replay_seconds=0.01)
+            try:
+                router.subscriptions.start(URL, worker.source())
+                await worker.subscribed()
+                await router.until(lambda: router.counts.get("replay_timeouts", 0) == 1)
+                assert not router.index.tracked(URL)
+                await worker.publish(stored(10, 1, 2))
+                await router.batches(1)
+                assert router.overlap(1, 2) == 1
+                assert router.index.tracked(URL)
+            finally:
+                await router.subscriptions.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xff", msgspec.msgpack.encode([1.0]), msgspec.msgpack.encode([1.0, [{"type": "?"}], 0])]
+)
+def test_a_batch_that_cannot_be_read_empties_the_index(payload: bytes) -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await router.until(lambda: router.index.tracked(URL))
+            await worker.publish(stored(10, 1, 2))
+            await worker.publish(payload=payload)
+            await worker.publish(stored(20, 5, 6))
+            await router.batches(2)
+            assert (router.overlap(1, 2), router.overlap(5, 6)) == (0, 1)
+            assert router.counts["unreadable"] == 1
+            assert not router.index.tracked(URL)
+
+    run(scenario)
+
+
+def test_an_unreadable_batch_in_a_replay() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker:
+            await worker.publish(stored(10, 1, 2))
+            await worker.publish(payload=b"\xff")
+            await worker.publish(stored(20, 5, 6))
+            async with following((URL, worker.source())) as router:
+                await router.batches(2)
+                assert (router.overlap(1, 2), router.overlap(5, 6)) == (0, 1)
+                assert not router.index.tracked(URL)
+
+    run(scenario)
+
+
+def test_only_the_workers_topic_is_heard() -> None:
+    async def scenario() -> None:
+        async with publishing(topic="kv") as worker, following((URL, worker.source(topic="kv"))) as router:
+            await worker.subscribed(b"kv")
+            worker.topic = b"load"
+            await worker.publish(payload=b"something else")
+            worker.topic, worker.numbers, worker.buffer = b"kv", 0, []
+            await worker.publish(stored(10, 1, 2))
+            await router.batches(1)
+            assert router.overlap(1, 2) == 1
+            assert "unreadable" not in router.counts
+
+    run(scenario)
+
+
+async def neighbours() -> tuple[Publisher, Publisher]:
+    """Two publishers, the second of them on the port behind the first one's."""
+    while True:
+        first = Publisher(replay_port=None)
+        try:
+            return first, Publisher(first.port + 1, None)
+        except zmq.ZMQError:  # somebody has it
+            await first.aclose()
+
+
+def test_each_rank_is_followed_on_its_own_port() -> None:
+    async def scenario() -> None:
+        first, second = await neighbours()
+        async with (
+            contextlib.aclosing(first),
+            contextlib.aclosing(second),
+            following((URL, first.source(ranks=2))) as router,
+        ):
+            await first.subscribed()
+            await second.subscribed()
+            await first.publish(stored(10, 1, 2))
+            await router.batches(1)
+            assert not router.index.tracked(URL)
+            await second.publish(stored(10, 1, 2, 3, 4))
+            await router.batches(2)
+            assert router.overlap(1, 2, 3, 4) == 2
+            assert router.index.tracked(URL)
+
+    run(scenario)
+
+
+def test_a_worker_that_is_stopped_is_forgotten_at_once() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await worker.publish(stored(10, 1, 2))
+            await router.batches(1)
+            assert router.subscriptions.following(URL)
+            router.subscriptions.stop(URL)
+            assert not router.subscriptions.following(URL)
+            assert router.overlap(1, 2) == 0
+            await worker.publish(stored(20, 5, 6))
+            await router.settled()
+            assert router.overlap(5, 6) == 0
+            router.subscriptions.stop(URL)
+            router.subscriptions.start(URL, worker.source())
+            await router.batches(3)
+            assert router.overlap(5, 6) == 1
+
+    run(scenario)
+
+
+def test_starting_again_changes_nothing_and_another_source_does() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, publishing() as other, following((URL, worker.source())) as router:
+            await worker.publish(stored(10, 1, 2))
+            await router.batches(1)
+            router.subscriptions.start(URL, worker.source())
+            assert router.overlap(1, 2) == 1
+            router.subscriptions.start(URL, other.source())
+            assert router.overlap(1, 2) == 0
+            await other.publish(stored(20, 5, 6))
+            await router.batches(2)
+            assert router.overlap(5, 6) == 1
+
+    run(scenario)
+
+
+def test_a_worker_that_is_not_there_yet() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker:
+            source = worker.source()
+        async with following((URL, source)) as router:
+            await router.settled()
+            assert router.counts == {}
+            async with publishing(source.port, source.replay_port) as late:
+                await late.publish(stored(10, 1, 2))
+                await router.batches(1)
+                assert router.overlap(1, 2) == 1
+
+    run(scenario)
+
+
+def test_many_workers_have_room() -> None:
+    """ZeroMQ's own limit is 1,023 sockets, and a subscription takes three."""
+
+    async def scenario() -> None:
+        async with publishing() as worker:
+            await worker.publish(stored(10, 1, 2))
+            urls = [f"http://127.0.0.1:{30000 + number}" for number in range(400)]
+            async with following(*((url, worker.source()) for url in urls)) as router:
+                await router.batches(len(urls))
+                assert len(router.index.overlaps([1, 2])) == len(urls)
+
+    run(scenario)
+
+
+def test_closing_without_having_started() -> None:
+    run(lambda: KvSubscriptions(KvIndex()).close())

@@ -1,0 +1,126 @@
+"""What is done for a policy that remembers prompts, from the start of an application to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from router.config import CacheAwareConfig
+from router.policies.base import RouteQuery
+from router.policies.cache_aware import CacheAware, PolicyCopy
+from router.policies.least_inflight import LeastInflight
+from router.policies.snapshots import PolicyUpkeep, read_snapshot, write_snapshot
+from router.workers.worker import Worker
+
+WORKERS = (Worker("http://a:1"), Worker("http://b:1"))
+
+
+def filled(config: CacheAwareConfig | None = None) -> CacheAware:
+    policy = CacheAware(config)
+    for number in range(50):
+        policy.select(WORKERS, RouteQuery(text=f"{number} " * 50))
+    return policy
+
+
+def copied(policy: CacheAware) -> PolicyCopy:
+    copy = policy.copy()
+    while copy.step(7):
+        pass
+    return copy
+
+
+def test_it_is_cut_back_while_it_runs_and_saved_at_the_end(tmp_path: Path) -> None:
+    config = CacheAwareConfig(eviction_interval=0.001, max_tree_size=500, snapshot=tmp_path / "policy")
+
+    async def main() -> None:
+        policy = filled(config)
+        async with asyncio.timeout(10), PolicyUpkeep(policy, config):
+            while policy.texts.size > 500:  # noqa: ASYNC110 - a tree tells nobody of its changes
+                await asyncio.sleep(0.001)
+        again = CacheAware(config)
+        async with PolicyUpkeep(again, config):
+            assert again.dump() == policy.dump()
+
+    asyncio.run(main())
+
+
+def test_a_policy_that_remembers_nothing_needs_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with PolicyUpkeep(LeastInflight(), CacheAwareConfig(snapshot=tmp_path / "policy")):
+            assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "policy"
+    write_snapshot(copied(filled()), path)
+    before = path.read_bytes()
+    (tmp_path / "policy.partial").mkdir()  # so that it cannot be written
+    write_snapshot(copied(CacheAware()), path)
+    assert path.read_bytes() == before
+    assert str(path) in caplog.text
+
+
+def test_a_file_of_another_version_or_none_is_no_reason_to_fail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, policy = tmp_path / "policy", CacheAware()
+    with caplog.at_level(logging.WARNING):
+        read_snapshot(policy, path)
+        assert not caplog.records
+        write_snapshot(copied(filled()), path)
+        data = path.read_bytes()
+        at = data.index(b"PFXT")
+        path.write_bytes(data[: at + 4] + b"\xff\x00" + data[at + 6 :])
+        read_snapshot(policy, path)
+    assert "version 255" in caplog.text
+    assert policy.dump() == CacheAware().dump()
+
+
+def test_it_is_saved_while_it_runs_and_only_when_there_is_something_new(tmp_path: Path) -> None:
+    """So a router that is killed has not forgotten everything."""
+    path = tmp_path / "policy"
+    config = CacheAwareConfig(snapshot=path, snapshot_interval=0.001)
+
+    async def main() -> None:
+        policy = filled(config)
+        async with asyncio.timeout(10), PolicyUpkeep(policy, config):
+            policy.select(WORKERS, RouteQuery(text="a new one " * 50))
+            expected = policy.dump()
+            while not path.exists():  # noqa: ASYNC110 - a file tells nobody
+                await asyncio.sleep(0.001)
+            assert path.read_bytes() == expected
+            path.unlink()
+            await asyncio.sleep(0.05)
+            assert not path.exists()
+            policy.select(WORKERS, RouteQuery(text="another one " * 50))
+            while not path.exists():  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+
+
+def test_the_end_waits_for_what_is_being_written(tmp_path: Path) -> None:
+    """Then it writes what is new since: never two at once, and never the older one last."""
+    path = tmp_path / "policy"
+    config = CacheAwareConfig(snapshot=path, snapshot_interval=0.0001)
+
+    async def main() -> None:
+        for number in range(20):
+            policy = filled(config)
+            async with PolicyUpkeep(policy, config):
+                for step in range(number):
+                    policy.select(WORKERS, RouteQuery(text=f"{number} {step} " * 50))
+                    await asyncio.sleep(0)
+            again = CacheAware(config)
+            read_snapshot(again, path)
+            assert again.dump() == policy.dump()
+            assert not path.with_name("policy.partial").exists()
+            path.unlink()
+
+    asyncio.run(main())

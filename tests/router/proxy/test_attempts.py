@@ -1,0 +1,215 @@
+"""Where a request goes next, and whose fault it was."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.config import BreakerConfig, RetryConfig
+from router.errors import NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
+from router.policies.base import RouteQuery
+from router.policies.round_robin import RoundRobin
+from router.proxy.attempts import MAX_LOST, Attempts, Failure
+from router.workers.breaker import BreakerState
+from router.workers.pool import WorkerPool
+
+QUERY = RouteQuery()
+
+
+def make(count: int, failures: int = 2) -> WorkerPool:
+    pool = WorkerPool(RoundRobin(), breaker=BreakerConfig(failure_threshold=failures))
+    for number in range(count):
+        pool.probed(pool.add(f"http://w{number}:1"), None)
+    return pool
+
+
+def begin(pool: WorkerPool, *, repeatable: bool = True, **retry: float) -> Attempts:
+    config = RetryConfig(**{"jitter": 0.0, **retry})  # type: ignore[arg-type]
+    return Attempts(pool, config, repeatable=repeatable)
+
+
+def open_breakers(pool: WorkerPool) -> list[str]:
+    return [worker.url for worker in pool.list() if worker.breaker.state is not BreakerState.CLOSED]
+
+
+def run(pool: WorkerPool, attempts: Attempts, bad: dict[str, Failure], asked: list[str] | None = None) -> str:
+    """A request whose workers fail as `bad` says of their URLs, and the others answer: who did, or the error."""
+    while True:
+        try:
+            attempts.check()
+            lease = pool.lease(QUERY, attempts.exclude)
+        except NoWorkerError as error:
+            try:
+                attempts.nobody(error)
+            except RouterError as last:
+                return last.type
+            continue
+        except RouterError as last:
+            return last.type
+        with lease:
+            attempts.count += 1
+            if asked is not None:
+                asked.append(lease.worker.url)
+            why = bad.get(lease.worker.url)
+            if why is None:
+                attempts.answered(lease.worker)
+                return lease.worker.url
+            if why == "error":
+                if not attempts.goes_on_after_error(lease.worker, 500):
+                    return "500"
+            else:
+                attempts.failed(lease.worker, why, why)
+
+
+@pytest.mark.parametrize("why", ["connect", "lost", "timeout", "error"])
+def test_a_worker_that_fails_where_another_one_answers_is_at_fault(why: Failure) -> None:
+    pool = make(2)
+    for _ in range(4):
+        assert run(pool, begin(pool), {"http://w0:1": why}) == "http://w1:1"
+    assert open_breakers(pool) == ["http://w0:1"]
+
+
+@pytest.mark.parametrize("why", ["lost", "timeout", "error"])
+def test_a_request_that_nobody_can_answer_is_at_fault_itself(why: Failure) -> None:
+    """Twenty clients send a poisoned prompt: no breaker opens."""
+    pool = make(5, failures=1)
+    everybody = dict.fromkeys((worker.url for worker in pool.list()), why)
+    last: set[str] = set()
+    for _ in range(20):
+        attempts = begin(pool)
+        last.add(run(pool, attempts, everybody))
+        assert attempts.count == MAX_LOST
+    assert last == {{"lost": "worker_error", "timeout": "worker_timeout", "error": "500"}[why]}
+    assert open_breakers(pool) == []
+
+
+def test_a_connection_that_cannot_be_made_speaks_for_itself() -> None:
+    pool = make(2, failures=1)
+    assert run(pool, begin(pool), dict.fromkeys(["http://w0:1", "http://w1:1"], "connect")) == "worker_error"
+    assert open_breakers(pool) == ["http://w0:1", "http://w1:1"]
+
+
+def test_where_there_is_no_other_worker_its_error_is_the_reply() -> None:
+    pool = make(1, failures=1)
+    assert run(pool, begin(pool), {"http://w0:1": "error"}) == "500"
+    assert open_breakers(pool) == []
+
+
+def test_what_cannot_be_repeated_is_sent_again_only_if_nothing_was_sent() -> None:
+    pool = make(3)
+    assert run(pool, begin(pool, repeatable=False), {"http://w0:1": "connect"}) == "http://w2:1"
+    pool = make(3)
+    assert run(pool, begin(pool, repeatable=False), {"http://w0:1": "lost"}) == "worker_error"
+    pool = make(3)
+    assert run(pool, begin(pool, repeatable=False), {"http://w0:1": "error"}) == "500"
+
+
+def test_a_worker_whose_kept_connection_was_closed_is_asked_once_more_and_not_blamed() -> None:
+    pool = make(1, failures=1)
+    attempts = Attempts(pool, RetryConfig(), repeatable=True)
+    (worker,) = pool.list()
+    attempts.failed(worker, "lost", "reset", kept=True)
+    assert attempts.fresh
+    assert attempts.exclude == {worker.id}
+    attempts.nobody(NoWorkerError("all tried"))
+    assert attempts.exclude == frozenset()
+    attempts.answered(worker)
+    assert open_breakers(pool) == []
+
+
+def test_a_worker_that_closes_new_connections_is_blamed() -> None:
+    """None of them can have been closed for being idle."""
+    pool = make(2, failures=2)
+    for _ in range(2):
+        attempts = begin(pool)
+        one, two = pool.list()
+        attempts.failed(one, "lost", "reset")
+        attempts.answered(two)
+    assert open_breakers(pool) == ["http://w0:1"]
+
+
+def test_full_workers_are_waited_for_longer_each_time_and_blamed_for_nothing() -> None:
+    pool = make(2, failures=1)
+    attempts = begin(pool, first_wait=0.05, multiplier=1.5, longest_wait=0.1)
+    one, two = pool.list()
+    waits = [attempts.wait_after_busy(worker, 503, None) for worker in (one, two, one, two, one)]
+    assert waits[:4] == pytest.approx([0.05, 0.075, 0.1, 0.1])
+    assert waits[4] is None, "the fifth is the last"
+    assert open_breakers(pool) == []
+
+
+def test_another_worker_is_preferred_to_a_full_one() -> None:
+    pool = make(2)
+    attempts = begin(pool)
+    one, two = pool.list()
+    attempts.wait_after_busy(one, 429, None)
+    assert attempts.exclude == {one.id}
+    attempts.wait_after_busy(two, 429, None)
+    assert attempts.exclude == frozenset(), "when all are full, each is as good as the other"
+
+
+def test_retry_after_is_honoured_up_to_the_longest_wait() -> None:
+    pool = make(1)
+    (worker,) = pool.list()
+    assert begin(pool).wait_after_busy(worker, 503, 7.0) == 7.0
+    assert begin(pool).wait_after_busy(worker, 503, 3600.0) == 30.0
+    assert begin(pool).wait_after_busy(worker, 503, 0.0) == pytest.approx(0.05)
+    pool = make(2)
+    assert begin(pool).wait_after_busy(pool.list()[0], 503, 7.0) == pytest.approx(0.05), "there is another one"
+
+
+@given(st.floats(-1, 1))
+def test_jitter_spreads_by_a_fifth(drawn: float) -> None:
+    pool = make(1)
+    attempts = Attempts(pool, RetryConfig(first_wait=1.0), repeatable=True, draw=lambda low, high: drawn)
+    wait = attempts.wait_after_busy(pool.list()[0], 503, None)
+    assert wait is not None
+    assert 0.8 <= wait <= 1.2
+
+
+def test_the_last_word_names_all_that_was_tried() -> None:
+    pool = make(2)
+    attempts = begin(pool)
+    one, two = pool.list()
+    attempts.wait_after_busy(one, 503, None)
+    attempts.failed(two, "timeout", "no reply within 3 s")
+    error = attempts.exhausted()
+    assert isinstance(error, UpstreamTimeoutError)
+    assert error.details["tried"] == ["http://w0:1: status 503", "http://w1:1: no reply within 3 s"]
+    attempts.failed(one, "lost", "reset")
+    assert isinstance(attempts.exhausted(), UpstreamError)
+    attempts.failed(two, "timeout", "no reply, and it is quarantined", gone=True)
+    assert isinstance(attempts.exhausted(), UpstreamError), "no time limit was reached"
+    with pytest.raises(UpstreamError):
+        attempts.check(unwanted=True)
+
+
+@given(st.lists(st.sampled_from(["connect", "lost", "timeout", "error", None]), min_size=1, max_size=8))
+def test_whoever_fails_how_the_request_ends_and_nobody_is_blamed_unproven(kinds: list[Failure | None]) -> None:
+    pool = make(len(kinds), failures=1)
+    bad = {worker.url: kind for worker, kind in zip(pool.list(), kinds, strict=True) if kind is not None}
+    attempts = begin(pool)
+    asked: list[str] = []
+    end = run(pool, attempts, bad, asked)
+    answered = end.startswith("http")
+    assert attempts.count <= len(kinds)
+    blamed = set(open_breakers(pool))
+    assert len(set(asked)) == len(asked), "each worker once"
+    assert blamed == {url for url in asked if url in bad and (answered or bad[url] == "connect")}
+    assert sum(worker.inflight for worker in pool.list()) == 0
+
+
+def test_a_worker_that_was_too_slow_before_the_last_one_was_full_is_no_time_out() -> None:
+    """The last thing that happened says what kind of error it is."""
+    pool = make(3)
+    one, two, _ = pool.list()
+    attempts = begin(pool)
+    attempts.failed(one, "timeout", "no reply within 1 s")
+    with pytest.raises(UpstreamTimeoutError):
+        attempts.check(unwanted=True)
+    assert attempts.wait_after_busy(two, 503, None) is not None
+    with pytest.raises(UpstreamError) as told:
+        attempts.check(unwanted=True)
+    assert not isinstance(told.value, UpstreamTimeoutError)
+    assert "no reply within 1 s" in str(told.value)
