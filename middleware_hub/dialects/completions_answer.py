@@ -13,8 +13,8 @@ from middleware_hub.chat.refusals import refusal
 from middleware_hub.dialects.completions_requests import CompletionRequest
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError, read_reply
-from router.engines.sglang.attempt import refusal_status
 from router.engines.sglang.json import JSON_ERRORS
+from router.engines.sglang.outcome import refusal_status
 from router.engines.sglang.reply import LogprobEntry, Usage, further_fields, read_fields
 from router.errors import UpstreamError
 

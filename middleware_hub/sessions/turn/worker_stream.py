@@ -8,7 +8,7 @@ from starlette.types import Message
 
 from middleware_hub.chat.refusals import refusal
 from router.engines.sglang import EventSplitter, Reply, StreamedReply, event_data
-from router.engines.sglang.attempt import refusal_status
+from router.engines.sglang.outcome import refusal_status
 from router.engines.sglang.stream import DONE
 from router.errors import RouterError, UpstreamError
 
