@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.pages import put_between
 from router.policies import POLICIES, create_policy
-from router.policies.base import Decision, HearsReplies, Policy, RouteQuery
+from router.policies.base import Decision, LearnsReplies, Policy, RouteQuery
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
 from router.prefix_tree.tree import TokenTree
@@ -208,7 +208,7 @@ class Simulation:
     ) -> Callable[[float], None]:
         def answered(now: float) -> None:
             engine.worker.inflight -= 1
-            if isinstance(self._policy, HearsReplies):
+            if isinstance(self._policy, LearnsReplies):
                 self._policy.replied(engine.worker, query, memoryview(reply))
             engine.groups.setdefault(one.group, len(one.ids))
             said = reply[1:-1] if self._kind.stripped else reply

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.prefix_tree.tree import Match, PrefixTree, StringTree, TokenTree
 from tests.router.prefix_tree.naive_prefixes import NaivePrefixes
+from tests.router.prefix_tree.recount import check
 
 LETTERS = "abé😀"
 TENANTS = [f"http://w{number}:1" for number in range(5)]
@@ -96,7 +97,7 @@ class History(RuleBasedStateMachine):
     def walk_and_follow(self, key: str, tenant: str, forget: bool) -> None:
         """The walk is that of before; who had the longest beginning may be removed meanwhile."""
         holders, matched = self.naive.holders(key)
-        walk = self.tree.walk(self.kind.key(key))
+        walk = self.tree.descend(self.kind.key(key))
         assert walk.matched == self.units(matched) * self.tree.width
         assert list(walk.path[-1].tenants if walk.path else ()) == holders
         if forget and holders:
@@ -155,7 +156,7 @@ class History(RuleBasedStateMachine):
         match = self.tree.prefix_match_with_counts(asked)
         assert match == Match(last, self.units(matched), given)
         assert self.tree.prefix_match(asked) == last
-        walk = self.tree.walk(asked)
+        walk = self.tree.descend(asked)
         lengths = {
             tenant: min(node.end, walk.matched) // self.tree.width for node in walk.path for tenant in node.tenants
         }
@@ -164,7 +165,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        self.tree.check()
+        check(self.tree)
         assert self.held() == self.naive.held
         sizes = {tenant: self.units(size) for tenant, size in self.naive.sizes().items()}
         assert self.tree.tenant_sizes() == sizes
