@@ -114,7 +114,7 @@ class PlainCacheAware:
         least, most = min(loads), max(loads)
         chosen = workers[loads.index(least)]
         if not (most - least > 64 and most > 1.5 * least):
-            match = self._tree.prefix_match_with_counts(query.token_ids)
+            match = self._tree.match(query.token_ids)
             if match.matched > 0.3 * match.input:
                 chosen = next(worker for worker in workers if worker.url == match.tenant)
         self._tree.insert(query.token_ids, chosen.url)

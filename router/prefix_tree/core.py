@@ -6,7 +6,7 @@ path of a key, and removes leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import AnyStr, ClassVar, Generic
 
 from router.prefix_tree.node import Holding, PrefixNode, common_length
@@ -121,14 +121,3 @@ class PrefixCore(Generic[AnyStr]):
             holding.offer(above)
         elif not holding.size:
             del self.holdings[holding.tenant]
-
-    def _walk(self) -> Iterator[tuple[PrefixNode[AnyStr], int]]:
-        """Yield all nodes but the root with their depth, from 1 on; parents first, in the order of their keys."""
-        stack = [iter(sorted(self.root.children.items()))]
-        while stack:
-            item = next(stack[-1], None)
-            if item is None:
-                stack.pop()
-                continue
-            yield item[1], len(stack)
-            stack.append(iter(sorted(item[1].children.items())))

@@ -105,7 +105,7 @@ class TreeCopy(Generic[AnyStr]):
         return bool(stack)
 
     def encode(self, kind: str, ticks: int) -> bytes:
-        """Return the snapshot. It does not touch the tree, so it may run in another thread. Node by node, it lets other threads run."""
+        """Return the snapshot. It does not touch the tree, so another thread may run it."""
         pack = msgspec.msgpack.Encoder().encode
         pieces = [b"\x94", pack(kind), pack(ticks), pack(list(self._numbers)), _array_head(len(self._records))]
         pieces += [pack(record) for record in self._records]

@@ -15,7 +15,7 @@ Three rules:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import AnyStr, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from router.prefix_tree.core import PrefixCore
@@ -83,11 +83,7 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
         """The units that all tenants hold together: what several hold counts for each."""
         return self._size // self.width
 
-    def prefix_match(self, key: Key) -> str | None:
-        """Return the tenant that last used the longest known prefix of a key; None if nothing matches."""
-        return self.prefix_match_with_counts(key).tenant
-
-    def prefix_match_with_counts(self, key: Key) -> Match:
+    def match(self, key: Key) -> Match:
         packed, given = self._pack(key)
         path, matched, _ = self._find(self.root, packed)
         return Match(path[-1].last_tenant() if path else None, matched // self.width, given)
@@ -105,13 +101,6 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
     def tenant_sizes(self) -> dict[str, int]:
         """Return the units of each tenant that holds any."""
         return {tenant: holding.size // self.width for tenant, holding in self.holdings.items()}
-
-    def entries(self) -> Iterator[tuple[Key, dict[str, int]]]:
-        """Yield each node's whole key with its tenants' last ticks, in the order of the keys. For inspection."""
-        pieces: list[AnyStr] = []
-        for node, depth in self._walk():
-            pieces[depth - 1 :] = [node.edge]
-            yield self._unpack(self.root.edge.join(pieces)), dict(node.tenants)
 
     def insert(self, key: Key, tenant: str) -> None:
         """Note that a tenant has all of this key and uses it now."""
@@ -152,16 +141,6 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
     def remove_tenant(self, tenant: str) -> int:
         """Forget a tenant, at a cost proportional to its leaves. Return the units it held."""
         return self.evict(tenant, 0)
-
-    def clear(self) -> None:
-        """Forget everything but the time. A tree must be cleared before it is dropped, because nothing else frees its nodes."""
-        for node in [node for node, _ in self._walk()]:
-            node.parent = None
-            node.children = {}
-        self.root.children = {}
-        self.holdings.clear()
-        self.nodes = self._size = 0
-        self._changes += 1
 
     def dump(self) -> bytes:
         """Return a snapshot, for a restart or for another replica. Equal trees give equal bytes."""

@@ -12,7 +12,7 @@ import pytest
 
 from router.prefix_tree.node import common_length
 from router.prefix_tree.tree import PAGE, ExactTokenTree, Match, StringTree, TokenTree
-from tests.router.prefix_tree.recount import check
+from tests.router.prefix_tree.recount import check, entries
 
 LONG = "".join(random.Random(1).choices("abcdefgh ", k=10_000))
 A, B, C = (f"http://{name}:1" for name in "abc")
@@ -31,23 +31,23 @@ def pages(*numbers: int) -> list[int]:
 
 
 def held(tree: StringTree) -> dict[str, list[str]]:
-    return {key: sorted(tenants) for key, tenants in tree.entries()}
+    return {key: sorted(tenants) for key, tenants in entries(tree)}
 
 
 def test_the_last_user_of_the_longest_match_is_found() -> None:
     tree = text_tree(("You are a poet", A), ("You are a judge", B), ("You are a judge", C))
-    assert tree.prefix_match_with_counts("You are a jury") == Match(C, 12, 14)
-    assert tree.prefix_match("You are a poem") == A
-    assert tree.prefix_match("You are") == C
+    assert tree.match("You are a jury") == Match(C, 12, 14)
+    assert tree.match("You are a poem").tenant == A
+    assert tree.match("You are").tenant == C
     tree.insert("You", A)
-    assert tree.prefix_match("You") == A
-    assert tree.prefix_match("You are") == C
-    assert tree.prefix_match("They are") is None
+    assert tree.match("You").tenant == A
+    assert tree.match("You are").tenant == C
+    assert tree.match("They are").tenant is None
 
 
 def test_matching_does_not_make_a_prefix_look_used() -> None:
     tree = text_tree(("one", A), ("two", A))
-    assert tree.prefix_match("one") == A
+    assert tree.match("one").tenant == A
     assert tree.evict(A, 3) == 3
     assert held(tree) == {"two": [A]}
 
@@ -75,9 +75,9 @@ def test_a_walk_is_followed_without_another_descent_and_also_when_the_tree_has_c
 
 def test_an_empty_key_has_no_place() -> None:
     tree = text_tree(("", A))
-    assert tree.prefix_match_with_counts("") == Match(None, 0, 0)
+    assert tree.match("") == Match(None, 0, 0)
     assert tree.follow(tree.descend(""), B) is None
-    assert (tree.tenant_sizes(), tree.nodes, list(tree.entries())) == ({}, 0, [])
+    assert (tree.tenant_sizes(), tree.nodes, list(entries(tree))) == ({}, 0, [])
 
 
 @pytest.mark.parametrize("length", [1, PAGE - 1])
@@ -87,7 +87,7 @@ def test_a_rest_of_a_page_is_ignored(length: int) -> None:
     assert (tree.tenant_sizes(), tree.nodes) == ({}, 0)
     tree.insert(pages(1, 2) + [7] * length, A)
     assert tree.tenant_sizes() == {A: 2 * PAGE}
-    assert tree.prefix_match_with_counts(pages(1, 2) + [7] * length) == Match(A, 2 * PAGE, 2 * PAGE + length)
+    assert tree.match(pages(1, 2) + [7] * length) == Match(A, 2 * PAGE, 2 * PAGE + length)
 
 
 def test_pages_match_whole_or_not() -> None:
@@ -95,11 +95,11 @@ def test_pages_match_whole_or_not() -> None:
     tree.insert(pages(1, 2, 3), A)
     other = pages(1, 2, 3)
     other[2 * PAGE - 1] = 9
-    assert tree.prefix_match_with_counts(other) == Match(A, PAGE, 3 * PAGE)
+    assert tree.match(other) == Match(A, PAGE, 3 * PAGE)
     tree.insert(other, B)
     check(tree)
     assert tree.tenant_sizes() == {A: 3 * PAGE, B: 3 * PAGE}
-    assert [(len(key), len(tenants)) for key, tenants in tree.entries()] == [(PAGE, 2), (3 * PAGE, 1), (3 * PAGE, 1)]
+    assert [(len(key), len(tenants)) for key, tenants in entries(tree)] == [(PAGE, 2), (3 * PAGE, 1), (3 * PAGE, 1)]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_ids_may_come_in_any_form(kind: Any) -> None:
     ids: Sequence[int] = [*range(40), 151_643, 0, 2**31, 2**32 - 1, *range(20)] if kind in (list, tuple) else range(64)
     tree = TokenTree()
     tree.insert(kind(ids), A)
-    assert tree.prefix_match_with_counts(list(ids)) == Match(A, 64, 64)
-    assert list(tree.entries()) == [(list(ids), {A: 1})]
+    assert tree.match(list(ids)) == Match(A, 64, 64)
+    assert list(entries(tree)) == [(list(ids), {A: 1})]
 
 
 @pytest.mark.parametrize("ids", [[2**32], [-1], ["1"], [1.0], b"abc"])
@@ -135,9 +135,9 @@ def test_what_are_no_ids_is_refused(ids: Any) -> None:
 def test_a_long_edge_is_left_at_any_character(cut: int, other: str) -> None:
     tree = text_tree((LONG, A), (LONG[:cut] + other + LONG[cut:], B))
     assert tree.tenant_sizes() == {A: 10_000, B: 10_001}
-    assert tree.prefix_match_with_counts(LONG[:cut] + "?") == Match(B, cut, cut + 1)
-    assert tree.prefix_match_with_counts(LONG) == Match(A, 10_000, 10_000)
-    assert tree.prefix_match_with_counts(LONG[:cut] + other + LONG[cut:] + "?") == Match(B, 10_001, 10_002)
+    assert tree.match(LONG[:cut] + "?") == Match(B, cut, cut + 1)
+    assert tree.match(LONG) == Match(A, 10_000, 10_000)
+    assert tree.match(LONG[:cut] + other + LONG[cut:] + "?") == Match(B, 10_001, 10_002)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 312, 313, 624])
@@ -147,11 +147,11 @@ def test_a_long_edge_is_left_at_any_page(cut: int) -> None:
     other[PAGE * cut] = 5_000_000
     tree = TokenTree()
     tree.insert(ids, A)
-    assert tree.prefix_match_with_counts(other) == Match(A, PAGE * cut, len(ids))
+    assert tree.match(other) == Match(A, PAGE * cut, len(ids))
     tree.insert(other, B)
     check(tree)
     assert tree.tenant_sizes() == {A: len(ids), B: len(ids)}
-    assert tree.prefix_match_with_counts(other) == Match(B, len(ids), len(ids))
+    assert tree.match(other) == Match(B, len(ids), len(ids))
 
 
 def test_the_place_where_an_edge_is_left_is_found_exactly() -> None:
@@ -167,15 +167,15 @@ def test_units_are_code_points() -> None:
     """Not bytes, and not UTF-16: an emoji counts one, a flag two, half of a surrogate pair, which JSON can spell, one."""
     tree = text_tree(("a😀é", A), ("a😀🇩🇪", B), ("a\ud83d", C))
     assert tree.tenant_sizes() == {A: 3, B: 4, C: 2}
-    assert tree.prefix_match_with_counts("a😀🇩🇫") == Match(B, 3, 4)
-    assert tree.prefix_match_with_counts("a\ud83d\ude00") == Match(C, 2, 3)
+    assert tree.match("a😀🇩🇫") == Match(B, 3, 4)
+    assert tree.match("a\ud83d\ude00") == Match(C, 2, 3)
     assert held(tree)["a😀"] == [A, B]
 
 
 def test_single_characters_and_a_branch_for_each() -> None:
     tree = text_tree(*((chr(code), A) for code in (0, 65, 255, 256, 0xFFFF, 0x10000, 0x10FFFF)))
     assert tree.nodes == tree.tenant_size(A) == 7
-    assert tree.prefix_match_with_counts("\U0010ffff!") == Match(A, 1, 2)
+    assert tree.match("\U0010ffff!") == Match(A, 1, 2)
 
 
 def test_a_hundred_tenants_on_one_path() -> None:
@@ -229,14 +229,14 @@ def test_a_conversation_of_thousands_of_turns() -> None:
         tree.insert(LONG[:end], A)
     tree.insert(LONG[:5_001], B)
     assert tree.nodes == 2_001
-    assert tree.prefix_match_with_counts(LONG) == Match(A, 10_000, 10_000)
-    assert sum(1 for _ in tree.entries()) == 2_001
+    assert tree.match(LONG) == Match(A, 10_000, 10_000)
+    assert sum(1 for _ in entries(tree)) == 2_001
     assert StringTree.load(tree.dump()).dump() == tree.dump()
     check(tree)
     assert tree.remove_tenant(A) == 10_000
     check(tree)
     assert tree.nodes == 1_001
-    tree.clear()
+    tree.evict_all(0)
     check(tree)
     assert tree.nodes == 0
 
@@ -308,6 +308,6 @@ def test_pages_of_one_id_tell_apart_what_a_longer_page_does_not() -> None:
     tree.insert([1, 2, 3], A)
     tree.insert([1, 2, 4, 5], B)
     check(tree)
-    assert tree.prefix_match_with_counts([1, 2, 3, 9]) == Match(A, 3, 4)
-    assert tree.prefix_match_with_counts([1, 2, 4]) == Match(B, 3, 3)
+    assert tree.match([1, 2, 3, 9]) == Match(A, 3, 4)
+    assert tree.match([1, 2, 4]) == Match(B, 3, 3)
     assert ExactTokenTree.load(tree.dump()).dump() == tree.dump()
