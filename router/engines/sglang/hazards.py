@@ -72,10 +72,10 @@ def check(asked: Asked) -> None:
         _check_batch(fields, len(asked.sampling), asked.prompts)
     else:
         _check_single(fields, len(asked.sampling), logprobs=asked.logprobs)
-    if any(value < -1 for value in integers(fields, "logprob_start_len")):
+    if "logprob_start_len" in fields and any(value < -1 for value in integers(fields, "logprob_start_len")):
         raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
     for one in asked.sampling:
-        if any(value > _LARGEST for value in integers(one, "top_k")):
+        if "top_k" in one and any(value > _LARGEST for value in integers(one, "top_k")):
             raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
         if "stop_regex" in one:
             _check_patterns(one)
@@ -132,4 +132,4 @@ def _check_patterns(sampling: dict[str, Raw]) -> None:
 
 
 def _is_list(fields: dict[str, Raw], key: str) -> bool:
-    return _LIST.match(fields.get(key, b"")) is not None
+    return key in fields and _LIST.match(fields[key]) is not None
