@@ -95,7 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.templates.trials",
         "middleware_hub.tokenizer.*",
     ),
-    "words": ("router.errors", "router.config", "middleware_hub.spans.chain"),
+    "words": ("router.errors", "router.config", "middleware_hub.spans.chain", "middleware_hub.spans.trajectory"),
     # A worker, which shares nothing with the router but the command line.
     "embedded": ("router.embedded.*",),
 }

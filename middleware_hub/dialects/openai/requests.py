@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's `POST /v1/chat/completions`, with SGLang's own fields beside them."""
+"""Bodies of OpenAI's `POST /v1/chat/completions`, which may also have SGLang's own fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from middleware_hub.dialects.fields import (
     wrong,
 )
 from middleware_hub.dialects.messages import (
+    ANY,
+    AUTO,
+    NONE,
     assistant_message,
+    checked_choice,
+    checked_tool,
     each_message,
     open_body,
     parsed_arguments,
@@ -32,7 +37,6 @@ from middleware_hub.dialects.messages import (
 )
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling
 from middleware_hub.dialects.template_variables import read_variables
-from middleware_hub.dialects.tools import ANY, AUTO, NONE, checked_choice, checked_tool
 from router.engines.sglang.json import decode_any
 from router.errors import BadRequestError
 
@@ -40,17 +44,10 @@ MOST_SAMPLES = 128
 MOST_TOP_LOGPROBS = 20
 
 _BOOKKEEPING = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "verbosity",
-    "prediction",
+    "user metadata store service_tier prompt_cache_key prompt_cache_retention safety_identifier "
+    "verbosity prediction".split()
 )
-"""Fields for OpenAI's own use. `verbosity` and `prediction` are hints, which may be ignored."""
+"""Fields for OpenAI's own use. `verbosity` and `prediction` are hints that may be ignored."""
 
 _SYSTEM = ("system", "developer")
 _ROLES = '"system", "developer", "user", "assistant" or "tool"'
@@ -68,7 +65,7 @@ _STREAM_OPTIONS: Kind[_StreamOptions] = Kind(_StreamOptions, "an object")
 
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
-    """Raises BadRequestError with `param`, the field it is about."""
+    """Read a body. Raises BadRequestError with `param`, the field it is about."""
     opened = open_body(body, memo)
     fields = opened.fields
     messages = each_message(body, opened, _message, memo)
@@ -104,13 +101,13 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
 
 
 def _prefixed(last: Raw) -> bool:
-    """Whether a message is a `prefix`, as DeepSeek's API calls the beginning of a reply."""
+    """Return whether a message is a `prefix`, DeepSeek's name for the beginning of a reply."""
     text = bytes(last)
     return b'"prefix"' in text and decode_any(text).get("prefix") is True
 
 
 def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
-    """One message; it takes its own keys out of `wrote`, and keeps the others."""
+    """Return one message. Its own keys are taken out of `wrote`, and the others kept."""
     role = wrote.pop("role", None)
     if role == "assistant":
         message = _assistant(place, wrote)
@@ -159,7 +156,7 @@ def _assistant(place: str, wrote: dict[str, Any]) -> Message:
 
 
 def _call(place: str, call: Any) -> dict[str, Any]:
-    """One call, without what streams and SDKs add to it (`index`, `parsed_arguments`)."""
+    """Return one call, without what streams and SDKs add to it (`index`, `parsed_arguments`)."""
     if type(call) is not dict:
         raise wrong(place, call, "an object with `id` and `function`")
     if call.get("type") not in ("function", None):

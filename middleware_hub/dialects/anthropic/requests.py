@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's `POST /v1/messages` and `/v1/messages/count_tokens`, with SGLang's own fields beside them."""
+"""Bodies of Anthropic's `POST /v1/messages` and `/v1/messages/count_tokens`, which may also have SGLang's own fields."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ from middleware_hub.dialects.fields import (
     wrong,
 )
 from middleware_hub.dialects.messages import (
+    ANY,
+    AUTO,
+    NONE,
     OpenedBody,
     assistant_message,
+    checked_choice,
+    checked_tool,
     each_message,
     open_body,
     part_text,
@@ -30,23 +35,13 @@ from middleware_hub.dialects.messages import (
 )
 from middleware_hub.dialects.sampling import LARGEST, add_stops, finish, read_sampling, schema_text
 from middleware_hub.dialects.template_variables import read_variables
-from middleware_hub.dialects.tools import ANY, AUTO, NONE, checked_choice, checked_tool
 from router.errors import BadRequestError
 
-_BOOKKEEPING = (
-    "metadata",
-    "service_tier",
-    "betas",
-    "cache_control",
-    "container",
-    "context_management",
-    "inference_geo",
-    "speed",
-)
-"""Fields for Anthropic's own use, and hints, which may be ignored."""
+_BOOKKEEPING = "metadata service_tier betas cache_control container context_management inference_geo speed".split()
+"""Fields for Anthropic's own use, and hints that may be ignored."""
 
 _ELSEWHERE = {"n": 1, "logprobs": False, "top_logprobs": 0}
-"""Fields for what a message of this dialect has no place for, and what they may be."""
+"""Fields whose results have no place in a message of this dialect, and the values they may have."""
 
 _CHOICES = {"auto": AUTO, "any": ANY, "none": NONE}
 _BILLING = "x-anthropic-billing-header:"
@@ -56,7 +51,7 @@ _SYSTEM: Kind[str | list[Any]] = Kind(str | list[Any], "a string, or a list of b
 
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
-    """Raises BadRequestError with `param`, the field it is about."""
+    """Read a body. Raises BadRequestError with `param`, the field it is about."""
     opened = open_body(body, memo)
     limit = opened.fields.take_within("max_tokens", 1, LARGEST)
     if limit is None:
@@ -68,7 +63,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
 
 
 def parse_count(body: bytes) -> ChatRequest:
-    """The same, where nothing is sampled: `max_tokens` may be missing. Raises BadRequestError."""
+    """Read a body for which nothing is sampled: `max_tokens` may be missing. Raises BadRequestError."""
     opened = open_body(body, None)
     return _read(body, opened, opened.fields.take_within("max_tokens", 1, LARGEST), None)
 
@@ -118,10 +113,9 @@ def _message(place: str, wrote: dict[str, Any]) -> list[Message]:
 
 
 def _system(wrote: str | list[Any] | None) -> str | None:
-    """The system prompt, its blocks one per line, as SGLang has it.
+    """Return the system prompt, its blocks one per line, as SGLang has it.
 
-    Without Claude Code's billing header: it is another one with every request, so that every turn of a conversation would
-    be the first one of a conversation of its own.
+    Claude Code's billing header is removed: it differs with every request, so every turn would start a conversation of its own.
     """
     if isinstance(wrote, str):
         return wrote.partition("\n")[2] if wrote.startswith(_BILLING) else wrote
@@ -132,7 +126,7 @@ def _system(wrote: str | list[Any] | None) -> str | None:
 
 
 def _user(place: str, content: Any) -> list[Message]:
-    """A user's message: the results of tools in it are messages of their own, in front of what the user says."""
+    """Return a user's message, preceded by messages of their own for the tool results in it."""
     place += ".content"
     if type(content) is str:
         return [{"role": "user", "content": content}]
@@ -144,7 +138,7 @@ def _user(place: str, content: Any) -> list[Message]:
         if type(block) is dict and block.get("type") == "tool_result":
             results.append(_result(f"{place}[{at}]", block))
         else:
-            # Looked at where it stands, so that an error names its place.
+            # Checked in its own place, so that an error names it.
             part_text(f"{place}[{at}]", block)
             rest.append(block)
     said = written(place, rest)
@@ -168,17 +162,17 @@ def _assistant(place: str, content: Any) -> Message:
     if type(content) is not list:
         raise wrong(place, content, "a string, or a list of blocks")
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     for at, block in enumerate(content):
         kind = block.get("type") if type(block) is dict else None
         if kind == "tool_use":
             calls.append(_call(f"{place}[{at}]", block))
         elif kind == "thinking":
-            thoughts.append(string(f"{place}[{at}].thinking", block.get("thinking")))
+            reasoning.append(string(f"{place}[{at}].thinking", block.get("thinking")))
         elif kind != "redacted_thinking":
             texts.append(part_text(f"{place}[{at}]", block))
-    return assistant_message("".join(texts), "".join(thoughts), calls)
+    return assistant_message("".join(texts), "".join(reasoning), calls)
 
 
 def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +206,7 @@ def _tools(fields: Fields) -> list[Tool] | None:
 
 
 def _choice(fields: Fields, tools: list[Tool] | None) -> tuple[str, bool]:
-    """Which tool has to be called, and whether several may be."""
+    """Return which tool has to be called, and whether several calls are allowed."""
     wanted = fields.take("tool_choice", OBJECT)
     if wanted is None:
         return checked_choice(AUTO, False, tools), True
@@ -226,7 +220,7 @@ def _choice(fields: Fields, tools: list[Tool] | None) -> tuple[str, bool]:
 
 
 def _add_output(fields: Fields, template: dict[str, Any], sampling: dict[str, Any]) -> None:
-    """`output_config`, which holds an effort for the template and a schema for the reply; `output_format` is older."""
+    """Read `output_config`, with an effort for the template and a schema for the reply; `output_format` is its older form."""
     config = fields.take("output_config", OBJECT) or {}
     effort = config.get("effort")
     if effort is not None:

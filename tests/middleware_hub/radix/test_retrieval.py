@@ -7,8 +7,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.radix.cover import SharedMask, needed
 from middleware_hub.radix.node import Generation
+from middleware_hub.radix.retrieval import SharedMask, replies_to_add
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.spans.trajectory import flatten
 from tests.middleware_hub.radix.test_tree import NS, Talk
@@ -43,7 +43,7 @@ def test_the_chains_are_the_fewest(found: tuple[Talk, list[Generation]], data: s
     first = data.draw(st.sampled_from(made), label="first")
     listed = data.draw(st.lists(st.sampled_from(range(len(made))), unique=True), label="listed")
     flat = flatten(first.span, len(first.span))
-    chosen = needed(talk.tree, NS, flat, [f"r{number}" for number in listed])
+    chosen = replies_to_add(talk.tree, NS, flat, [f"r{number}" for number in listed])
     wanted = {made[number].span for number in listed} - whole_in(first)
     assert wanted <= set().union(*map(whole_in, chosen))
     assert [one.serial for one in chosen] == sorted(one.serial for one in chosen)
@@ -61,7 +61,7 @@ def test_no_token_is_trained_twice_and_each_listed_reply_whole(
     cut = data.draw(st.integers(1, len(first.span)), label="cut")
     listed = data.draw(st.lists(st.sampled_from(range(len(made))), unique=True), label="listed")
     sequences = [flatten(first.span, cut)]
-    others = needed(talk.tree, NS, sequences[0], [f"r{number}" for number in listed])
+    others = replies_to_add(talk.tree, NS, sequences[0], [f"r{number}" for number in listed])
     masks = SharedMask(sequences[0], others)
     sequences += [flatten(one.span, len(one.span)) for one in others]
     trained: list[tuple[int, int]] = []

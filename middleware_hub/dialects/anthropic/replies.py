@@ -1,7 +1,7 @@
 """Replies of Anthropic's `POST /v1/messages`: a message, and the events of a streamed one.
 
-Beside Anthropic's fields a message has `generation_id` and `weight_version`, and `meta_info` with whatever else a worker
-said. In a stream they stand in the event `message_delta`, for a message's beginning knows nothing of its end.
+Besides Anthropic's fields a message has `generation_id` and `weight_version`, and `meta_info` with everything else a worker
+reported. In a stream the event `message_delta` has them, because they are unknown when a message begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
 from router.errors import RouterError
 
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "abort": "abort"}
-"""`abort` is SGLang's word. Anthropic has none, and any of its own would make half a reply look like a whole one."""
+"""`abort` is SGLang's word. Anthropic has none, and any of its own words would make half a reply look complete."""
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -32,13 +32,13 @@ _ERRORS = {
 }
 
 _PROMPT_TOO_LONG = "prompt is too long: "
-"""How Anthropic's messages begin where OpenAI has the code `context_length_exceeded`: agents look for it, and condense."""
+"""The beginning of Anthropic's messages where OpenAI has the code `context_length_exceeded`: agents match it, and condense."""
 
 _encode = msgspec.json.encode
 
 
 def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
-    """A message. This dialect knows of one sample only."""
+    """Return a message. This dialect has one sample only."""
     answer = answers[0]
     content: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -51,7 +51,7 @@ def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> b
 
 
 def error_body(error: RouterError) -> dict[str, Any]:
-    """`{"type": "error", "error": {"type", "message"}}`, and what else the error has to tell."""
+    """Return `{"type": "error", "error": {"type", "message"}}` with the details of the error."""
     details = dict(error.details)
     request_id = details.pop("request_id", None)
     long = details.get("code") == "context_length_exceeded" and not error.message.startswith(_PROMPT_TOO_LONG)
@@ -74,12 +74,12 @@ class AnthropicStream:
         """The type of the block that is being written."""
 
     def begin(self, prompt_tokens: int) -> bytes:
-        """`message_start`. What of the prompt was cached is known at the end only; the numbers there replace these."""
+        """Return `message_start`. Its numbers are replaced at the end, when it is known how much of the prompt was cached."""
         message = _message(self._head, _tokens(prompt_tokens, 0, 0))
         return _event("message_start", {"message": {**message, "stop_reason": None, "stop_sequence": None}})
 
     def piece(self, index: int, piece: Piece, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
-        """A delta of the block that is open if the piece is of its type, else of a new one. There are no logprobs here."""
+        """Return a delta of the open block if the piece is of its type, else of a new block. This dialect has no logprobs."""
         if isinstance(piece, ToolCall):
             opened = self._opened("tool_use", {**_tool_use(piece), "input": {}})
             return opened + self._delta("input_json_delta", partial_json=piece.arguments) + self._closed()
@@ -91,21 +91,19 @@ class AnthropicStream:
         return opened + self._delta("thinking_delta", thinking=piece.text)
 
     def finish(self, index: int, answer: Answer) -> bytes:
-        """The last block ends."""
         return self._closed()
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        """`message_delta` with why it stopped and all numbers, and `message_stop`."""
+        """Return `message_delta` with the stop reason and all numbers, and `message_stop`."""
         answer = answers[0]
         ended = {"delta": _stopped(self._request, answer), "usage": _usage(answer), **_meta(answer)}
         return self._closed() + _event("message_delta", ended) + _event("message_stop", {})
 
     def failed(self, error: RouterError) -> bytes:
-        """An error in the place of an event. Nothing comes behind it."""
+        """Return an error instead of an event; nothing follows it."""
         return b"event: error\ndata: " + _encode(error_body(error)) + b"\n\n"
 
     def ping(self) -> bytes:
-        """Anthropic's own event for it."""
         return _event("ping", {})
 
     def _opened(self, kind: str, block: dict[str, Any]) -> bytes:
@@ -121,7 +119,7 @@ class AnthropicStream:
     def _closed(self) -> bytes:
         if self._open is None:
             return b""
-        # Thinking ends with a signature, and nobody here can give one: SDKs that wait for it get an empty one.
+        # Thinking ends with a signature, which only Anthropic can make: SDKs that wait for it get an empty one.
         signature = self._delta("signature_delta", signature="") if self._open == "thinking" else b""
         stop = _event("content_block_stop", {"index": self._blocks})
         self._open = None
@@ -134,7 +132,7 @@ def _event(kind: str, data: dict[str, Any]) -> bytes:
 
 
 def _message(head: ReplyHead, usage: dict[str, int]) -> dict[str, Any]:
-    """A message without content and end."""
+    """Return a message without content and stop reason."""
     return {
         "id": head.id if head.id.startswith("msg_") else f"msg_{head.id}",
         "type": "message",
@@ -150,7 +148,7 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
 
 
 def _stopped(request: ChatRequest, answer: Answer) -> dict[str, Any]:
-    # A stop string of the session's own (the end of a tool call) is nothing that the client knows of.
+    # A stop string that the session added itself (the end of a tool call) is unknown to the client.
     matched = answer.matched if answer.finish == "stop" and answer.matched in request.sampling.get("stop", ()) else None
     reason = _STOPS.get(answer.finish, "end_turn") if matched is None else "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": matched}
@@ -168,7 +166,7 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _tokens(prompt: int, cached: int, sampled: int) -> dict[str, int]:
-    """Anthropic counts what was cached beside the input, not as a part of it."""
+    """Return usage as Anthropic counts it: cached tokens are not part of the input."""
     return {
         "input_tokens": max(prompt - cached, 0),
         "cache_read_input_tokens": cached,

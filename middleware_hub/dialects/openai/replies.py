@@ -1,7 +1,7 @@
 """Replies of OpenAI's `POST /v1/chat/completions`: `chat.completion`, and streams of `chat.completion.chunk`.
 
-What OpenAI has no place for stands in `meta_info` of a choice: `generation_id`, `weight_version`, and whatever else a worker
-said (`routed_experts`, ...). SDKs keep fields that they do not know.
+Fields that OpenAI lacks stand in `meta_info` of a choice: `generation_id`, `weight_version`, and everything else a worker
+reported (`routed_experts`, ...). SDKs keep fields that they do not know.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
 from router.errors import RouterError
 
 UNLIKELY = -9999.0
-"""What OpenAI writes for a token that is out of the question: JSON has no infinity."""
+"""OpenAI's logprob for an impossible token: JSON has no infinity."""
 
 _encode = msgspec.json.encode
 
 
 def whole(head: ReplyHead, answers: Sequence[Answer]) -> bytes:
-    """A `chat.completion`, with a choice for each answer."""
+    """Return a `chat.completion` with a choice for each answer."""
     return _encode(
         {
             "id": _named(head.id),
@@ -37,7 +37,7 @@ def whole(head: ReplyHead, answers: Sequence[Answer]) -> bytes:
 
 
 def error_body(error: RouterError) -> dict[str, Any]:
-    """`{"error": {"message", "type", "param", "code"}}`, and what else the error has to tell."""
+    """Return `{"error": {"message", "type", "param", "code"}}` with the details of the error."""
     inner: Any = error.body()["error"]
     return {"error": {"param": None, **inner}}
 
@@ -58,11 +58,11 @@ class OpenAIStream:
         self._shown = [0] * request.samples
 
     def begin(self, prompt_tokens: int) -> bytes:
-        """The role of every choice. How long the prompt was is said at the end."""
+        """Return the role of every choice. The length of the prompt is reported at the end."""
         return b"".join(self._chunk(i, {"role": "assistant", "content": ""}) for i in range(self._request.samples))
 
     def piece(self, index: int, piece: Piece, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
-        """One delta. A call is whole, with its place among the calls of the choice."""
+        """Return one delta. A call is whole, with its index among the calls of the choice."""
         delta: dict[str, Any]
         if isinstance(piece, ToolCall):
             delta = {"tool_calls": [{"index": self._calls[index], **piece.as_openai()}]}
@@ -78,23 +78,23 @@ class OpenAIStream:
         return self._chunk(index, delta, logprobs)
 
     def finish(self, index: int, answer: Answer) -> bytes:
-        """The finish reason, and the logprobs of tokens behind the last piece: a hidden tail has no text of its own."""
+        """Return the finish reason, and the logprobs of tokens behind the last piece: a hidden tail has no text of its own."""
         behind = None if answer.logprobs is None else answer.logprobs[self._shown[index] :]
         return self._chunk(index, {}, behind or None, **ending(answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        """The numbers of tokens, if they were asked for, and `[DONE]`."""
+        """Return the usage, if the request asks for it, and `[DONE]`."""
         done = b"data: [DONE]\n\n"
         if not self._request.stream_usage:
             return done
         return self._opening + b'],"usage":' + _encode(usage(answers, answers[:1])) + b"}\n\n" + done
 
     def failed(self, error: RouterError) -> bytes:
-        """An error in the place of a chunk. Nothing comes behind it: with `[DONE]` it would look like a success."""
+        """Return an error instead of a chunk. Nothing follows it: with `[DONE]` it would look like a success."""
         return b"data: " + _encode(error_body(error)) + b"\n\n"
 
     def ping(self) -> bytes:
-        """A comment, which every reader of server-sent events skips."""
+        """Return a comment, which every reader of server-sent events skips."""
         return b": ping\n\n"
 
     def _chunk(
@@ -131,8 +131,8 @@ def _choice(index: int, answer: Answer) -> dict[str, Any]:
 
 
 def ending(answer: Answer) -> dict[str, Any]:
-    """How a choice ends, and what the dialect has no place for."""
-    # `abort` is SGLang's word. OpenAI has none, and any of its own would make half a reply look like a whole one.
+    """Return how a choice ends, and the fields that the dialect lacks."""
+    # `abort` is SGLang's word. OpenAI has none, and any of its own words would make half a reply look complete.
     return {
         "finish_reason": answer.finish,
         "matched_stop": answer.matched,
