@@ -71,7 +71,7 @@ $(BENCH): $(INSTALLED)
 	@$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable '.[bench]'
 	@touch $@
 
-reference: $(INSTALLED) ## renew docs/reference.md, the tables of flags and metrics, out of the code
+reference: $(INSTALLED) ## make the tables of docs/reference.md (flags, metrics) from the code
 	@$(PY) scripts/make_reference.py $(ARGS)
 
 clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay
