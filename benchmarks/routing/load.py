@@ -1,12 +1,13 @@
-"""What each policy makes of real requests to four timed workers: ours, and those of `sglang-router` and `smg` beside them.
+"""How each policy routes real requests to four timed workers: our policies, and those of `sglang-router` and `smg`.
 
-`python -m benchmarks.routing_load [--out FILE] [--page FILE]`. The loads are those of `benchmarks.routing_skew`, over
-HTTP: as many conversations as keep so many requests in flight, as text, to `/generate`. Only policies that go by the key of
-a conversation are given it, in `x-smg-routing-key`; and `smg` once more, which goes by it whatever the policy. The workers
-(`benchmarks.routing_fleet`) are as much faster than those of the simulation as makes about `--rate` requests a second, whatever
-is in flight. Every run has a router and workers of its own, and counts from its first request to when its last one is asked.
+`python -m benchmarks.routing.load [--out FILE] [--page FILE]`. The loads are those of `benchmarks.routing.simulation`, sent
+over HTTP as text to `/generate`, with enough conversations to keep a given number of requests in flight. Only policies that
+use the key of a conversation get it, in `x-smg-routing-key`; `smg` runs a second time with keys, because it uses them under
+any policy. The workers (`benchmarks.routing.fleet`) run faster than those of the simulation, so that about `--rate` requests a
+second are served at any level. Every run has its own router and workers, and lasts from its first request until its last one
+is sent.
 
-CPU is what the operating system counted for the router's process, by request.
+CPU is what the operating system counted for the router's process, per request.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,25 +30,26 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from benchmarks import foreign_routers
 from benchmarks.pages import machine
-from benchmarks.routing_conversations import VOCABULARY, Load, Words
-from benchmarks.routing_skew import CROWD, DECODE, LOADS
-from benchmarks.routing_table import Result, Row, write
+from benchmarks.processes import ROOT, cpu_seconds, get, running
+from benchmarks.routing import foreign_routers
+from benchmarks.routing.conversations import VOCABULARY, Load, Words
+from benchmarks.routing.simulation import CROWD, DECODE, LOADS
+from benchmarks.routing.table import Result, Row, write
 from router.policies import POLICIES
 from tests.support.sglang_server import free_port
 from tests.support.vocabularies import vocabulary
 
-ROOT = Path(__file__).resolve().parent.parent
 WORKERS = 4
-KEYED = {"consistent_hashing", "manual"}  # nothing but the key of a conversation tells them where it goes
-BLIND = {"least_inflight", "random", "round_robin", "power_of_two", "least_load"}  # know conversations in no load
+START_SECONDS = 40
+KEYED = {"consistent_hashing", "manual"}  # route by the key of a conversation only
+BLIND = {"least_inflight", "random", "round_robin", "power_of_two", "least_load"}  # do not recognise conversations
 WITH_KEY = ", with a key"
 MEAN_REPLY = 495  # tokens, of a log-normal length around 300
 
 
 class DidNotStartError(Exception):
-    """A router is not there; the message says why."""
+    """A router did not start; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,10 @@ class Target:
 
     @property
     def keyed(self) -> bool:
-        """Is it told whose request it gets?"""
+        """Whether requests carry the key of their conversation."""
         return self.policy in KEYED or self.router.endswith(WITH_KEY)
 
     def command(self, worker_urls: Sequence[str], port: int) -> list[str]:
-        """How it is started."""
         name = self.router.removesuffix(WITH_KEY)
         if name in foreign_routers.POLICIES:
             return foreign_routers.command(name, self.policy, worker_urls, port, free_port())
@@ -77,42 +77,35 @@ class Target:
 
 @contextlib.contextmanager
 def fleet(words: Words, speed: float) -> Iterator[list[str]]:
-    """Workers with empty caches; their URLs."""
+    """Run workers with empty caches. Yield their URLs."""
     ports = [free_port() for _ in range(WORKERS)]
-    command = [sys.executable, "-m", "benchmarks.routing_fleet", "--speed", str(speed)]
-    command += ["--ports", *map(str, ports)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(words.said)
-        process.stdin.close()
-        try:
-            _wait(process, lambda: all(_get(f"http://127.0.0.1:{port}/health") is not None for port in ports))
-            yield [f"http://127.0.0.1:{port}" for port in ports]
-        finally:
-            process.terminate()
+    command = ("benchmarks.routing.fleet", "--speed", str(speed), "--ports", *map(str, ports))
+    with running(*command, port=ports[-1], stdin=words.said):
+        yield [f"http://127.0.0.1:{port}" for port in ports]
 
 
 @contextlib.contextmanager
 def router(target: Target, worker_urls: Sequence[str]) -> Iterator[tuple[str, psutil.Process]]:
-    """A router that knows all of the workers. DidNotStartError with the end of its log."""
+    """Run a router until it knows all workers. Yield its URL and process. Raise DidNotStartError with its last log line."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
 
     def complete() -> bool:
-        told = msgspec.json.decode(_get(f"{url}/workers") or b"{}").get("workers", [])
-        return len(told) == WORKERS and _get(f"{url}/health") is not None
+        known = msgspec.json.decode(get(f"{url}/workers") or b"{}").get("workers", [])
+        return len(known) == WORKERS and get(f"{url}/health") is not None
 
     with tempfile.TemporaryFile() as log:
         command = target.command(worker_urls, port)
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log) as process:
             try:
-                try:
-                    _wait(process, complete)
-                except DidNotStartError as error:
-                    log.seek(0)
-                    lines = log.read().decode(errors="replace").strip().splitlines()
-                    raise DidNotStartError(f"{error}: {lines[-1] if lines else 'it says nothing'}") from None
+                deadline = time.monotonic() + START_SECONDS
+                while not complete():
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        log.seek(0)
+                        lines = log.read().decode(errors="replace").strip().splitlines()
+                        raise DidNotStartError(f"did not start: {lines[-1] if lines else 'its log is empty'}")
+                    time.sleep(0.1)
                 yield url, psutil.Process(process.pid)
             finally:
                 process.terminate()
@@ -122,38 +115,14 @@ def router(target: Target, worker_urls: Sequence[str]) -> Iterator[tuple[str, ps
                     process.kill()
 
 
-def _wait(process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not ready():
-        if process.poll() is not None:
-            raise DidNotStartError(f"ended with {process.returncode}")
-        if time.monotonic() > deadline:
-            raise DidNotStartError("did not know its workers after 40 s")
-        time.sleep(0.1)
-
-
-def _get(url: str) -> bytes | None:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return bytes(reply.read())
-    except OSError:
-        return None
-
-
-def _cpu(process: psutil.Process) -> float:
-    """Seconds, user and system, with what it started."""
-    every = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return float(sum(one.user + one.system for one in every))
-
-
 def measure(target: Target, words: Words, load: str, inflight: int, args: argparse.Namespace, seed: int) -> Result:
-    """One run."""
+    """Run one target under one load."""
     kind = LOADS[load]
     slow = MEAN_REPLY * DECODE * (1 + inflight / WORKERS / CROWD)  # seconds of a generation at the simulation's speed
-    generation = inflight / args.rate * max(1, kind.system / 4_000)  # long prompts: fewer of them a second
+    generation = inflight / args.rate * max(1, kind.system / 4_000)  # fewer requests a second if prompts are long
     with fleet(words, slow / generation) as worker_urls, router(target, worker_urls) as (url, process):
         one = Load(url, words, kind, inflight, max(args.requests, 12 * inflight), seed, keyed=target.keyed)
-        took, used = asyncio.run(one.run(generation, partial(_cpu, process)))
+        took, used = asyncio.run(one.run(generation, partial(cpu_seconds, process)))
     if not one.latencies:
         raise DidNotStartError(f"answered nothing but {dict(one.failures)}")
     return Result(
@@ -169,13 +138,13 @@ def measure(target: Target, words: Words, load: str, inflight: int, args: argpar
 
 
 def targets(names: Sequence[str]) -> tuple[list[Target], dict[str, str]]:
-    """What is compared, and the version of each, or why it is not there."""
+    """Return what is compared, and for each foreign router its version or why it is missing."""
     found = [Target("ours", policy) for policy in POLICIES]
     found.append(Target("ours, with the middleware", "cache_aware"))
     versions: dict[str, str] = {}
     for name, policies in foreign_routers.POLICIES.items():
         if names and not any(one.startswith(name) for one in names):
-            continue  # nobody asked for it: it need not be installed
+            continue  # not selected, so it need not be installed
         try:
             versions[name] = foreign_routers.install(name)
         except foreign_routers.NotInstalledError as error:
@@ -188,7 +157,7 @@ def targets(names: Sequence[str]) -> tuple[list[Target], dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing_load", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.load", description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, default=4_000, help="of a run, and at least 12 for each in flight")
     parser.add_argument("--rate", type=float, default=300, help="requests a second that the load is made for")
     parser.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS))
@@ -217,7 +186,7 @@ def main() -> None:
                 row.results.setdefault(f"{load} {inflight}", []).append(result)
                 shown = " ".join(f"{key} {value:.3f}" for key, value in asdict(result).items())
                 print(f"{load} {inflight}: {row.router} {row.policy}: {shown}", flush=True)
-                write(rows, versions, out=args.out, page=args.page)  # what there is, should the rest be cut short
+                write(rows, versions, out=args.out, page=args.page)  # at once, in case the rest is interrupted
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What runs of `benchmarks.routing_load` come to: medians, as JSON and as a table in a page."""
+"""The results of `benchmarks.routing.load`: medians, as JSON and as a table in a page."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.pages import machine, put_between
-from benchmarks.routing_skew import LOADS
+from benchmarks.routing.simulation import LOADS
 
 HEAD = ("router", "policy", "busiest / mean", "turns on their worker", "prompt tokens cached", "CPU a request, ms")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run: shares of one, milliseconds; the run's length in seconds."""
+    """The outcome of a run. Shares are of one, times in milliseconds, the length of the run in seconds."""
 
     busiest: float  # served tokens of the busiest worker, by the mean
     kept: float  # later turns on the worker of the turn before
@@ -30,7 +30,7 @@ class Result:
 
 @dataclass
 class Row:
-    """A router with one policy: its runs by the load and what was in flight, or why there are none."""
+    """A router with one policy: its runs, by the load and the number in flight, or why there are none."""
 
     router: str
     policy: str
@@ -38,7 +38,7 @@ class Row:
     missing: str = ""
 
     def median(self, cell: str) -> dict[str, float] | None:
-        """Of its rounds; None if there was no run."""
+        """Return the medians of the rounds in a cell; None if there was no run."""
         if cell not in self.results:
             return None
         rounds = [asdict(one) for one in self.results[cell]]
@@ -46,16 +46,16 @@ class Row:
 
 
 def write(rows: Sequence[Row], versions: Mapping[str, str], *, out: Path | None, page: Path | None) -> None:
-    """Both, as far as they are wanted."""
+    """Write the JSON and the table, each if it has a path."""
     if out:
-        told = {"machine": machine(), "versions": versions, "rows": [asdict(row) for row in rows]}
-        out.write_text(json.dumps(told, indent=1) + "\n")
+        results = {"machine": machine(), "versions": versions, "rows": [asdict(row) for row in rows]}
+        out.write_text(json.dumps(results, indent=1) + "\n")
     if page:
         put_between(page, "routing-load", f"\n{table(rows, versions)}\n")
 
 
 def table(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
-    """A table for each load, a row for each policy, and in each cell what came of all that was in flight."""
+    """Return a table for each load, with a row for each policy; a cell has a figure for each number in flight."""
     cells = list(dict.fromkeys(cell for row in rows for cell in row.results))
     lines = [", ".join([machine(), *(f"`{name}` {version}" for name, version in versions.items())]) + "."]
     for load in LOADS:

@@ -1,11 +1,11 @@
-"""What each policy makes of conversations under one system prompt: a simulation of a fleet, event by event.
+"""How each policy routes conversations under one system prompt: an event-driven simulation of a fleet.
 
-`python -m benchmarks.routing_skew [--requests N] [--page FILE]` prints a table. The policies are the router's own and
-choose among the router's own workers; only the workers' time is made up. Nothing depends on the machine but how long it takes.
+`python -m benchmarks.routing.simulation [--requests N] [--page FILE]` prints a table. The policies and the worker objects are
+the router's own; only time is simulated, so the results do not depend on the machine.
 
-Four workers. 80% of the conversations share one system prompt, the others have one of their own. Lengths are log-normal, a
-client thinks for one to three generations before its next turn, and as many conversations are held that so many requests
-are in flight on average. `LOADS` are the kinds of them.
+There are four workers. 80% of the conversations share one system prompt, the others have one of their own. Lengths are
+log-normal, and a client thinks for one to three generations before its next turn. The number of conversations is such that a
+given number of requests is in flight on average. `LOADS` lists the kinds of conversations.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ CROWD = 64  # requests that halve a worker's speed
 
 @dataclass(frozen=True)
 class Kind:
-    """What conversations are like.
+    """A kind of conversations.
 
     Attributes:
         system: tokens of the system prompt.
-        dropped: tokens at the end of each prompt that history drops: a generation prompt.
-        stripped: whether history drops a token at both ends of each reply.
-        group: conversations that begin with the same prompt at the same time.
-        levels: how many requests are in flight.
+        dropped: tokens at the end of each prompt that the next turn drops: a generation prompt.
+        stripped: whether the next turn drops a token at both ends of each reply.
+        group: conversations that start with the same prompt at the same time.
+        levels: numbers of requests in flight.
     """
 
     system: int = 2_000
@@ -64,7 +64,7 @@ LOADS = {
 
 @dataclass
 class Conversation:
-    """Who talks: what was said so far, and where it was said."""
+    """A conversation: its history, and the worker of its last turn."""
 
     number: int
     group: int
@@ -77,7 +77,7 @@ class Conversation:
 
 @dataclass
 class Engine:
-    """A worker's cache, which never forgets, and what it served."""
+    """A worker's cache, which evicts nothing, and the tokens it served."""
 
     worker: Worker
     known: dict[int, int] = field(default_factory=dict)
@@ -86,13 +86,13 @@ class Engine:
     served: int = 0
 
     def cached(self, one: Conversation) -> int:
-        """Tokens of this prompt that are in the cache."""
+        """Return the tokens of this prompt that are in the cache."""
         return max(self.known.get(one.number, 0), self.groups.get(one.group, 0), self.warm if one.shared else 0)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run."""
+    """The outcome of a run."""
 
     busiest: float  # served tokens of the busiest worker, by the mean
     kept: float  # later turns on the worker of the turn before
@@ -102,13 +102,13 @@ class Outcome:
 
 
 class PlainCacheAware:
-    """The rule of the table and nothing else: how a run collapses onto one worker."""
+    """The plain rule of the longest prefix, under which a run collapses onto one worker."""
 
     def __init__(self) -> None:
         self._tree = TokenTree()
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        """The longest cached prefix, unless the fleet is out of balance."""
+        """Choose the longest cached prefix, unless the fleet is out of balance."""
         assert query.token_ids is not None
         loads = [worker.inflight for worker in workers]
         least, most = min(loads), max(loads)
@@ -133,9 +133,9 @@ class Simulation:
         self._engines = {f"http://w{n}:1": Engine(Worker(f"http://w{n}:1")) for n in range(workers)}
         self._workers = tuple(engine.worker for engine in self._engines.values())
         self._numbers = itertools.count()
-        self._ticks = itertools.count()  # of equal times, the first planned
+        self._ticks = itertools.count()  # orders events of the same time
         self._groups = itertools.count()
-        self._left: Counter[int] = Counter()  # conversations of a group that are not over
+        self._left: Counter[int] = Counter()  # unfinished conversations by group
         self._system = self._tokens(kind.system)
         self._generation = self._tokens(kind.dropped)
         self._later = self._kept = self._prompt = self._hits = 0
@@ -145,7 +145,7 @@ class Simulation:
             self._begin(0.0)
 
     def run(self, requests: int) -> Outcome:
-        """So many requests."""
+        """Simulate this many requests."""
         now = 0.0
         while self._events and self._reasons.total() < requests:
             now, _, happens = heapq.heappop(self._events)
@@ -169,7 +169,7 @@ class Simulation:
         return max(1, round(self._random.lognormvariate(0, 1) * median))
 
     def _begin(self, when: float) -> None:
-        """A conversation, or a group of them with one first prompt."""
+        """Start a conversation, or a group of them with the same first prompt."""
         shared, group = self._random.random() < SHARED, next(self._groups)
         begin = self._system[:] if shared else self._tokens(self._length(200))
         begin += self._tokens(self._length(150))
@@ -212,9 +212,9 @@ class Simulation:
                 self._policy.replied(engine.worker, query, memoryview(reply))
             engine.groups.setdefault(one.group, len(one.ids))
             said = reply[1:-1] if self._kind.stripped else reply
-            # The cache has what the next prompt begins with: less than was said, if history drops some of it.
+            # The cache has what the next prompt starts with: less than was said, if the next turn drops some of it.
             engine.known[one.number] = len(one.ids) + (0 if self._kind.dropped else len(reply))
-            one.ids = one.ids + said  # a new one: nobody may change what was handed out
+            one.ids = one.ids + said  # a new array: the old one was handed out
             if one.shared:
                 engine.warm = self._kind.system
             one.done += 1
@@ -231,7 +231,7 @@ class Simulation:
 
 
 def candidates() -> dict[str, Callable[[], Policy]]:
-    """All that are compared, by name; those that draw, with the same luck each time."""
+    """Return the compared policies by name; random ones have a fixed seed."""
     found: dict[str, Callable[[], Policy]] = {name: partial(create_policy, name) for name in POLICIES}
     drawing: dict[str, Callable[[], Policy]] = {
         "random": lambda: RandomChoice(random.Random(1)),

@@ -1,13 +1,13 @@
-"""Half an hour of a fleet's life: does the router keep its memory, its files and its temper?
+"""Half an hour of load and trouble: do the router's memory, open files and latencies stay what they were?
 
-`make soak` (`python -m benchmarks.soak --minutes 30`) starts a router and four workers with a small language model, as
-processes of their own. Conversations of several turns go through it as text, streamed and not. Clients leave, send nonsense,
-abort; generations are paused, weights change every minute, workers are killed and come back, are removed and added again. The
-memory is so small that old conversations have to go. Every few seconds somebody looks at the process and at /metrics; all that
-was sampled is asked for in the end, conversation by conversation, and compared token by token.
+`make soak` (`python -m benchmarks.soaking.soak --minutes 30`) starts a router and four workers with a small language model, as
+processes of their own. Conversations of several turns go through the router as text, streamed and not. Clients leave, send
+nonsense and abort; generations are paused, weights change every minute, workers are killed and restarted, removed and added.
+The token budget is so small that old conversations are evicted. Every few seconds a sample is taken of the process and of
+/metrics. At the end of each conversation its tokens are retrieved and compared with what was sampled.
 
-What must hold is in `benchmarks/soaking/verdict.py`; if anything does not, the exit code is 1. The load is moderate: on a small
-machine the workers and the clients are to leave the router a processor, so that what is measured is its own doing.
+`verdict.py` has the rules; if one is broken, the exit code is 1. The load is moderate, so that on a small machine the workers
+and the clients leave the router a processor.
 """
 
 from __future__ import annotations
@@ -40,12 +40,7 @@ PICTURE = ROOT / "docs" / "pictures" / "soak.svg"
 
 
 class Soak:
-    """One run.
-
-    Args:
-        args: of the command line.
-        folder: for the logs.
-    """
+    """One run, with its logs in `folder`."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self._args = args
@@ -58,7 +53,7 @@ class Soak:
 
     @contextlib.contextmanager
     def processes(self) -> Iterator[None]:
-        """All of them started, and none left behind."""
+        """Run all processes for a block, and kill at its end those that are left."""
         started: list[Process] = []
         try:
             for process in (*self.workers, self.router):
@@ -71,7 +66,7 @@ class Soak:
                     process.kill()
 
     async def run(self) -> tuple[list[Sample], list[Rule]]:
-        """Load, trouble, and a look now and then; then the end, and the verdict."""
+        """Run load and trouble, take samples, wait for silence, and judge."""
         for process in (*self.workers, self.router):
             await process.up()
         async with aiohttp.ClientSession() as session:
@@ -103,7 +98,7 @@ class Soak:
             last=watch.scrape,
             retrieved=self.clients.counts["retrieved"],
             wrong=[*self.clients.wrong, *self.trouble.wrong],
-            # That a worker died while it was answering is the workers' doing, and ours.
+            # Replies broken off by dying workers are expected.
             errors=[
                 line for line in log if (" ERROR " in line and BROKEN_OFF not in line) or line.startswith("Traceback")
             ],
@@ -114,12 +109,12 @@ class Soak:
         return samples, verdict(found)
 
     async def _watch(self, watch: Watch, session: aiohttp.ClientSession) -> None:
-        told = 0.0
+        shown = 0.0
         while asyncio.get_running_loop().time() - watch.begun < 60 * self._args.minutes - self._args.interval / 2:
             await asyncio.sleep(self._args.interval)
             sample = await watch.look(session)
-            if sample.at - told >= self._args.progress:
-                told = sample.at
+            if sample.at - shown >= self._args.progress:
+                shown = sample.at
                 print(_line(sample), flush=True)
 
     async def _all_routable(self, session: aiohttp.ClientSession) -> None:
@@ -131,7 +126,7 @@ class Soak:
             await asyncio.sleep(0.2)
 
     async def _idle(self, watch: Watch, session: aiohttp.ClientSession) -> dict[str, int]:
-        """What is in flight when nobody asks any more, after some seconds for the last of it."""
+        """Return what is in flight after all clients have gone, allowing some seconds for the last requests."""
         deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
         while True:
             async with session.get(f"{self.router.url}/debug/requests") as response:
@@ -143,7 +138,7 @@ class Soak:
                 "queue": int(watch.scrape.total("tito_router_queue_length")),
             }
             if not any(found.values()) or asyncio.get_running_loop().time() > deadline:
-                await asyncio.sleep(5)  # connections to workers that nobody takes up again are closed
+                await asyncio.sleep(5)  # until idle connections to workers are closed
                 return found
             await asyncio.sleep(0.5)
 
@@ -157,15 +152,16 @@ def _line(sample: Sample) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soaking.soak", description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between two looks (%(default)s)")
     parser.add_argument("--progress", type=float, default=30.0, help="seconds between two lines (%(default)s)")
     parser.add_argument("--conversations", type=int, default=24, help="at a time (%(default)s)")
     parser.add_argument("--pace", type=float, default=40.0, help="tokens a second of each reply (%(default)s)")
-    parser.add_argument("--bad-per-second", type=float, default=2.0, help="requests that are nonsense (%(default)s)")
-    parser.add_argument("--radix-max-tokens", type=int, default=150_000, help="so few that it forgets (%(default)s)")
+    parser.add_argument("--bad-per-second", type=float, default=2.0, help="nonsense requests (%(default)s)")
+    parser.add_argument(
+        "--radix-max-tokens", type=int, default=150_000, help="so few that the router evicts (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="%(default)s")
     parser.add_argument("--page", type=Path, help="a page with the marks between which the verdict goes")
@@ -186,7 +182,7 @@ def main() -> None:
     args.out.parent.mkdir(exist_ok=True)
     result = {
         "machine": machine(),
-        "command": f"python -m benchmarks.soak --minutes {args.minutes:g}",
+        "command": f"python -m benchmarks.soaking.soak --minutes {args.minutes:g}",
         "rules": [asdict(rule) for rule in rules],
         "counts": counts,
         "samples": [asdict(sample) for sample in samples],

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from router.engines.sglang.patterns import fault
+from router.engines.sglang.hazards import pattern_fault
 
 PIECES = (
     *(
@@ -69,7 +69,7 @@ def test_what_does_not_compile_has_a_fault() -> None:
     patterns = ["".join(chance.choices(PIECES, k=chance.randint(1, 7))) for _ in range(20_000)]
     good = [pattern for pattern in patterns if compiles(pattern)]
     assert len(good) > 1_000
-    assert [pattern for pattern in patterns if fault(pattern) is None] == good
+    assert [pattern for pattern in patterns if pattern_fault(pattern) is None] == good
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_what_does_not_compile_has_a_fault() -> None:
     ],
 )
 def test_a_fault_is_told(pattern: str, says: str) -> None:
-    assert says in str(fault(pattern))
+    assert says in str(pattern_fault(pattern))
 
 
 def test_a_warning_is_no_fault() -> None:
-    assert fault("[[a]") is None
+    assert pattern_fault("[[a]") is None

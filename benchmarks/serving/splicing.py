@@ -1,9 +1,11 @@
-"""How much of what was sampled reaches the worker again: `python -m benchmarks.splicing` (a minute; `--page docs/segments.md`).
+"""How much of what was sampled reaches the worker again.
 
-Ten shapes of conversations (`tests/support/shapes.py`), six published chat templates, each conversation with a scripted worker
-behind the router: in a session, in a session with `--history template`, and without a session; and what is sent when every
-request is rendered and encoded as a whole, as a worker's own chat does it. A cell is the share of ids of earlier replies that
-stand unchanged in a prompt, and how many prompts begin with all that the worker had seen and said before: `100% 5/5`.
+`python -m benchmarks.serving.splicing` takes a minute (`--page docs/segments.md` writes its tables). It plays ten shapes of
+conversations (`tests/support/shapes.py`) with six published chat templates and a scripted worker behind the router: in a
+session, in a session with `--history template`, and without a session; and it computes what would be sent if every request
+were rendered and encoded as a whole, as a worker's own chat endpoint does it. A cell is the share of ids of earlier replies
+that stand unchanged in a prompt, and how many prompts begin with everything that the worker had read and sampled before: `100%
+5/5`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ RADIX = {"tokenizer_backend": "huggingface"}
 
 
 def talk(model: ChatModel, served: Stack, path: Callable[[], str], shape: str) -> list[Exchange]:
-    """One conversation over HTTP."""
+    """Play one conversation over HTTP."""
     (worker,) = served.workers
     place = path()
 
@@ -52,7 +54,7 @@ def talk(model: ChatModel, served: Stack, path: Callable[[], str], shape: str) -
 
 
 def rendered(model: ChatModel) -> Callable[[Exchange], list[int]]:
-    """What is sent if the whole conversation is rendered and encoded at every turn."""
+    """Return a function for the ids that are sent if the whole conversation is rendered and encoded at every turn."""
     tokenizer = load(RadixConfig(tokenizer_path=str(chat_model(model.name)), tokenizer_backend="huggingface"))
 
     def sent(exchange: Exchange) -> list[int]:
@@ -63,7 +65,7 @@ def rendered(model: ChatModel) -> Callable[[Exchange], list[int]]:
 
 
 def measure(name: str) -> Iterator[tuple[str, str, Kept]]:
-    """All shapes and ways of one template."""
+    """Yield the shape, the way and the result of each conversation with one template."""
     model = ChatModel(name)
     for history in ("keep", "template"):
         folder = chat_model(name)
@@ -87,7 +89,7 @@ def cell(found: Kept) -> str:
 
 
 def table(cells: dict[tuple[str, str, str], Kept]) -> str:
-    """One table for each way; a row for each shape."""
+    """Return a table for each way, with a row for each shape."""
     lines: list[str] = []
     for way in WAYS:
         lines += [

@@ -1,6 +1,7 @@
-"""Other routers of SGLang workers, out of PyPI: each in a virtual environment of its own, started like ours.
+"""Other routers of SGLang workers from PyPI, each in a virtual environment of its own.
 
-The extra `routing` of pyproject.toml names them. They are never installed beside this project: both bring a command `smg`.
+The extra `routing` of pyproject.toml names them. They are never installed with this project, because both bring a command
+`smg`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.processes import ROOT
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tito-router" / "routing"
 
-# All of each that choose among several workers and need neither a GPU nor prefill workers of their own.
+# The policies of each that choose among several workers and need neither a GPU nor separate prefill workers.
 POLICIES = {
     "sglang-router": ("random", "round_robin", "power_of_two", "manual", "cache_aware"),
     "smg": (
@@ -32,30 +34,21 @@ POLICIES = {
 
 
 class NotInstalledError(Exception):
-    """It could not be had; the message says why."""
+    """A router could not be installed; the message says why."""
 
 
 def requirement(name: str) -> str:
-    """What pyproject.toml asks for: `smg>=1.13`."""
+    """Return the requirement of pyproject.toml, such as `smg>=1.13`."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     return next(str(one) for one in extras["routing"] if one.partition(">=")[0] == name)
 
 
 def install(name: str) -> str:
-    """Make it if it is not there; its version. NotInstalledError if that fails."""
+    """Install a router unless it is installed. Return its version. Raise NotInstalledError if that fails."""
     python = CACHE / name / "bin" / "python"
     commands = [
         [sys.executable, "-m", "venv", str(CACHE / name)],
-        [
-            str(python),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-input",
-            requirement(name),
-        ],
+        [str(python), *"-m pip install --quiet --disable-pip-version-check --no-input".split(), requirement(name)],
     ]
     if not (CACHE / name / "bin" / name).exists():
         for command in commands:
@@ -67,7 +60,7 @@ def install(name: str) -> str:
 
 
 def command(name: str, policy: str, worker_urls: Sequence[str], port: int, metrics_port: int) -> list[str]:
-    """How it is called, with its own defaults but for what it writes to its log."""
+    """Return the command that starts a router, with its own defaults but for the log level."""
     return [
         *(str(CACHE / name / "bin" / name), "launch", "--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),

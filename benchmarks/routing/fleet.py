@@ -1,12 +1,11 @@
-"""Workers that take their time: four engines of `/generate` in one process, each with a prefix cache of its own.
+"""Timed workers: four engines of `/generate` in one process, each with a prefix cache of its own.
 
-`python -m benchmarks.routing_fleet --ports P P P P --speed X`; the words that they say come on stdin: `{"words": [...], "ids":
-[...], "tokenizer": path}`, each word of `WIDTH` characters and one token. So text and ids are the same to them: `WIDTH` bytes a
-token.
+`python -m benchmarks.routing.fleet --ports P P P P --speed X` reads its words from stdin: `{"words": [...], "ids": [...],
+"tokenizer": path}`. Each word has `WIDTH` characters and is one token, so text and ids look the same: `WIDTH` bytes a token.
 
-A reply takes what the simulation of `benchmarks.routing_skew` says, divided by `speed`: the tokens that are not in the cache,
-and those that are sampled, the slower the more the worker has in flight. What it did, it tells in `meta_info`: which worker it
-is, the prompt's tokens, and how many of them were cached.
+A reply takes the time of `benchmarks.routing.simulation`, divided by `speed`: for the prompt tokens that are not cached, and
+for the sampled tokens, which are slower the more requests the worker has in flight. `meta_info` reports the worker, the prompt
+tokens, and how many of them were cached.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ import httptools
 import msgspec
 import uvloop
 
-from benchmarks.routing_skew import CROWD, DECODE, PREFILL
+from benchmarks.routing.simulation import CROWD, DECODE, PREFILL
 
 WIDTH = 4
-PAGE = 16 * WIDTH  # bytes: the page of SGLang's radix cache that the policies assume too
+PAGE = 16 * WIDTH  # bytes: a page of 16 tokens
 
 
 class Request(msgspec.Struct):
-    """What is understood of a request; the rest of it is not looked at."""
+    """The fields of a request that count; others are ignored."""
 
     sampling_params: dict[str, Any]
     text: str | None = None
@@ -41,13 +40,13 @@ class Request(msgspec.Struct):
 
 
 class PrefixCache:
-    """The pages that a worker has computed, each known by all that is before it; nothing is ever given up."""
+    """The pages that a worker has computed, each identified by its whole prefix; nothing is evicted."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()
 
     def match(self, key: bytes) -> int:
-        """Tokens of it that are cached: whole pages."""
+        """Return the number of cached tokens, in whole pages."""
         path = 0
         for start in range(0, len(key) - PAGE + 1, PAGE):
             path = hash((path, key[start : start + PAGE]))
@@ -63,7 +62,7 @@ class PrefixCache:
 
 
 class Engine:
-    """One worker: what it says, and how long it takes."""
+    """One worker: its replies and their duration."""
 
     def __init__(self, number: int, words: list[str], ids: list[int], speed: float) -> None:
         self.number = number
@@ -77,7 +76,7 @@ class Engine:
         self.inflight = 0
 
     def begin(self, request: Request) -> tuple[float, bytes, bytes]:
-        """Seconds that it takes, the reply, and the key to give to `finish` when it is done."""
+        """Return the seconds that the request takes, the reply, and the key for `finish`."""
         given = request.input_ids
         key = (request.text or "").encode() if given is None else array("i", given).tobytes()
         tokens = int(request.sampling_params["max_new_tokens"])
@@ -107,8 +106,8 @@ class Engine:
         self._cache.insert(key)
 
 
-def asides(tokenizer: str) -> dict[bytes, bytes]:
-    """What is answered to everything but `/generate`: what routers ask about a worker."""
+def other_answers(tokenizer: str) -> dict[bytes, bytes]:
+    """Return the answers to what routers ask about a worker, by path."""
     model = {
         "model_path": tokenizer,
         "served_model_name": "timed",
@@ -125,28 +124,28 @@ def asides(tokenizer: str) -> dict[bytes, bytes]:
     known = dict.fromkeys(("/model_info", "/get_model_info", "/server_info", "/get_server_info"), model)
     health: dict[str, Any] = {path: {} for path in ("/health", "/health_generate", "/ping")}
     return {
-        path.encode(): msgspec.json.encode(told) for path, told in (known | health | {"/v1/models": models}).items()
+        path.encode(): msgspec.json.encode(answer) for path, answer in (known | health | {"/v1/models": models}).items()
     }
 
 
 class Connection(asyncio.Protocol):
     """HTTP/1.1 for one engine, one request at a time."""
 
-    def __init__(self, engine: Engine, aside: dict[bytes, bytes]) -> None:
+    def __init__(self, engine: Engine, others: dict[bytes, bytes]) -> None:
         self._engine = engine
-        self._aside = aside
+        self._others = others
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._body = bytearray()
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none of its kin
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # somebody tries whether HTTP/2 is spoken here
+        except httptools.HttpParserError:  # a client probes for HTTP/2
             self._transport.close()
 
     def on_url(self, url: bytes) -> None:
@@ -160,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._body.clear()
         if path != b"/generate":
-            self._answer(b"200 OK" if path in self._aside else b"404 Not Found", self._aside.get(path, b"{}"))
+            self._answer(b"200 OK" if path in self._others else b"404 Not Found", self._others.get(path, b"{}"))
             return
         seconds, reply, key = self._engine.begin(msgspec.json.decode(body, type=Request))
         asyncio.get_running_loop().call_later(seconds, self._generated, reply, key)
@@ -175,10 +174,10 @@ class Connection(asyncio.Protocol):
         self._transport.write(head + content)
 
 
-async def serve(engines: dict[int, Engine], aside: dict[bytes, bytes]) -> None:
+async def serve(engines: dict[int, Engine], others: dict[bytes, bytes]) -> None:
     loop = asyncio.get_running_loop()
     for port, engine in engines.items():
-        make = partial(Connection, engine, aside)
+        make = partial(Connection, engine, others)
         await loop.create_server(make, "127.0.0.1", port, backlog=2048)
     await asyncio.Event().wait()
 
@@ -190,7 +189,7 @@ def main() -> None:
     args = parser.parse_args()
     said = msgspec.json.decode(sys.stdin.buffer.read())
     engines = {port: Engine(number, said["words"], said["ids"], args.speed) for number, port in enumerate(args.ports)}
-    uvloop.run(serve(engines, asides(said["tokenizer"])))
+    uvloop.run(serve(engines, other_answers(said["tokenizer"])))
 
 
 if __name__ == "__main__":

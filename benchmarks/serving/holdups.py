@@ -1,9 +1,9 @@
-"""How long one client holds up the others: what `/liveness` takes while large and odd requests are served.
+"""How long one client blocks the others: the latency of `/liveness` while large and odd requests are served.
 
-`python -m benchmarks.holdups` starts a demo worker and a router in front of it, each a process of its own, and asks for
-`/liveness` over and over from a third one, while this one sends the requests of the table, one after the other. Told is the
-longest answer during each, the least of so many rounds: `nothing` is what the machine itself does to it. `--mb 1` is for what
-is served, `--mb 24` for what is refused; `--only WORD` keeps the rows with that word in their name.
+`python -m benchmarks.serving.holdups` starts a demo worker and a router as processes of their own. A third process asks for
+`/liveness` over and over, while this one sends the requests of the table one after the other. A row shows the longest answer
+during its request, the minimum over the rounds; the row `nothing` shows the machine's own noise. `--mb 1` is for requests that
+are served, `--mb 24` for requests that are refused; `--only WORD` keeps the rows with that word in their name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = tuple[str, str, Callable[[], bytes]]
 
 
 def rows(size: int) -> Iterator[Row]:
-    """Name, path and body of each request; `size` is about that of the body in bytes."""
+    """Yield the name, path and body of each request. `size` is the approximate size of the body in bytes."""
     rng = random.Random(0)
     words = " ".join(rng.choices(("hello", "world", "the", "return x", "\n    if a == b:", "你好"), k=size // 8))[:size]
     letters = "".join(rng.choices("abcdefgh", k=MB)) * (size // MB)
@@ -109,7 +109,7 @@ def rows(size: int) -> Iterator[Row]:
 
 
 def nested(depth: int) -> Any:
-    """An object in an object in an object."""
+    """Return objects nested this deep."""
     found: Any = {}
     for _ in range(depth):
         found = {"a": found}
@@ -117,7 +117,7 @@ def nested(depth: int) -> Any:
 
 
 def watch(url: str, pipe: Connection) -> None:
-    """Ask for `/liveness`, and tell the longest time that an answer took whenever somebody asks."""
+    """Ask for `/liveness` repeatedly; for each message on the pipe, send the longest time since the last one."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
     longest = 0.0
@@ -133,10 +133,10 @@ def watch(url: str, pipe: Connection) -> None:
 
 
 def ask(url: str, path: str, body: bytes) -> str:
-    """The status of the answer, its size, and what it says where it is an error."""
+    """Return the status of the answer with its size, or with the start of an error's body."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=300)
-    with suppress(ConnectionError):  # it may be answered before the end
+    with suppress(ConnectionError):  # the answer may come before the end of the request
         connection.request("POST", path, body, {"content-type": "application/json"})
     try:
         response = connection.getresponse()
@@ -150,8 +150,8 @@ def ask(url: str, path: str, body: bytes) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=float, default=24.0, help="of a body (%(default)g)")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the least is told (%(default)s)")
+    parser.add_argument("--mb", type=float, default=24.0, help="size of a body (%(default)g)")
+    parser.add_argument("--rounds", type=int, default=3, help="a row shows their minimum (%(default)s)")
     parser.add_argument("--only", default="", help="rows with this in their name")
     parser.add_argument(
         "--router", action="append", default=[], help="further flags of the router, each as --router=FLAG"
@@ -184,11 +184,11 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 longest()
                 begun = time.perf_counter()
-                told = ask(router.url, path, content)
+                answer = ask(router.url, path, content)
                 seconds = time.perf_counter() - begun
                 time.sleep(0.2)
                 held.append(longest())
-            print(f"{name:32} {min(held):8.1f} ms   {seconds:6.2f} s   {told}", flush=True)
+            print(f"{name:32} {min(held):8.1f} ms   {seconds:6.2f} s   {answer}", flush=True)
             if not router.alive:
                 print(router.log[-2000:])
                 return

@@ -1,12 +1,12 @@
-"""What the router costs under load, beside a worker without it and beside the barest proxy of the same stack.
+"""What the router costs under load, compared with a worker alone and with the barest proxy of the same stack.
 
-`python -m benchmarks.load` (or `make bench`) starts a scripted worker and, in front of it, one after the other: nothing, the
-bare proxy of `benchmarks/floor.py`, the router without its middleware, the router. A closed loop of conversations goes to each:
-a first prompt of 1,000 tokens, then the reply and an observation of 100 tokens behind it, turn after turn, as text, with
-no logprobs asked for. The targets take turns, round by round, and what is told of each is the median of its rounds.
+`python -m benchmarks.serving.load` (or `make bench`) starts a scripted worker and the targets in front of it: nothing, the bare
+proxy (`bare_proxy.py`), the router without its middleware, and the router. Each target serves a closed loop of conversations as
+text: a first prompt of 1,000 tokens, then turn after turn the reply and an observation of 100 tokens, without logprobs. The
+targets take turns, round by round; the result of each is the median of its rounds.
 
-CPU is what the operating system counted for the process of the target (its threads too), by request; it hardly depends on how
-busy the machine is. Requests per second and latencies do: here client, router and worker share the same few cores.
+CPU is what the operating system counted for the target's process and threads, per request; it hardly depends on how busy the
+machine is. Requests per second and latencies do, because client, router and worker share the same few cores.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,10 +28,10 @@ import msgspec
 import psutil
 
 from benchmarks.pages import machine, put_between
+from benchmarks.processes import ROOT, cpu_seconds, running
 from tests.support.sglang_server import free_port
 from tests.support.vocabularies import load, vocabulary
 
-ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = "qwen"
 PROMPT_TOKENS = 1000
 OBSERVATION_TOKENS = 100
@@ -53,7 +49,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is asked of a target."""
+    """A kind of load."""
 
     connections: int
     reply_tokens: int
@@ -63,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sample:
-    """One round of one target in one cell. Times in milliseconds, CPU by request, memory in MB."""
+    """One round of one target in one cell. Times in milliseconds, CPU per request, memory in MB."""
 
     requests: int
     per_second: float
@@ -74,7 +70,7 @@ class Sample:
 
 
 class Texts:
-    """Prompts and observations out of this repository's own prose and code, cut to a number of tokens."""
+    """Cuts prompts and observations of a given number of tokens out of this repository's own prose and code."""
 
     def __init__(self) -> None:
         tokenizer = load(VOCABULARY)
@@ -86,7 +82,7 @@ class Texts:
         self._random = random.Random(0)
 
     def cut(self, tokens: int) -> str:
-        """So many tokens from anywhere."""
+        """Return a random piece of this many tokens."""
         first = self._random.randrange(len(self._ends) - tokens - 1)
         return self._whole[self._ends[first] : self._ends[first + tokens]]
 
@@ -96,7 +92,7 @@ class _Text(msgspec.Struct):
 
 
 class Load:
-    """A closed loop: as many conversations at a time as there are connections, each waiting for its reply."""
+    """A closed loop: one conversation per connection, each waiting for its reply."""
 
     def __init__(self, url: str, cell: Cell, texts: Texts) -> None:
         self._url = f"{url}/generate"
@@ -107,7 +103,7 @@ class Load:
         self.latencies: list[float] = []
 
     async def run(self, seconds: float) -> float:
-        """Run for about so long; returns how long it was."""
+        """Run for about this long. Return the seconds it took."""
         self.latencies = []
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
@@ -147,9 +143,9 @@ class Load:
 def measure(url: str, process: psutil.Process, cell: Cell, texts: Texts, seconds: float) -> Sample:
     """One round."""
     load = Load(url, cell, texts)
-    before = process.cpu_times()
+    before = cpu_seconds(process)
     took = asyncio.run(load.run(seconds))
-    after = process.cpu_times()
+    used = cpu_seconds(process) - before
     count = len(load.latencies)
     cuts = statistics.quantiles(load.latencies, n=100)
     return Sample(
@@ -157,38 +153,14 @@ def measure(url: str, process: psutil.Process, cell: Cell, texts: Texts, seconds
         per_second=count / took,
         p50=1000 * cuts[49],
         p99=1000 * cuts[98],
-        cpu=1000 * (after.user - before.user + after.system - before.system) / count,
+        cpu=1000 * used / count,
         rss=process.memory_info().rss / 1e6,
     )
 
 
 @contextlib.contextmanager
-def running(*arguments: str, port: int) -> Iterator[psutil.Process]:
-    """A process of our own interpreter that serves HTTP, from when it answers until the end of the block."""
-    command = [sys.executable, "-m", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not _answers(f"http://127.0.0.1:{port}/health"):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(f"{' '.join(command)} did not come up")
-                time.sleep(0.1)
-            yield psutil.Process(process.pid)
-        finally:
-            process.terminate()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
-
-
-@contextlib.contextmanager
 def everything(targets: Sequence[str], router_flags: Sequence[str]) -> Iterator[dict[str, tuple[str, psutil.Process]]]:
-    """The worker, and each of the targets in front of it."""
+    """Run the worker and the targets in front of it. Yield the URL and process of each target."""
     folder = str(vocabulary(VOCABULARY))
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -196,8 +168,8 @@ def everything(targets: Sequence[str], router_flags: Sequence[str]) -> Iterator[
     worker += ["--context-length", "1000000", "--log-level", "warning"]
     router = ["router", "--worker-urls", url, "--log-level", "warning", "--tokenizer-path", folder]
     commands = {
-        "floor": ["benchmarks.floor", "--worker-url", url],
-        "floor-json": ["benchmarks.floor", "--worker-url", url, "--json"],
+        "floor": ["benchmarks.serving.bare_proxy", "--worker-url", url],
+        "floor-json": ["benchmarks.serving.bare_proxy", "--worker-url", url, "--json"],
         "proxy": [*router, "--middleware", "none", *router_flags],
         "router": [*router, *router_flags],
     }
@@ -212,7 +184,7 @@ def everything(targets: Sequence[str], router_flags: Sequence[str]) -> Iterator[
 
 
 def run(args: argparse.Namespace) -> list[Row]:
-    """All cells of all targets, as rows."""
+    """Measure all targets in all cells. Return the rows."""
     texts = Texts()
     rows: list[Row] = []
     cells = [
@@ -221,10 +193,10 @@ def run(args: argparse.Namespace) -> list[Row]:
         for tokens in args.reply_tokens
     ]
     for cell in cells:
-        # Fresh processes for each cell: what one left in memory is no burden for the next.
+        # Fresh processes for each cell: what one cell leaves in memory must not slow the next.
         with everything(args.targets, args.router_flags) as targets:
             for url, process in targets.values():
-                measure(url, process, cell, texts, args.seconds / 2)  # connections, caches, a tree to look into
+                measure(url, process, cell, texts, args.seconds / 2)  # warm up: connections, caches, a tree
             rounds: dict[str, list[Sample]] = {name: [] for name in targets}
             for _ in range(args.rounds):
                 for name, (url, process) in targets.items():
@@ -251,7 +223,7 @@ def _line(row: Row) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.load", description=__doc__.split("\n")[0])
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--reply-tokens", type=int, nargs="+", default=[200, 2000])
     parser.add_argument("--turns", type=int, default=4, help="requests of a conversation")

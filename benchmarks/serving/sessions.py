@@ -1,8 +1,8 @@
-"""What a turn of an agent session costs: `python -m benchmarks.sessions` (or `make bench`).
+"""What a turn of an agent session costs: `python -m benchmarks.serving.sessions` (or `make bench`).
 
-Sessions of 50 turns, 200 tokens in, 100 out, a tool call a turn, 1, 8 and 32 of them at a time, as OpenAI's chat completions;
-the engine (`benchmarks/instant_engine.py`) answers at once, so all time is the router's, the client's, and the way between.
-One session of 2,000 turns shows how the cost of a turn grows with what came before.
+1, 8 and 32 sessions at a time send OpenAI chat completions: 50 turns each, 200 tokens in, 100 out, one tool call a turn. The
+engine (`instant_engine.py`) answers at once, so all time is spent in the router, in the client, and between them. One session
+of 2,000 turns shows how the cost of a turn grows with the length of its history.
 
 CPU is what the operating system counted for the router's process. Client, router and engine share the same few cores.
 """
@@ -14,8 +14,6 @@ import asyncio
 import contextlib
 import json
 import statistics
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -25,8 +23,9 @@ from typing import Any
 import psutil
 import uvloop
 
-from benchmarks.load import ROOT, VOCABULARY, Texts
 from benchmarks.pages import machine, put_between
+from benchmarks.processes import cpu_seconds, running
+from benchmarks.serving.load import VOCABULARY, Texts
 from tests.support import templates
 from tests.support.sglang_server import free_port
 from tests.support.vocabularies import load, vocabulary
@@ -51,7 +50,7 @@ Row = dict[str, Any]
 
 
 def sampled() -> tuple[list[int], str]:
-    """A turn of 100 tokens that ends with a tool call."""
+    """Return the ids and the text of a reply of 100 tokens that ends with a tool call."""
     encode = load(VOCABULARY).encode
     call = '\n<tool_call>\n{"name": "run", "arguments": {"command": "ls -l /tmp", "timeout": 5}}\n</tool_call>'
     tail = encode(call, add_special_tokens=False).ids
@@ -65,39 +64,21 @@ def sampled() -> tuple[list[int], str]:
 
 @contextlib.contextmanager
 def processes() -> Iterator[tuple[str, psutil.Process]]:
-    """The engine and the router: its URL, and its process."""
+    """Run the engine and the router. Yield the router's URL and process."""
     ids, text = sampled()
     eos = load(VOCABULARY).token_to_id("<|im_end|>")
     ports = free_port(), free_port()
     said = json.dumps({"ids": [*ids, eos], "text": text, "eos": eos}).encode()
-    with contextlib.ExitStack() as entered:
-        engine = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.instant_engine", "--port", str(ports[0])],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-        )
-        entered.callback(engine.wait)
-        entered.callback(engine.kill)
-        assert engine.stdin is not None
-        engine.stdin.write(said)
-        engine.stdin.close()
-        command = [sys.executable, "-m", "router", "--port", str(ports[1]), "--log-level", "warning"]
-        command += ["--worker-urls", f"http://127.0.0.1:{ports[0]}", "--tokenizer-path", str(vocabulary(VOCABULARY))]
-        command += ["--chat-template", str(templates.folder() / "qwen2_5.jinja")]
-        router = subprocess.Popen(command, cwd=ROOT)
-        entered.callback(router.wait)
-        entered.callback(router.terminate)
-        url = f"http://127.0.0.1:{ports[1]}"
-        for _ in range(300):
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{url}/health", timeout=5).close()
-                break
-            time.sleep(0.1)
-        yield url, psutil.Process(router.pid)
+    worker, router = f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
+    flags = ["--worker-urls", worker, "--tokenizer-path", str(vocabulary(VOCABULARY)), "--log-level", "warning"]
+    flags += ["--chat-template", str(templates.folder() / "qwen2_5.jinja"), "--port", str(ports[1])]
+    engine = running("benchmarks.serving.instant_engine", "--port", str(ports[0]), port=ports[0], stdin=said)
+    with engine, running("router", *flags, port=ports[1]) as process:
+        yield router, process
 
 
 class Client:
-    """One keep-alive connection that posts JSON: no library, for its cost would be the largest of all."""
+    """A keep-alive connection that posts JSON. It uses no HTTP library, which would cost more than anything else here."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -127,7 +108,7 @@ class Client:
 
 
 async def converse(client: Client, observation: str, turns: int, times: list[float]) -> str:
-    """One session to its last turn; returns its name. Times in seconds, one a turn."""
+    """Play one session to its last turn and append the seconds of each turn to `times`. Return the session's id."""
     name: str = json.loads(await client.post("/sessions", b"{}"))["session_id"]
     path = f"/sessions/{name}/v1/chat/completions"
     opening = b'{"model":"m","tools":' + json.dumps(TOOLS).encode() + b',"messages":['
@@ -146,10 +127,10 @@ async def converse(client: Client, observation: str, turns: int, times: list[flo
 async def round_of(url: str, process: psutil.Process, observation: str, at_a_time: int, turns: int) -> Row:
     clients = [await Client.connect(url) for _ in range(at_a_time)]
     times: list[float] = []
-    before, begun = process.cpu_times(), time.perf_counter()
+    before, begun = cpu_seconds(process), time.perf_counter()
     names = await asyncio.gather(*(converse(client, observation, turns, times) for client in clients))
     seconds = time.perf_counter() - begun
-    after = process.cpu_times()
+    used = cpu_seconds(process) - before
     for client, name in zip(clients, names, strict=True):
         request = urllib.request.Request(f"{url}/sessions/{name}", method="DELETE")
         await asyncio.to_thread(lambda one=request: urllib.request.urlopen(one).close())
@@ -160,12 +141,12 @@ async def round_of(url: str, process: psutil.Process, observation: str, at_a_tim
         "turns_per_second": len(times) / seconds,
         "p50_ms": 1000 * statistics.median(times),
         "p99_ms": 1000 * ordered[int(0.99 * (len(ordered) - 1))],
-        "cpu_ms": 1000 * (after.user + after.system - before.user - before.system) / len(times),
+        "cpu_ms": 1000 * used / len(times),
     }
 
 
 async def long_one(url: str, process: psutil.Process, observation: str, turns: int) -> list[Row]:
-    """One long session: the median of a turn around some of its lengths, and what memory a turn added."""
+    """Play one long session. Return the median time of a turn around some lengths, and the memory that a turn adds."""
     client = await Client.connect(url)
     times: list[float] = []
     resident = process.memory_info().rss
@@ -194,11 +175,6 @@ async def measure(rounds: int, turns: int) -> dict[str, Any]:
             print(json.dumps(row), flush=True)
     medians = [{key: statistics.median(row[key] for row in rows) for key in rows[0]} for rows in found.values()]
     return {"machine": machine(), "turns": medians, "long": long}
-
-
-def _memory(last: Row) -> str:
-    added = last["bytes_per_turn"] / 1024
-    return f"One session of {last['turn']} short turns: a turn adds {added:.1f} kB to the process."
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Conversations as a load: those of the simulation in `benchmarks.routing_skew`, sent over HTTP and waited for."""
+"""The conversations of `benchmarks.routing.simulation` as a load over HTTP."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from benchmarks.routing_fleet import WIDTH
-from benchmarks.routing_skew import SHARED, Kind
+from benchmarks.routing.fleet import WIDTH
+from benchmarks.routing.simulation import SHARED, Kind
 from tests.support.vocabularies import load, vocabulary
 
 VOCABULARY: Final = "qwen"
 
 
 class Meta(msgspec.Struct):
-    """What a worker tells of a reply."""
+    """What a worker reports about a reply."""
 
     worker: int
     prompt_tokens: int
@@ -36,7 +36,7 @@ class Reply(msgspec.Struct):
 
 
 class Words:
-    """Words of one token and four characters each, and texts of them."""
+    """Words of one token and four characters each, and texts made of them."""
 
     def __init__(self) -> None:
         vocab: dict[str, int] = load(VOCABULARY).get_vocab()
@@ -52,13 +52,13 @@ class Words:
         self._text = "".join(self._random.choices(words, k=500_000))
 
     def cut(self, tokens: int) -> str:
-        """So many tokens that nobody has seen together."""
+        """Return a text of this many tokens that was practically never used before."""
         start = self._random.randrange(len(self._text) // WIDTH - tokens) * WIDTH
         return self._text[start : start + tokens * WIDTH]
 
 
 class Load:
-    """Conversations that ask, wait, think and ask again, until enough was asked."""
+    """Conversations that ask, wait, think and ask again, until enough requests were sent."""
 
     def __init__(
         self, url: str, words: Words, kind: Kind, inflight: int, requests: int, seed: int, *, keyed: bool
@@ -80,7 +80,10 @@ class Load:
         self.latencies: list[float] = []
 
     async def run(self, generation: float, cpu: Callable[[], float]) -> tuple[float, float]:
-        """Until the last request is asked: seconds, and those of the router's CPU. They begin within three generations."""
+        """Run until the last request is sent. Return the seconds, and the seconds of the router's CPU.
+
+        The conversations start within the duration of three generations.
+        """
         timeout = aiohttp.ClientTimeout(total=120)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         begun, before = time.perf_counter(), cpu()
@@ -102,7 +105,7 @@ class Load:
         return max(1, round(self._random.lognormvariate(0, 1) * median))
 
     async def _talk(self, session: aiohttp.ClientSession, number: int, wait: float) -> None:
-        """Conversations one after the other, or groups of them with one first prompt."""
+        """Hold conversations one after the other, or groups of them with the same first prompt."""
         await asyncio.sleep(wait)
         for name in itertools.count():
             text = self._system if self._random.random() < SHARED else self._words.cut(self._length(200))
@@ -119,7 +122,7 @@ class Load:
             self._left -= 1
             if self._left < 0:
                 self._over.set()
-                await asyncio.Event().wait()  # until it is cancelled: nobody begins another one
+                await asyncio.Event().wait()  # until cancelled
             begun = time.perf_counter()
             reply = await self._ask(session, key, text + self._generation)
             took = time.perf_counter() - begun

@@ -1,7 +1,7 @@
-"""An engine that answers at once: one canned reply of `/generate`, whose prompt tokens are counted and nothing else.
+"""An engine that answers `/generate` at once with one canned reply; it only counts the prompt's tokens.
 
-`python -m benchmarks.instant_engine --port N`; what it says comes on stdin: `{"ids": [...], "text": "...", "eos": id}`. No
-framework: what is measured is in front of it. It speaks just enough HTTP/1.1 for the router's client.
+`python -m benchmarks.serving.instant_engine --port N` reads its reply from stdin: `{"ids": [...], "text": "...", "eos": id}`.
+It uses no framework, because the measurement is of what stands in front of it, and speaks just enough HTTP/1.1 for the router.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none of its kin
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -56,7 +56,7 @@ class _Connection(asyncio.Protocol):
 
 
 def reply_of(ids: list[int], text: str, eos: int) -> tuple[bytes, bytes]:
-    """A reply before and behind the number of prompt tokens; `%b` stands for the request's id."""
+    """Return the parts of a reply before and behind the number of prompt tokens; `%b` stands for the request's id."""
     made = {
         "text": text,
         "output_ids": ids,

@@ -1,7 +1,7 @@
-"""The floor of this stack: what a proxy of uvicorn, Starlette and aiohttp costs that does nothing at all.
+"""A proxy of uvicorn, Starlette and aiohttp that does nothing else: the minimal cost of this stack.
 
-`python -m benchmarks.floor --port 0 --worker-url URL [--json]`; with `--json` both bodies are parsed and written again, which
-is what a middleware does that changes them without thinking about it.
+`python -m benchmarks.serving.bare_proxy --port 0 --worker-url URL [--json]`. With `--json` it parses and prints both bodies,
+as a naive middleware that changes them would.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from starlette.routing import Route
 
 
 def create_app(worker_url: str, *, parses: bool) -> Starlette:
-    """A proxy of one worker."""
     session: aiohttp.ClientSession
 
     @contextlib.asynccontextmanager
