@@ -18,7 +18,7 @@ from router.server import bind, serve
 
 COMMANDS = {
     "demo": "router.demo.cli",
-    "demo-agent": "router.demo.agent_cli",
+    "demo-agent": "router.demo.agent.cli",
     "demo-worker": "router.embedded.cli",
 }
 """Programs of their own, with which a router shares nothing: imported only when they are asked for."""
