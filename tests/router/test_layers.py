@@ -110,7 +110,7 @@ ONLY_IN = {
         "router.embedded.models.vocabulary",
     ),
 }
-MAY_EMBED = ("router.demo.cli", "router.demo.agent_")
+MAY_EMBED = "router.demo."
 """The demos, which start it."""
 
 ORDER = list(LAYERS)

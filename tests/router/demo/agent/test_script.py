@@ -1,4 +1,4 @@
-"""What the model is told to say is said, in tokens that encoding the text would not give."""
+"""What is scripted is said, in tokens that encoding the text would not give."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from router.demo.agent_lines import Line, Prompter, tool_call
+from router.demo.agent.script import Line, Prompter, tool_call
 from router.embedded.models.ngram import shipped_tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
@@ -38,4 +38,4 @@ def test_a_line_ends_its_turn_unless_it_is_free(free: bool) -> None:
     line = Line("Both have", seed=1, free=free)
     script = PROMPTER.fields(line)["custom_params"]["script"]
     assert script["finish"] == (None if free else "eos")
-    assert PROMPTER.told(line) == len(script["ids"]) + (0 if free else 1)
+    assert PROMPTER.count(line) == len(script["ids"]) + (0 if free else 1)

@@ -1,34 +1,34 @@
-"""A small session as the router tells it and as its workers do: two turns, the second one sampled twice."""
+"""A small session as the router and its workers report it: two turns, the second one sampled twice."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from typing import Any
 
-from router.demo.agent_accounts import Account
-from router.demo.agent_clients import Called, Turn
+from router.demo.agent.clients import AgentCall, AgentTurn
+from router.demo.agent.witness import Evidence
 
 ROOT = [{"role": "system", "content": "You lead."}, {"role": "user", "content": "How high?"}]
 CALLING = {"role": "assistant", "content": "Hm."}
 RESULT = {"role": "tool", "content": "3,776 m"}
 
 
-def turns() -> dict[str, Turn]:
-    def turn(name: str, number: int, text: str, *calls: Called) -> Turn:
-        return Turn("lead", "openai", name, 2, text, calls, None, number)
+def turns() -> dict[str, AgentTurn]:
+    def turn(name: str, number: int, text: str, *calls: AgentCall) -> AgentTurn:
+        return AgentTurn("lead", "openai", name, 2, text, calls, None, number)
 
     return {
-        "one": turn("one", 0, "Hm.", Called("c", "search", {"query": "Fuji"})),
+        "one": turn("one", 0, "Hm.", AgentCall("c", "search", {"query": "Fuji"})),
         "two": turn("two", 1, "High."),
         "three": turn("three", 2, "Higher."),
     }
 
 
-def accounts() -> dict[str, Account]:
+def evidence() -> dict[str, Evidence]:
     return {
-        "one": Account([1, 2, 3], [10, 11], [-0.5, -0.25], ["1", "1"]),
-        "two": Account([1, 2, 3, 10, 11, 4], [20, 21, 22], [-1.0, -2.0, -3.0], ["1", "2", "2"]),
-        "three": Account([1, 2, 3, 10, 11, 4], [30, 31], [-0.1, -0.2], ["2", "2"]),
+        "one": Evidence([1, 2, 3], [10, 11], [-0.5, -0.25], ["1", "1"]),
+        "two": Evidence([1, 2, 3, 10, 11, 4], [20, 21, 22], [-1.0, -2.0, -3.0], ["1", "2", "2"]),
+        "three": Evidence([1, 2, 3, 10, 11, 4], [30, 31], [-0.1, -0.2], ["2", "2"]),
     }
 
 

@@ -1,4 +1,4 @@
-"""Trajectories against what workers wrote down: id by id, and every other promise that goes with an id."""
+"""Trajectories against what the workers wrote down: id by id, and every other promise that goes with an id."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.demo.agent_accounts import Account
+from router.demo.agent.witness import Evidence
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of one comparison.
+    """The result of one comparison.
 
     Attributes:
         ids: how many ids the trajectory has.
-        same: how many of them are the worker's, each in its place.
+        same: how many of them the worker has in the same place.
         faults: everything that is not as it should be, in words.
     """
 
@@ -26,24 +26,22 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether there is nothing to say against it."""
         return self.same == self.ids and not self.faults
 
 
 def ids_of(trajectory: Mapping[str, Any]) -> list[int]:
-    """All of it, prompt and response."""
     return [*trajectory["prompt_ids"], *trajectory["response_ids"]]
 
 
-def prove(trajectory: Mapping[str, Any], told: Mapping[str, Account]) -> Proof:
+def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Proof:
     """Compare one trajectory: the whole with its last generation, and each turn with its own."""
     ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
-    last = told.get(trajectory["branch"])
+    last = evidence.get(trajectory["branch"])
     truth = [] if last is None else [*last.read, *last.sampled]
     same = sum(mine == theirs for mine, theirs in zip(ids, truth, strict=False))
     faults = [] if len(ids) == len(truth) else [f"{len(ids)} ids, and the worker had {len(truth)}"]
     if not trajectory["exact"]:
-        faults.append("said to be inexact: " + ", ".join(trajectory["reasons"]))
+        faults.append("the router calls it inexact: " + ", ".join(trajectory["reasons"]))
     versions = [""] * len(trajectory["response_ids"])
     for run in trajectory["weight_versions"]:
         versions[run["start"] : run["end"]] = [run["version"]] * (run["end"] - run["start"])
@@ -53,7 +51,7 @@ def prove(trajectory: Mapping[str, Any], told: Mapping[str, Account]) -> Proof:
         if len(set(mask[start:end])) > 1:
             faults.append(f"turn {number}: a part of it has another loss mask")
         mask[start:end] = [0] * (end - start)
-        own = told.get(turn["generation_id"])
+        own = evidence.get(turn["generation_id"])
         if own is None:
             faults.append(f"turn {number}: no worker knows of it")
             continue
@@ -70,18 +68,16 @@ def prove(trajectory: Mapping[str, Any], told: Mapping[str, Account]) -> Proof:
     return Proof(len(ids), same, faults)
 
 
-def prove_together(trajectories: Sequence[Mapping[str, Any]], told: Mapping[str, Account]) -> list[str]:
-    """What holds only for all of a session's trajectories: no generation is lost, and none is trained twice."""
+def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[str, Evidence]) -> list[str]:
+    """Return what is wrong with all of a session's trajectories together: a generation is lost, or trained twice."""
     trained: Counter[str] = Counter()
-    found: set[str] = set()
     for trajectory in trajectories:
         for turn in trajectory["extra_fields"]["turns"]:
-            found.add(turn["generation_id"])
             trained[turn["generation_id"]] += sum(trajectory["response_mask"][turn["start"] : turn["end"]])
-    faults = [f"generation {name} is in no trajectory" for name in told if name not in found]
+    faults = [f"generation {name} is in no trajectory" for name in evidence if name not in trained]
     faults += [
-        f"generation {name}: {trained[name]} tokens to train on, sampled {len(told[name].sampled)}"
-        for name in sorted(found & told.keys())
-        if trained[name] != len(told[name].sampled)
+        f"generation {name}: {trained[name]} tokens to train on, sampled {len(evidence[name].sampled)}"
+        for name in sorted(trained.keys() & evidence.keys())
+        if trained[name] != len(evidence[name].sampled)
     ]
     return faults
