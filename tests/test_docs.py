@@ -272,3 +272,15 @@ def test_what_is_not_recorded_is_documented() -> None:
     _, _, limits = API.read_text().partition("## Limits")
     rows = set(re.findall(r"^\| `([^`]+)` \|", limits, re.MULTILINE))
     assert rows == reasons, "the table under Limits in docs/http-api.md"
+
+
+def test_the_tree_of_the_architecture_names_every_folder() -> None:
+    """Each package of the code has its line, indented by its depth, in docs/architecture.md."""
+    _, _, rest = (ROOT / "docs" / "architecture.md").read_text().partition("## The tree")
+    named, path = set(), [""] * 9
+    for indent, name in re.findall(r"^( *)([a-z_]+)/(?: |$)", rest.partition("\n## ")[0], re.MULTILINE):
+        depth = len(indent) // 2
+        path[depth] = name
+        named.add("/".join(path[: depth + 1]))
+    packages = [file.parent for top in ("router", "middleware_hub") for file in (ROOT / top).glob("**/__init__.py")]
+    assert named == {str(package.relative_to(ROOT)) for package in packages}
