@@ -23,7 +23,8 @@ from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.parsers.think import Gemma4Think, Think
 from router.errors import BadRequestError
 
-# A template gets the first parser whose tags it spells all: some templates spell tags of another format, too.
+# In the order of detection: a template gets the first parser whose tags it spells all, and some spell tags of another
+# format, too. Errors list the most common one first.
 _CALL_PARSERS: tuple[type[NamedCallParser], ...] = (
     Harmony,
     Gemma4,
@@ -38,10 +39,13 @@ _REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (Gemma4Think, Think
 _CHANNELS = ("<|channel|>analysis", "<|message|>")
 """Tags of `harmony`, whose reasoning its call parser finds."""
 
-NAMES: Mapping[str, type[CallParser]] = {name: parser for parser in (Hermes, *_CALL_PARSERS) for name in parser.names}
-"""Call parsers, the most common one first, as errors list them."""
+NAMES: Mapping[str, type[CallParser]] = {
+    **dict.fromkeys(Hermes.names, Hermes),
+    **{name: parser for parser in _CALL_PARSERS for name in parser.names},
+}
 
 REASONING_NAMES: Mapping[str, type[ReasoningParser] | None] = {
+    **dict.fromkeys(Think.names, Think),
     **{name: parser for parser in _REASONING_PARSERS for name in parser.names},
     **dict.fromkeys(("harmony", "gpt-oss", "none")),
 }
