@@ -7,6 +7,7 @@ Names of attributes are the words of this project; those of a standard are put i
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Protocol
 
@@ -49,15 +50,11 @@ class Tracer(Protocol):
         """Send what has not been sent yet; blocks for some seconds at the most."""
 
 
-class _Off:
+class _Off(nullcontext["_Off"]):
     """No tracing: a tracer and its spans in one. A client's `traceparent` passes as it is."""
 
-    __slots__ = ()
-
-    def __enter__(self) -> _Off:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+    def __init__(self) -> None:
+        super().__init__(self)
 
     def receive(self, headers: HeaderList, **attributes: Attribute) -> _Off:
         return self

@@ -20,7 +20,7 @@ from middleware_hub.chat.answer import Answer, Finish
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.chat.refusals import SessionOverError, refusal
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.radix.recording import Asked, Judge, Verdict
+from middleware_hub.radix.recording import Expectation, Judge, Verdict
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.composing import spoken
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, PreparedTurn
@@ -238,8 +238,8 @@ class Generation:
         if self.building.event(streamed):
             self._bell()
 
-    def _asked(self) -> Asked:
-        return Asked(
+    def _asked(self) -> Expectation:
+        return Expectation(
             self._prompt.tokens,
             self._skips_special,
             self._logprobs,
@@ -248,7 +248,7 @@ class Generation:
             self._judge.clock.steps,
         )
 
-    def _finish(self, asked: Asked, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw]) -> None:
+    def _finish(self, asked: Expectation, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw]) -> None:
         """It is over: commit it, and answer."""
         self.building.end()
         # Copies, for a slice would keep all of the reply in memory for as long as there is the session.
@@ -256,20 +256,20 @@ class Generation:
         self._commit(asked, reply, self.building.finish(reply), extra)
         self.answer = self.building.answer(reply, meta, extra, prompt_tokens=self.prompt_tokens)
 
-    def _keep(self, asked: Asked, streamed: StreamedReply) -> None:
+    def _keep(self, asked: Expectation, streamed: StreamedReply) -> None:
         """It was ended on purpose: what was sampled was sampled."""
         reply = streamed.reply()
         if reply is not None and reply.ids and not self._trie.closed:
             self.building.end()
             self._commit(asked, reply, "abort", {})
 
-    def _commit(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
+    def _commit(self, asked: Expectation, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
         begun = time.perf_counter()
         with self._tracer.span("commit", tokens=len(reply.ids)):
             self._attach(asked, reply, finish, extra)
         self.commit_seconds = time.perf_counter() - begun
 
-    def _attach(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
+    def _attach(self, asked: Expectation, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
         hint = request_state(self._inner).hint
         if hint is not None and hint.replied is not None:
             hint.replied(reply.ids)
