@@ -6,7 +6,8 @@ would have a hole with every release. So this is a list of what a tenant may do,
 paths of a middleware of your own here.
 
 Some paths are left out although they look harmless: `/open_session`, `/close_session` and `/v1/responses/{id}`, because a
-worker serves them to anybody who knows the id. What a worker reports of its load, its caches and its corpora belongs to all tenants.
+worker serves them to anybody who knows the id. Reports on its load, caches
+and corpora belong to all tenants.
 """
 
 from __future__ import annotations

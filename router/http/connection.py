@@ -6,7 +6,7 @@ hand, as JSON of the same form. Only public names of uvicorn's class are used an
 httptools, `on_response_complete`, and the attributes without an underscore.
 
 A refusal is the last reply on its connection. The sending side is closed behind it, and what still comes in is thrown away
-for a moment: if the connection were closed at once, with bytes unread, it would be reset, and the client would often see only that.
+for a moment: closed at once, with bytes unread, the connection would be reset, and often the client would see only that.
 """
 
 from __future__ import annotations
