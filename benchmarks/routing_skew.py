@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.pages import put_between
 from router.policies import POLICIES, create_policy
-from router.policies.base import Decision, HearsReplies, Policy, RouteQuery
+from router.policies.base import Decision, LearnsReplies, Policy, RouteQuery
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
 from router.prefix_tree.tree import TokenTree
@@ -114,7 +114,7 @@ class PlainCacheAware:
         least, most = min(loads), max(loads)
         chosen = workers[loads.index(least)]
         if not (most - least > 64 and most > 1.5 * least):
-            match = self._tree.prefix_match_with_counts(query.token_ids)
+            match = self._tree.match(query.token_ids)
             if match.matched > 0.3 * match.input:
                 chosen = next(worker for worker in workers if worker.url == match.tenant)
         self._tree.insert(query.token_ids, chosen.url)
@@ -208,7 +208,7 @@ class Simulation:
     ) -> Callable[[float], None]:
         def answered(now: float) -> None:
             engine.worker.inflight -= 1
-            if isinstance(self._policy, HearsReplies):
+            if isinstance(self._policy, LearnsReplies):
                 self._policy.replied(engine.worker, query, memoryview(reply))
             engine.groups.setdefault(one.group, len(one.ids))
             said = reply[1:-1] if self._kind.stripped else reply

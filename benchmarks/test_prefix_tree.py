@@ -13,6 +13,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from router.prefix_tree.tree import StringTree, TokenTree
+from tests.router.prefix_tree.recount import check
 
 TURNS = 16
 CHARACTERS = [4_000, 16_000, 64_000]
@@ -47,13 +48,13 @@ def filled_ids(ids: int, workers: int) -> tuple[TokenTree, array[int]]:
 @pytest.mark.parametrize("characters", CHARACTERS)
 def test_match(benchmark: BenchmarkFixture, characters: int, workers: int) -> None:
     tree, key = filled(characters, workers)
-    assert benchmark(tree.prefix_match_with_counts, key + " And then?").matched == characters
+    assert benchmark(tree.match, key + " And then?").matched == characters
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_holders(benchmark: BenchmarkFixture, workers: int) -> None:
+def test_descend(benchmark: BenchmarkFixture, workers: int) -> None:
     tree, key = filled(16_000, workers)
-    assert len(benchmark(tree.holders, key + " And then?")[0]) == workers
+    assert len(benchmark(tree.descend, key + " And then?").path[-1].tenants) == workers
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -87,14 +88,14 @@ def test_insert_and_split(benchmark: BenchmarkFixture, characters: int, workers:
 def test_match_ids(benchmark: BenchmarkFixture, ids: int, workers: int) -> None:
     """As 32-bit integers, which is how the middleware has them."""
     tree, key = filled_ids(ids, workers)
-    assert benchmark(tree.prefix_match_with_counts, memoryview(key)).matched == ids
+    assert benchmark(tree.match, memoryview(key)).matched == ids
 
 
 @pytest.mark.parametrize("ids", [1_024, 4_096, 16_384])
 def test_match_a_list_of_ids(benchmark: BenchmarkFixture, ids: int) -> None:
     """What a client sent as JSON has to be packed."""
     tree, key = filled_ids(ids, 10)
-    assert benchmark(tree.prefix_match_with_counts, key.tolist()).matched == ids
+    assert benchmark(tree.match, key.tolist()).matched == ids
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -128,7 +129,7 @@ def test_evict_a_leaf(benchmark: BenchmarkFixture, workers: int) -> None:
     benchmark.pedantic(
         tree.evict, setup=lambda: ((name := next(tenants), tree.tenant_size(name) - 1), {}), rounds=2_000
     )
-    tree.check()
+    check(tree)
 
 
 @pytest.mark.parametrize("workers", WORKERS)

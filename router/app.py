@@ -30,7 +30,7 @@ from router.observability.requests import Requests
 from router.observability.tracing import Tracer, create_tracer
 from router.policies import create_policy
 from router.policies.cache_aware import CacheAware
-from router.policies.snapshots import PolicyUpkeep
+from router.policies.snapshots import PolicySnapshots
 from router.proxy.proxy import Proxy
 from router.routes import ControlRoutes, Lifecycle
 from router.workers.admission import Admission
@@ -111,7 +111,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        async with upstream, LoopLag(metrics), PolicyUpkeep(policy, workers.cache_aware), kv_watch:
+        async with upstream, LoopLag(metrics), PolicySnapshots(policy, workers.cache_aware), kv_watch:
             await admission.admit_all(urls)
             logger.info("%d of %d workers are routed to", len(pool.routable), len(urls))
             if not urls:

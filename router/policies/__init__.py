@@ -1,4 +1,4 @@
-"""The routing policies by the names that `--policy` takes."""
+"""The routing policies, by the names that `--policy` takes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,20 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
 
 
 def create_policy(name: str, cache_aware: CacheAwareConfig | None = None, max_idle: float | None = None) -> Policy:
-    """A new policy of this name. BadRequestError lists the names that there are.
+    """Return a new policy.
 
-    `cache_aware`, `max_idle`: the parameters of `cache_aware` and of `manual`.
+    Args:
+        name: a key of `POLICIES`.
+        cache_aware: the parameters of `cache_aware`; other policies ignore them.
+        max_idle: the parameter of `manual`, in seconds; other policies ignore it.
+
+    Raises:
+        BadRequestError: no policy has this name; the message lists those that exist.
     """
     if name == "cache_aware":
         return CacheAware(cache_aware)
     if name == "manual" and max_idle is not None:
         return Manual(max_idle)
-    try:
-        return POLICIES[name]()
-    except KeyError:
-        raise BadRequestError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}") from None
+    if name not in POLICIES:
+        raise BadRequestError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}")
+    return POLICIES[name]()

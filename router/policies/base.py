@@ -1,4 +1,8 @@
-"""What a routing policy is."""
+"""The contract of a routing policy.
+
+Every policy is a `Policy`. A policy that needs more than `select` also implements one of the optional protocols below; the
+worker pool finds out by `isinstance`.
+"""
 
 from __future__ import annotations
 
@@ -11,61 +15,69 @@ from router.workers.worker import Worker
 
 
 class RouteQuery(msgspec.Struct, frozen=True):
-    """What is known of a request when its worker is chosen. Each may be missing."""
+    """What the router knows of a request when it chooses a worker. Every field but `tenant` may be None.
+
+    Attributes:
+        text: the prompt, if it came as text.
+        token_ids: the prompt's token ids, if they are known.
+        routing_key: the key that the client or a middleware gave.
+        target_worker: the URL or id of the worker that the client prefers.
+        tenant: who sends the request. What a policy remembers of one tenant never influences a decision for another.
+    """
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
     routing_key: str | None = None
     target_worker: str | None = None
-    """The URL or the id of the worker that the client would like."""
     tenant: str = ""
-    """Whose request it is. What a policy remembers of one tenant decides and tells nothing for another."""
 
 
 class Decision(NamedTuple):
-    """A worker, and why this one: a word for the metric `tito_router_decisions` and the header `x-router-reason`."""
+    """A worker and the reason for choosing it: one word for `tito_router_decisions` and the header `x-router-reason`."""
 
     worker: Worker
     reason: str
 
 
 class Policy(Protocol):
-    """Chooses. It neither counts requests nor waits: the pool calls it and counts in one step."""
+    """Chooses a worker. The pool calls it and counts the request in one synchronous step: a policy never awaits or counts."""
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker | Decision:
-        """One of `workers`, which are all routable and never none. On a retry, those tried already are missing.
+        """Return one of `workers`, which are all routable and never empty. On a retry, workers already tried are missing.
 
-        A policy that always has the same reason returns the worker alone.
+        A policy that has only one reason returns the worker alone.
         """
 
 
 ENOUGH_CHARACTERS = 512
+"""Length of the start of a reply, in characters, that tells it from other replies to the same prompt."""
+
 ENOUGH_IDS = 128
-"""Of a reply, to tell it from others to the same prompt."""
+"""The same in token ids."""
 
 
 @runtime_checkable
-class HearsReplies(Protocol):
-    """A policy that wants to know how replies begin: the next turn of a conversation begins with that as well."""
+class LearnsReplies(Protocol):
+    """A policy that learns how replies start, because the next turn of a conversation repeats them."""
 
     def replied(self, worker: Worker, query: RouteQuery, beginning: str | Sequence[int]) -> None:
-        """A worker has replied to this prompt: text to a text, ids to ids. More than enough of it does no harm."""
+        """Take the start of a worker's reply: text if the prompt was text, ids if it was ids. It may be longer than needed."""
 
 
 @runtime_checkable
-class Keeps(Protocol):
-    """A policy under which some requests have to have a certain worker, and wait for it."""
+class PinsKeys(Protocol):
+    """A policy that sends some requests to one certain worker; the pool lets such a request wait until that worker has room."""
 
     def keeper(self, query: RouteQuery) -> Worker | None:
-        """That worker; None if any will do."""
+        """Return the worker that this request must go to; None if any worker will do."""
 
     def over(self, query: RouteQuery) -> None:
-        """A request that was given to a worker is not in flight any more."""
+        """Note that a request which `select` gave to a worker is no longer in flight."""
 
 
 @runtime_checkable
-class Remembers(Protocol):
-    """A policy that keeps something of each worker, and is told when one is gone."""
+class ForgetsWorkers(Protocol):
+    """A policy that keeps state per worker."""
 
     def forget(self, worker: Worker) -> None:
-        """It has left the pool. If it comes back, it is another one."""
+        """Drop the state of a worker that left the pool. A worker that comes back is a new one."""

@@ -1,9 +1,9 @@
 """The same worker for the same key.
 
-Each worker stands at 150 places of a ring, and a key belongs to the worker that stands next behind it. So a worker that
-comes or goes moves only the keys that become or were its own. A worker that has more than 1.25 times the mean in flight is
-passed over until it has less (consistent hashing with bounded loads; Mirrokni, Thorup, Zadimoghaddam, 2016): its keys go to
-the next one on the ring, which is the same one each time, so that they find their cache there as well.
+Each worker stands at 150 places of a ring, and a key belongs to the first worker behind it. A worker that joins or leaves
+therefore moves only its own keys. A worker with more than 1.25 times the mean number of requests in flight is passed over
+until it has fewer (consistent hashing with bounded loads; Mirrokni, Thorup, Zadimoghaddam, 2016). Its keys go to the next
+worker on the ring, which is always the same one, so they find their KV cache there as well.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from router.workers.worker import Worker
 
 PLACES = 150
 BOUND = 1.25
-"""Times the mean of what is in flight: more than that a worker does not get for a key."""
+"""A worker with this many times the mean number of requests in flight gets no further request for its keys."""
 
 
 class ConsistentHashing:
-    """By the worker that the client names, else by its routing key; without either, the least loaded."""
+    """Chooses the worker that the client names, else the worker of the routing key, else the least loaded one."""
 
     def __init__(self) -> None:
         self._least = LeastInflight()
-        self._places: list[int] = []  # in order
-        self._owners: dict[int, str] = {}  # who stands at each
+        self._places: list[int] = []  # sorted
+        self._owners: dict[int, str] = {}  # place -> URL
         self._known: set[str] = set()
         self._offered: Sequence[Worker] = ()
         self._by_url: dict[str, Worker] = {}
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Decision:
-        """One of them, with the reason `target`, `key`, `spilled` (its worker has too much), or `no_key`."""
+        """Return a worker with the reason `target`, `key`, `spilled` (the key's worker is overloaded) or `no_key`."""
         if workers is not self._offered or not isinstance(workers, tuple):
-            self._look_at(workers)
+            self._place(workers)
         if query.target_worker is not None:
             for worker in workers:
                 if query.target_worker in (worker.url, worker.id):
@@ -46,7 +46,6 @@ class ConsistentHashing:
         return self._by_key(workers, query.routing_key)
 
     def forget(self, worker: Worker) -> None:
-        """Its places are free."""
         if worker.url in self._known:
             self._known.discard(worker.url)
             for place in _places_of(worker.url):
@@ -55,7 +54,7 @@ class ConsistentHashing:
         self._offered, self._by_url = (), {}
 
     def _by_key(self, workers: Sequence[Worker], key: str) -> Decision:
-        # With this request, of which the worker's share is at least one.
+        # Counting this request makes the bound at least BOUND, so the least loaded worker is always below it.
         most = BOUND * (sum([worker.inflight for worker in workers]) + 1) / len(workers)
         at = bisect(self._places, xxh3_64_intdigest(key.encode("utf-8", "surrogatepass")))
         passed: set[str] = set()
@@ -70,8 +69,8 @@ class ConsistentHashing:
                 passed.add(url)
         raise AssertionError("the least loaded worker is always below the bound")
 
-    def _look_at(self, workers: Sequence[Worker]) -> None:
-        """The ring keeps those that are only not offered now; new ones get their places."""
+    def _place(self, workers: Sequence[Worker]) -> None:
+        """Put new workers on the ring. Known workers that are not offered this time keep their places."""
         self._by_url = {worker.url: worker for worker in workers}
         self._offered = workers
         new = self._by_url.keys() - self._known
@@ -81,12 +80,12 @@ class ConsistentHashing:
                 taken = _places_of(url)
                 self._owners |= dict.fromkeys(taken, url)
                 self._places += taken
-            self._places.sort()  # quick: nearly all of it is in order
+            self._places.sort()  # fast: the list is nearly sorted
 
     def __len__(self) -> int:
         return len(self._known)
 
 
 def _places_of(url: str) -> list[int]:
-    """Of 2^64, so that no two are ever the same."""
+    """Return the places of a worker: 64-bit hashes, so that two workers practically never share one."""
     return [xxh3_64_intdigest(f"{url}#{number}".encode()) for number in range(PLACES)]

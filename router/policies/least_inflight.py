@@ -9,13 +9,12 @@ from router.workers.worker import Worker
 
 
 class LeastInflight:
-    """The worker with the fewest requests in flight; among equals in turn, so that an idle fleet is used evenly."""
+    """Chooses the worker with the fewest requests in flight; among equals in turn, so that an idle fleet is used evenly."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        """The least loaded, beginning behind the one chosen last."""
         loads = [worker.inflight for worker in workers]
         least, start = min(loads), self._next % len(loads)
         try:

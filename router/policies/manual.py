@@ -1,8 +1,8 @@
-"""The same worker for the same key, whatever the load: the one that it got first.
+"""The same worker for the same key, whatever the load.
 
-Unlike `consistent_hashing` this remembers: a key is given to the least loaded worker, and stays there until that is lost or
-nobody has used the key for a while. A worker that comes changes nothing. Several routers do not agree on it, and none knows a
-key after its restart.
+Unlike `consistent_hashing`, this policy remembers: a new key goes to the least loaded worker and stays there until that worker
+is lost or the key has been idle for a while. A worker that joins changes nothing. Several routers do not share their keys, and
+a router knows no keys after a restart.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from router.policies.least_inflight import LeastInflight
 from router.workers.worker import Worker
 
 MOST_KEYS = 1 << 20
-"""That are remembered at once: of more, those go that were used least recently."""
+"""Limit of remembered keys. Beyond it, the least recently used key is forgotten."""
 
 
-class _Kept(msgspec.Struct):
-    """A key's worker; when the key was used last; how many of its requests are in flight."""
+class _Pin(msgspec.Struct):
+    """The worker of a key, when the key was last used, and how many of its requests are in flight."""
 
     worker: Worker
     used: float
@@ -31,74 +31,74 @@ class _Kept(msgspec.Struct):
 
 
 class Manual:
-    """By the routing key; without one, the least loaded worker."""
+    """Chooses the worker of the routing key; without a key, the least loaded one."""
 
     def __init__(self, max_idle: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`max_idle`: seconds after which a key that nobody uses is forgotten. What is in flight uses its key."""
+        """`max_idle`: seconds after which an unused key is forgotten. A key with a request in flight is in use."""
         self._max_idle = max_idle
         self._clock = clock
         self._least = LeastInflight()
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # the least recently used first
+        self._pins: OrderedDict[bytes, _Pin] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._pins)
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Decision:
-        """One of them, with the reason.
+        """Return a worker with the reason.
 
-        `key`: it has this key. `new_key`: it has it from now on. `moved`: the same, and who had it is lost. `elsewhere`: who
-        has it is there, but must not be asked now; the key stays there. `no_key`: there is none.
+        `key`: the worker has this key. `new_key`: it has it from now on. `moved`: it has it from now on, because the previous
+        worker is lost. `elsewhere`: the key's worker is well but not offered this time; the key stays there. `no_key`: the
+        request has no key.
         """
-        key, now = _name(query), self._clock()
+        key, now = _digest(query), self._clock()
         if key is None:
             return Decision(self._least.select(workers, query), "no_key")
         self._forget_idle(now)
-        kept = self._kept.get(key)
-        if kept is None:
-            kept = self._kept[key] = _Kept(self._least.select(workers, query), now)
+        pin = self._pins.get(key)
+        if pin is None:
+            pin = self._pins[key] = _Pin(self._least.select(workers, query), now)
             reason = "new_key"
-        elif kept.worker in workers:
+        elif pin.worker in workers:
             reason = "key"
-        elif kept.worker.routable:
+        elif pin.worker.routable:
             reason = "elsewhere"
         else:
-            kept.worker, reason = self._least.select(workers, query), "moved"
-        kept.used = now
-        kept.inflight += 1
-        self._kept.move_to_end(key)
-        if len(self._kept) > MOST_KEYS:
-            self._kept.popitem(last=False)
-        return Decision(self._least.select(workers, query) if reason == "elsewhere" else kept.worker, reason)
+            pin.worker, reason = self._least.select(workers, query), "moved"
+        pin.used = now
+        pin.inflight += 1
+        self._pins.move_to_end(key)
+        if len(self._pins) > MOST_KEYS:
+            self._pins.popitem(last=False)
+        return Decision(self._least.select(workers, query) if reason == "elsewhere" else pin.worker, reason)
 
     def keeper(self, query: RouteQuery) -> Worker | None:
-        """Who has the key."""
-        key = _name(query)
-        kept = None if key is None else self._kept.get(key)
-        return None if kept is None else kept.worker
+        key = _digest(query)
+        pin = None if key is None else self._pins.get(key)
+        return None if pin is None else pin.worker
 
     def over(self, query: RouteQuery) -> None:
-        """A request is not in flight any more. Its key was in use until now."""
-        key = _name(query)
-        kept = None if key is None else self._kept.get(key)
-        if key is not None and kept is not None:
-            kept.inflight = max(0, kept.inflight - 1)
-            kept.used = self._clock()
-            self._kept.move_to_end(key)
+        """Note the end of a request: its key was in use until now."""
+        key = _digest(query)
+        pin = None if key is None else self._pins.get(key)
+        if key is not None and pin is not None:
+            pin.inflight = max(0, pin.inflight - 1)
+            pin.used = self._clock()
+            self._pins.move_to_end(key)
 
     def _forget_idle(self, now: float) -> None:
-        while self._kept:
-            key, kept = next(iter(self._kept.items()))
-            if now - kept.used <= self._max_idle:
+        while self._pins:
+            key, pin = next(iter(self._pins.items()))
+            if now - pin.used <= self._max_idle:
                 return
-            if kept.inflight and kept.worker.inflight:
-                kept.used = now
-                self._kept.move_to_end(key)
+            if pin.inflight and pin.worker.inflight:
+                pin.used = now
+                self._pins.move_to_end(key)
             else:
-                del self._kept[key]
+                del self._pins[key]
 
 
-def _name(query: RouteQuery) -> bytes | None:
-    """The key as it is remembered: of its tenant, and short however long it is."""
+def _digest(query: RouteQuery) -> bytes | None:
+    """Return the key as it is remembered: specific to its tenant, and short however long the client's key is."""
     if not query.routing_key:
         return None
     spelled = f"{len(query.tenant)}:{query.tenant}{query.routing_key}"

@@ -1,4 +1,4 @@
-"""The better of two."""
+"""The better of two random workers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from router.workers.worker import Worker
 
 
 class PowerOfTwo:
-    """Two distinct workers at random, of these the one with fewer requests in flight (Mitzenmacher, 2001)."""
+    """Draws two distinct workers and chooses the one with fewer requests in flight (Mitzenmacher, 2001)."""
 
     def __init__(self, generator: random.Random | None = None) -> None:
         self._random = generator or random.Random()
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        """The better of two that are drawn."""
         if len(workers) == 1:
             return workers[0]
         first, second = self._random.sample(workers, 2)

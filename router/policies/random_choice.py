@@ -1,4 +1,4 @@
-"""Any of them."""
+"""A random worker."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from router.workers.worker import Worker
 
 
 class RandomChoice:
-    """Each with the same probability."""
+    """Chooses each worker with the same probability."""
 
     def __init__(self, generator: random.Random | None = None) -> None:
         self._random = generator or random.Random()
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        """One that is drawn."""
         return self._random.choice(workers)

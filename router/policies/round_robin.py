@@ -1,4 +1,4 @@
-"""In turn."""
+"""One worker after the other."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from router.workers.worker import Worker
 
 
 class RoundRobin:
-    """One after the other, whatever their load."""
+    """Chooses the workers in turn, whatever their load."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        """The one behind the one chosen last."""
         index = self._next % len(workers)
         self._next = index + 1
         return workers[index]

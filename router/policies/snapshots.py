@@ -1,4 +1,4 @@
-"""What is done for a policy that remembers prompts: loaded at the start, cut back and saved while it runs, saved at the end."""
+"""Snapshots of a policy that remembers prompts: read at the start, written while the router runs and at the end."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from router.prefix_tree.snapshot import SnapshotError
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 1 << 14
-"""Units that are forgotten without letting anybody else have a turn: of short prompts three milliseconds."""
+_UNITS_PER_STEP = 1 << 14
+"""Units that one step forgets. With short prompts, that blocks the event loop for three milliseconds."""
 
-_COPIED_AT_ONCE = 500
-"""Nodes that are copied without letting anybody else have a turn: about a millisecond."""
+_NODES_PER_STEP = 500
+"""Nodes that one step copies: about a millisecond."""
 
 
-class PolicyUpkeep:
-    """From the start of an application to its end, as a context. Nothing for a policy that remembers nothing."""
+class PolicySnapshots:
+    """A context for the lifetime of an application: trims what a policy remembers, and keeps its snapshot up to date.
+
+    It does nothing for a policy other than `cache_aware`.
+    """
 
     def __init__(self, policy: Policy, config: CacheAwareConfig) -> None:
         self._policy = policy if isinstance(policy, CacheAware) else None
@@ -30,7 +33,7 @@ class PolicyUpkeep:
         self._tasks: list[asyncio.Task[None]] = []
         self._writing: asyncio.Future[None] | None = None
 
-    async def __aenter__(self) -> PolicyUpkeep:
+    async def __aenter__(self) -> PolicySnapshots:
         if self._policy is not None:
             self._tasks.append(asyncio.create_task(self._trim(self._policy)))
             if self._config.snapshot is not None:
@@ -47,18 +50,18 @@ class PolicyUpkeep:
             await asyncio.wait((self._writing,))
         if self._policy is not None and self._config.snapshot is not None:
             copy = self._policy.copy()
-            while copy.step(_COPIED_AT_ONCE):
+            while copy.step(_NODES_PER_STEP):
                 pass
             write_snapshot(copy, self._config.snapshot)
 
     async def _trim(self, policy: CacheAware) -> None:
         while True:
             await asyncio.sleep(self._config.eviction_interval)
-            while policy.trim(_AT_ONCE):  # noqa: ASYNC110 - others get their turn in between
+            while policy.trim(_UNITS_PER_STEP):  # noqa: ASYNC110 - requests get their turn between the steps
                 await asyncio.sleep(0)
 
     async def _save(self, policy: CacheAware, path: Path) -> None:
-        """Again and again, where there is anything new: a router that is killed has not forgotten more than that."""
+        """Write a snapshot at every interval in which something changed, so that a killed router loses no more than that."""
         saved, loop = -1, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._config.snapshot_interval)
@@ -66,27 +69,27 @@ class PolicyUpkeep:
             if ticks == saved:
                 continue
             copy = policy.copy()
-            while copy.step(_COPIED_AT_ONCE):  # noqa: ASYNC110 - as above
+            while copy.step(_NODES_PER_STEP):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0)
             self._writing = loop.run_in_executor(None, write_snapshot, copy, path)
-            await asyncio.shield(self._writing)  # two must not write at once, so the end has to wait for it
+            await asyncio.shield(self._writing)  # two writes must not overlap, so `__aexit__` waits for this one
             saved = ticks
 
 
 def read_snapshot(policy: CacheAware, path: Path) -> None:
-    """Remember what a file says. One that is not there or cannot be read is no reason to fail: begin with nothing."""
+    """Load a snapshot into a policy. A missing or unreadable file is logged, and the policy starts empty."""
     try:
         policy.load(path.read_bytes())
     except FileNotFoundError:
-        logger.info("%s is not there yet: it is written while the router runs", path)
+        logger.info("%s does not exist yet: the router writes it while it runs", path)
     except (OSError, SnapshotError) as error:
-        logger.warning("%s is not used, and nothing is remembered of prompts: %s", path, error)
+        logger.warning("%s is not used, and the policy starts empty: %s", path, error)
     else:
         logger.info("%s: %d characters and %d ids of prompts are remembered", path, policy.texts.size, policy.ids.size)
 
 
 def write_snapshot(copy: PolicyCopy, path: Path) -> None:
-    """Replace the file, or leave it as it is: there is never half of one."""
+    """Replace the file atomically. On an error, log it and keep the old file."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
@@ -95,4 +98,4 @@ def write_snapshot(copy: PolicyCopy, path: Path) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        logger.warning("%s is not written, and what is new in it will be forgotten: %s", path, error)
+        logger.warning("%s is not written, and its new prompts will be lost: %s", path, error)

@@ -1,11 +1,12 @@
-"""The structure of a prefix tree, under keys as they are kept: `str`, or `bytes` in pages.
+"""The structure of a prefix tree, over keys as the tree keeps them: `str`, or `bytes` in pages.
 
-`PrefixTree` is what others use. Here is what keeps it true: where a key runs, how its way is made and stamped, how a leaf goes.
+`PrefixTree` is the public class. This base class maintains the invariants: it finds where a key runs, creates and stamps the
+path of a key, and removes leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import AnyStr, ClassVar, Generic
 
 from router.prefix_tree.node import Holding, PrefixNode, common_length
@@ -13,34 +14,34 @@ from router.prefix_tree.snapshot import by_access
 
 
 class PrefixCore(Generic[AnyStr]):
-    """Nodes, and what each tenant holds of them.
+    """The nodes of a tree, and what each tenant holds of them.
 
     Attributes:
-        page: how long the least piece of a key is.
-        root: has no tenants.
-        holdings: of the tenants that hold anything.
-        nodes: how many there are, without the root.
-        ticks: the logical clock: how many keys were inserted, here or in what was merged.
+        page: the length that every edge is a multiple of.
+        empty: a key of no length.
+        root: the root node; it has no tenants.
+        holdings: the holding of each tenant that holds anything.
+        nodes: the number of nodes without the root.
+        ticks: the logical clock: the number of keys inserted, here or in a merged tree.
     """
 
     page: ClassVar[int]
+    empty: AnyStr
 
     def __init__(self) -> None:
-        self.root: PrefixNode[AnyStr] = PrefixNode(self._nothing(), None, 0, {}, {})
+        self.root: PrefixNode[AnyStr] = PrefixNode(self.empty, None, 0, {}, {})
         self.holdings: dict[str, Holding[AnyStr]] = {}
         self.nodes = 0
         self.ticks = 0
-        self._size = 0  # as edges are long, of all holdings
-        self._changes = 0  # of nodes or tenants, so that who walked before can tell
+        self._size = 0  # the edges of all holdings, as they are kept
+        self._changes = 0  # of nodes or tenants: tells whether an earlier descent is still valid
 
-    @classmethod
-    def _nothing(cls) -> AnyStr:
-        """A key of no length."""
-        raise NotImplementedError
+    def _find(self, node: PrefixNode[AnyStr], key: AnyStr) -> tuple[list[PrefixNode[AnyStr]], int, int]:
+        """Follow `key` down from `node`.
 
-    def _descend(self, node: PrefixNode[AnyStr], key: AnyStr) -> tuple[list[PrefixNode[AnyStr]], int, int]:
-        """The nodes below `node` that `key` runs through, how much of it they match, and how much of the last one's edge
-        that is if it is not all of it, else 0."""
+        Returns the nodes on its way, the length of the key that they match, and how much of the last node's edge matches if
+        that is not all of it, else 0.
+        """
         path: list[PrefixNode[AnyStr]] = []
         at, end, page = 0, len(key), self.page
         while at < end:
@@ -58,32 +59,32 @@ class PrefixCore(Generic[AnyStr]):
     def _hold(
         self, key: AnyStr, tenant: str, path: list[PrefixNode[AnyStr]], matched: int, cut: int
     ) -> PrefixNode[AnyStr] | None:
-        """Stamp the way of a key, which is made where it is missing. Returns its last node; None for an empty key."""
+        """Complete the path of a key and stamp it for a tenant. Return its last node; None for an empty key."""
         if not key:
             return None
-        path = self._reach(self.root, key, path, matched, cut)
+        path = self._complete(self.root, key, path, matched, cut)
         self.ticks += 1
         ticks, gained = self.ticks, 0
         for node in path:
             tenants = node.tenants
             if tenants.pop(tenant, None) is None:
                 gained += len(node.edge)
-            tenants[tenant] = ticks  # behind all others
+            tenants[tenant] = ticks  # behind all other tenants
+        self._gain(tenant, gained).offer(path[-1])
+        return path[-1]
+
+    def _gain(self, tenant: str, length: int) -> Holding[AnyStr]:
         holding = self.holdings.get(tenant)
         if holding is None:
             holding = self.holdings[tenant] = Holding(tenant)
-        holding.size += gained
-        self._size += gained
-        holding.offer(path[-1])
-        return path[-1]
+        holding.size += length
+        self._size += length
+        return holding
 
-    def _reach(
+    def _complete(
         self, above: PrefixNode[AnyStr], key: AnyStr, path: list[PrefixNode[AnyStr]], matched: int, cut: int
     ) -> list[PrefixNode[AnyStr]]:
-        """The whole way of `key` below `above`, with a node at its end: what `_descend` found, split and continued.
-
-        A node that is new here has no tenants yet.
-        """
+        """Extend what `_find` returned to the whole path of `key`, with a node at its end. New nodes have no tenants yet."""
         self._changes += 1
         if cut:
             path[-1] = path[-1].split(cut, self.page)
@@ -97,23 +98,16 @@ class PrefixCore(Generic[AnyStr]):
         return path
 
     def _learn(self, node: PrefixNode[AnyStr], tenants: Mapping[str, int]) -> None:
-        """Others know of these accesses."""
+        """Merge another tree's accesses into a node."""
         for tenant, ticks in tenants.items():
             known = node.tenants.get(tenant)
-            if known is not None and known >= ticks:
-                continue
-            node.tenants[tenant] = ticks
-            holding = self.holdings.get(tenant)
-            if holding is None:
-                holding = self.holdings[tenant] = Holding(tenant)
-            if known is None:
-                holding.size += len(node.edge)
-                self._size += len(node.edge)
-            holding.offer(node)
+            if known is None or known < ticks:
+                node.tenants[tenant] = ticks
+                self._gain(tenant, len(node.edge) if known is None else 0).offer(node)
         node.tenants = dict(sorted(node.tenants.items(), key=by_access))
 
     def _release(self, holding: Holding[AnyStr], node: PrefixNode[AnyStr]) -> None:
-        """A leaf of a tenant goes; the node goes with its last tenant."""
+        """Take a leaf away from a tenant. The node goes with its last tenant."""
         self._changes += 1
         del node.tenants[holding.tenant]
         holding.size -= len(node.edge)
@@ -127,14 +121,3 @@ class PrefixCore(Generic[AnyStr]):
             holding.offer(above)
         elif not holding.size:
             del self.holdings[holding.tenant]
-
-    def _walk(self) -> Iterator[tuple[PrefixNode[AnyStr], int]]:
-        """All nodes but the root with their depth from 1 on, parents first, in order of their keys."""
-        stack = [iter(sorted(self.root.children.items()))]
-        while stack:
-            item = next(stack[-1], None)
-            if item is None:
-                stack.pop()
-                continue
-            yield item[1], len(stack)
-            stack.append(iter(sorted(item[1].children.items())))

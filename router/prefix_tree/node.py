@@ -1,7 +1,7 @@
-"""Nodes of a prefix tree, and who holds them.
+"""Nodes of a prefix tree, and the holdings of its tenants.
 
-A node stands for one key: all edges from the root, joined. A *tenant* holds a node if a key of its own runs through it, so
-whoever holds a node holds all that are above it. Each tenant's last access is kept per node:
+A node stands for one key: all edges from the root, joined. A *tenant* holds a node if one of its keys runs through it, so it
+also holds every node above. Each node keeps the last access of each tenant:
 
                       "You are" {a: 7, b: 9, c: 8}
                       /                          \\
@@ -9,9 +9,9 @@ whoever holds a node holds all that are above it. Each tenant's last access is k
              |
         ". Hi" {b: 4}
 
-An access stamps the whole path, so no tenant used a node before it used what is below it. That is why the least recently used
-node of a tenant is always a leaf of it, once nodes of the same access come in the order of their depth, deepest first: no
-counting of children per tenant, and a split has nothing to tell anybody.
+An access stamps the whole path, so no node was used before the nodes below it. If nodes of the same access are ordered deepest
+first, the least recently used node of a tenant is therefore always one of its leaves. No children need counting per tenant, and
+a split changes nothing for anybody.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _FEW = 64
 
 
 class PrefixNode(msgspec.Struct, Generic[AnyStr], gc=False, eq=False):
-    """See the top of this file. Nodes are not tracked by the garbage collector: `detach` cuts the cycles.
+    """A node; see the top of this file. The garbage collector does not track nodes: `detach` cuts the reference cycles.
 
     Attributes:
-        edge: what the key of this node has behind that of its parent; empty at the root only.
-        parent: None at the root, and for what is no part of a tree any more.
-        end: how long its key is. Never changes: a split puts a new node above.
-        tenants: tenant -> tick of its last access, in order of these; never empty but at the root.
-        children: by the first page of their edges.
-        ends: how many conversations stand here: their last prompt, or what is known of the reply to it, ends with this
-            node, and no later turn of them has come.
+        edge: what the node's key has behind its parent's; empty at the root only.
+        parent: None at the root, and for a node that has left the tree.
+        end: the length of the node's key. It never changes: a split puts a new node above.
+        tenants: tenant -> tick of its last access, in this order; empty at the root only.
+        children: the child nodes, by the first page of their edges.
+        ends: how many conversations stand here: their last prompt, or what is known of its reply, ends with this node, and no
+            later turn has come.
     """
 
     edge: AnyStr
@@ -49,13 +49,12 @@ class PrefixNode(msgspec.Struct, Generic[AnyStr], gc=False, eq=False):
         return f"<PrefixNode {edge!r} to {self.end}, {len(self.tenants)} tenants, {len(self.children)} children>"
 
     def detach(self, page: int) -> None:
-        """Leave the tree."""
         assert self.parent is not None, "the root stays"
         del self.parent.children[self.edge[:page]]
         self.parent = None
 
     def split(self, cut: int, page: int) -> PrefixNode[AnyStr]:
-        """Put a node above that takes the first `cut` of the edge, and is held by the same tenants. Gives it back."""
+        """Insert and return a parent node that takes the first `cut` of the edge and has the same tenants."""
         assert self.parent is not None, "the root has nothing to split"
         edge = self.edge
         self.edge = edge[cut:]
@@ -66,14 +65,13 @@ class PrefixNode(msgspec.Struct, Generic[AnyStr], gc=False, eq=False):
         return above
 
     def last_tenant(self) -> str:
-        """Who used it last."""
         return next(reversed(self.tenants))
 
 
 def common_length(key: AnyStr, start: int, edge: AnyStr, page: int) -> int:
-    """How much of `edge` stands in `key` at `start`, in whole pages.
+    """Return how much of `edge` stands in `key` at `start`, in whole pages.
 
-    By bisection, each half compared at once: characters one by one would take milliseconds for a long prompt.
+    It bisects and compares slices: character by character, a long prompt would take milliseconds.
     """
     same, end = 0, min(len(edge), len(key) - start) // page
     while same < end:
@@ -87,15 +85,15 @@ def common_length(key: AnyStr, start: int, edge: AnyStr, page: int) -> int:
 
 
 class Holding(Generic[AnyStr]):
-    """What one tenant holds: how much, and which of it was used least recently.
+    """What one tenant holds: its total size, and its least recently used leaf.
 
-    The heap has an entry for every leaf of the tenant. An entry is not removed when it gets out of date, because the node was
-    used again or is not held any more, but recognised when it comes up; and all are looked through whenever they are twice as
-    many as after the last time. Entries of nodes that are no leaves do no harm: those below come first.
+    The heap has an entry for every leaf of the tenant. An entry that is outdated, because the node was used again or is no
+    longer held, is recognised when it comes up; all outdated entries are dropped whenever the heap has doubled. Entries of
+    nodes that are no leaves do no harm, because the nodes below come first.
 
     Attributes:
-        tenant: whose it is.
-        size: the edges of all its nodes, together.
+        tenant: the tenant's name.
+        size: the length of all its edges, as they are kept.
     """
 
     __slots__ = ("_heap", "_kept", "_newest", "_newest_tick", "_pushes", "size", "tenant")
@@ -113,14 +111,14 @@ class Holding(Generic[AnyStr]):
         return f"<Holding {self.tenant}: {self.size}>"
 
     def __len__(self) -> int:
-        """How many entries the heap has, those that are out of date included."""
+        """Return the number of heap entries, including outdated ones."""
         return len(self._heap)
 
     def offer(self, node: PrefixNode[AnyStr]) -> None:
-        """A node that the tenant holds was used, or may have become a leaf of it."""
+        """Push a node of the tenant that was just used or may have become a leaf."""
         tick = node.tenants[self.tenant]
         if node is self._newest and tick == self._newest_tick:
-            return  # it has lost another one of many leaves
+            return  # it has lost one of many leaves
         self._newest, self._newest_tick = node, tick
         self._pushes += 1
         heapq.heappush(self._heap, (tick, -node.end, self._pushes, node))
@@ -130,12 +128,12 @@ class Holding(Generic[AnyStr]):
             self._kept = len(self._heap)
 
     def first(self) -> tuple[int, PrefixNode[AnyStr]]:
-        """The least recently used leaf, and when that was. Only for a tenant that holds anything."""
+        """Return the least recently used leaf and its tick. The tenant must hold something."""
         heap, tenant = self._heap, self.tenant
         while heap[0][3].tenants.get(tenant) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0], heap[0][3]
 
     def current(self) -> list[tuple[int, int, int, PrefixNode[AnyStr]]]:
-        """The entries that are not out of date."""
+        """Return the entries that are not outdated."""
         return [entry for entry in self._heap if entry[3].tenants.get(self.tenant) == entry[0]]

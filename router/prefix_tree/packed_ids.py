@@ -1,4 +1,4 @@
-"""Token ids as a prefix tree keeps them: numbers of 32 bits without sign, little-endian."""
+"""Token ids as a prefix tree keeps them: unsigned 32-bit integers, little-endian."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import sys
 from collections.abc import Sequence
 
 WORDS = "iIlL"
-"""Formats of arrays and memoryviews that are taken as they are, where their items have four bytes."""
+"""Formats of arrays and memoryviews that are copied as they are if their items have four bytes."""
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Pack token ids.
 
-    A list takes about 10 ns an id; an array or a memoryview of 32-bit numbers is copied as it is, and `bytes` are taken to be
-    packed already.
+    A list takes about 10 ns an id. An array or a memoryview of 32-bit integers is copied as it is, and `bytes` count as packed.
 
     Raises:
-        ValueError: an id that is negative or does not fit into 32 bits, or bytes that are no whole ids.
+        ValueError: an id is negative or needs more than 32 bits, or the length of `bytes` is no multiple of four.
     """
     if isinstance(ids, bytes):
         if len(ids) % 4:
@@ -35,5 +34,4 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(packed: bytes) -> list[int]:
-    """The opposite of `pack_ids`."""
     return list(struct.unpack(f"<{len(packed) // 4}I", packed))

@@ -1,7 +1,7 @@
-"""What is remembered of the prompts that were routed: who has them, and where conversations stand.
+"""What a tree remembers of routed prompts: which workers have them, and where conversations stand.
 
-A node at which a prompt ended is marked, and so is one at which what is known of a reply ended: a conversation stands there (in
-the picture `*`), and its next turn will begin with all of that, or with nearly all of it:
+A node at which a prompt ended is marked, and so is the node at which the known part of its reply ended. A conversation stands
+at a mark (`*` in the picture), and its next turn will begin with all of that, or with nearly all of it:
 
     the prompt        |== system prompt ==|= first question =|-gen-|
     the tree          |== held by most ===|== held by w2 =========*|== the reply ==*
@@ -9,7 +9,7 @@ the picture `*`), and its next turn will begin with all of that, or with nearly 
                                                               ^ history drops the generation prompt: just before a mark
 
 So a prompt continues a conversation if it runs through a mark, or leaves the tree a little before one. What most of the fleet
-holds tells nobody apart, however long it is: all is measured from there on.
+holds tells no workers apart, however long it is: everything is measured behind it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from collections.abc import Collection, Sequence
 from typing import Any, AnyStr, Generic, NamedTuple
 
 from router.prefix_tree.node import PrefixNode
-from router.prefix_tree.tree import Key, PrefixTree, Walk
+from router.prefix_tree.tree import Descent, Key, PrefixTree
 
-COMMON = 16
-"""A sixteenth of a prompt tells nobody apart."""
+NEGLIGIBLE = 16
+"""One part in so many of a prompt tells no workers apart."""
 
 _LOOK_BACK = 32
-"""Nodes above the end of a match among which a mark is looked for: some ten turns."""
+"""Nodes above the end of a match that are searched for marks: about ten turns."""
 
 _MANY = 64
-"""Conversations that may stand at one node: a group of samples, but not a whole run under one system prompt."""
+"""Conversations counted at one node: a group of samples, but not a whole run under one system prompt."""
 
 
 class Known(NamedTuple):
-    """Of a prompt. Lengths are in units of the tree.
+    """What is known of a prompt. Lengths are in units of the tree.
 
     Attributes:
-        holders: who has what tells workers apart; none if nothing does.
-        matched: how much of the prompt is known.
-        shared: how much of it most of the fleet has.
-        marks: nodes where the conversation stood that it continues.
-        left: the node that it has left just before the mark there.
-        similar: whether it has left one that looks like it, but may be another conversation's.
+        holders: the workers that have what tells workers apart; empty if nothing does.
+        matched: the length of the known prefix.
+        shared: the length of the prefix that most of the fleet has.
+        marks: the marked nodes of the conversation that the prompt continues.
+        left: the marked node of that conversation whose edge the prompt leaves just before its end.
+        similar: whether the prompt leaves a marked edge just before its end, but perhaps another conversation's.
     """
 
     holders: Collection[str] = ()
@@ -57,47 +57,47 @@ class Known(NamedTuple):
 
 
 class RememberedPrompts(Generic[Key, AnyStr]):
-    """Prompts of one kind. `slip`: how many units of a prompt's end its history may drop."""
+    """Prompts of one kind. `slip` is how many units of a prompt's end the next turn may drop."""
 
     def __init__(self, tree: PrefixTree[Key, AnyStr], slip: int) -> None:
         self.tree: PrefixTree[Key, AnyStr] = tree
         self._slip = slip * tree.width
 
-    def known(self, walk: Walk[AnyStr], base: int, fleet: int) -> Known:
-        """What is known of a prompt, good until something is learnt.
+    def known(self, descent: Descent[AnyStr], base: int, fleet: int) -> Known:
+        """Return what is known of a prompt. The answer is valid until something is learnt.
 
         Args:
-            walk: of the prompt, behind `base` units that all prompts of its tenant begin with.
-            base: they are not counted.
-            fleet: how many workers there are.
+            descent: the prompt's.
+            base: the length of the salt in front of the prompt, in units; it does not count.
+            fleet: the number of workers.
         """
-        path, width = walk.path, self.tree.width
+        path, width = descent.path, self.tree.width
         start = base * width
-        if walk.matched <= start:
+        if descent.matched <= start:
             return Known()
         fleet = max(fleet, len(self.tree.holdings))
-        # Who holds a node holds all above it, so those that few hold are the last ones.
+        # A tenant of a node holds all nodes above it, so the nodes with few tenants are the last ones.
         first = bisect_left(path, True, key=lambda node: 2 * len(node.tenants) <= fleet or fleet == 1)
-        matched = walk.matched // width - base
+        matched = descent.matched // width - base
         if first == len(path):
             return Known((), matched, matched)
         shared = max(start, path[first - 1].end if first else 0)
-        marks, left, similar = self._marks(walk, first), None, False
-        if self._slips(walk):
-            if walk.key.endswith(path[-1].edge[walk.cut :]):
+        marks, left, similar = self._marks(descent, first), None, False
+        if self._slips(descent):
+            if descent.key.endswith(path[-1].edge[descent.cut :]):
                 left = path[-1]
             else:
-                similar = self._is_little(walk, first)
+                similar = self._lacks_little(descent, first)
         if marks or left is not None or similar:
             return Known(path[-1].tenants.keys(), matched, shared // width - base, marks, left, similar)
-        sure = max(shared + 1, walk.matched - (len(walk.key) - shared) // COMMON)
+        sure = max(shared + 1, descent.matched - (len(descent.key) - shared) // NEGLIGIBLE)
         holders = next(node.tenants.keys() for node in path[first:] if node.end >= sure)
         return Known(holders, matched, shared // width - base)
 
-    def learn(self, walk: Walk[AnyStr], worker: str, known: Known) -> None:
-        """A worker gets this prompt, of which so much was known. The conversation stands here now, and nowhere else.
+    def learn(self, descent: Descent[AnyStr], worker: str, known: Known) -> None:
+        """Remember that a worker gets this prompt. Its conversation stands here now, and nowhere else.
 
-        What else begins with its marks is a fork, or has no more than a system prompt in common with a request that was nothing
+        Another prompt that runs through its marks is a fork, or shares only a system prompt with a request that was nothing
         else.
         """
         for node in known.marks:
@@ -105,14 +105,14 @@ class RememberedPrompts(Generic[Key, AnyStr]):
         left = known.left
         if left is not None:
             left.ends -= 1
-        self._stand(self.tree.follow(walk, worker))
-        if left is not None and left.ends and left.parent is not None and left.parent.end == walk.matched:
-            # Other samples of its group will drop the same: they stand where it has left the tree.
+        self._stand(self.tree.follow(descent, worker))
+        if left is not None and left.ends and left.parent is not None and left.parent.end == descent.matched:
+            # The other samples of the group will drop the same end: they stand where this prompt has left the tree.
             left.parent.ends, left.ends = min(_MANY, left.parent.ends + left.ends), 0
 
     def replied(self, key: Key, worker: str) -> None:
-        """A worker has a prompt, and what is known of its reply: the conversation stands there, too."""
-        self._stand(self.tree.follow(self.tree.walk(key), worker))
+        """Remember a prompt with the known start of its reply: the conversation stands there, too."""
+        self._stand(self.tree.follow(self.tree.descend(key), worker))
 
     @staticmethod
     def _stand(node: PrefixNode[AnyStr] | None) -> None:
@@ -120,27 +120,29 @@ class RememberedPrompts(Generic[Key, AnyStr]):
             node.ends = min(_MANY, node.ends + 1)
 
     @staticmethod
-    def _marks(walk: Walk[AnyStr], first: int) -> list[PrefixNode[AnyStr]]:
-        """Those that the prompt runs through, and beyond."""
-        end = min(walk.matched, len(walk.key) - 1)
-        return [node for node in walk.path[max(first, len(walk.path) - _LOOK_BACK) :] if node.ends and node.end <= end]
+    def _marks(descent: Descent[AnyStr], first: int) -> list[PrefixNode[AnyStr]]:
+        """Return the marked nodes that the prompt runs through and goes beyond."""
+        path, end = descent.path, min(descent.matched, len(descent.key) - 1)
+        return [node for node in path[max(first, len(path) - _LOOK_BACK) :] if node.ends and node.end <= end]
 
-    def _slips(self, walk: Walk[AnyStr]) -> bool:
-        """Whether the prompt leaves the tree just before a mark. If it ends itself with what it lacks there, that is a
-        generation prompt, which history drops."""
-        if not walk.cut or walk.matched == len(walk.key):
+    def _slips(self, descent: Descent[AnyStr]) -> bool:
+        """Whether the prompt leaves the tree just before a mark.
+
+        If the prompt itself ends with what it lacks there, that is a generation prompt, which history drops.
+        """
+        if not descent.cut or descent.matched == len(descent.key):
             return False
-        node = walk.path[-1]
-        return node.ends > 0 and node.end - walk.matched <= self._slip
+        node = descent.path[-1]
+        return node.ends > 0 and node.end - descent.matched <= self._slip
 
     @staticmethod
-    def _is_little(walk: Walk[AnyStr], first: int) -> bool:
-        """Whether what it lacks up to the mark is little beside what it has behind the last branch, twice as much or more.
+    def _lacks_little(descent: Descent[AnyStr], first: int) -> bool:
+        """Whether the prompt has, behind the last branch, at least twice as much as it lacks up to the mark.
 
-        A few characters that any two questions have in common are no conversation.
+        A few characters that any two questions share make no conversation.
         """
-        path, at, has = walk.path, len(walk.path) - 1, walk.cut
-        lacks = path[at].end - walk.matched
+        path, at, has = descent.path, len(descent.path) - 1, descent.cut
+        lacks = path[at].end - descent.matched
         while has < 2 * lacks and at > first and len(path[at - 1].children) == 1:
             at -= 1
             has += len(path[at].edge)

@@ -5,10 +5,9 @@
     8  of blake3 of the rest
        msgpack: [kind, ticks, [tenant, ...], [[edge, [tenant, tick, tenant, tick, ...], children, ends], ...]]
 
-The nodes stand parents first, each followed by its children in the order of their keys; `children` counts them, and `ends` the
-conversations that stand there. Edges are bytes
-(texts as UTF-8, half a surrogate pair like a character), a tenant of a node is its place in the list. Everything has one order,
-so equal trees have equal bytes.
+Parents come first, each followed by its children in the order of their keys; `children` counts them, and `ends` counts the
+conversations that stand at the node. Edges are bytes (texts as UTF-8, with lone surrogates encoded like characters), and a node
+names a tenant by its place in the list. The order of everything is fixed, so equal trees have equal bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _HEADER = struct.Struct("<4sH8s")
 
 
 class SnapshotError(ValueError):
-    """These bytes are no snapshot that can be read here; the message says why."""
+    """Bytes are not a snapshot that this version can read; the message says why."""
 
 
-class Node(NamedTuple, Generic[AnyStr]):
-    """One node of a snapshot."""
+class SnapshotNode(NamedTuple, Generic[AnyStr]):
+    """A decoded node of a snapshot."""
 
     edge: AnyStr
     tenants: dict[str, int]
@@ -41,7 +40,7 @@ class Node(NamedTuple, Generic[AnyStr]):
     ends: int
 
 
-class _Record(msgspec.Struct, array_like=True, gc=False):
+class _EncodedNode(msgspec.Struct, array_like=True, gc=False):
     edge: bytes
     accesses: list[int]
     children: int
@@ -52,34 +51,35 @@ class _Payload(msgspec.Struct, array_like=True):
     kind: str
     ticks: int
     tenants: list[str]
-    nodes: list[_Record]
+    nodes: list[_EncodedNode]
 
 
 _decoder = msgspec.msgpack.Decoder(_Payload)
 
 
 def by_access(item: tuple[str, int]) -> tuple[int, str]:
-    """The order of tenants in a node. Only those that came from different replicas can have the same tick."""
+    """Return the sort key of tenants in a node. Only tenants from different replicas can have the same tick."""
     return item[1], item[0]
 
 
 class TreeCopy(Generic[AnyStr]):
-    """A copy of a tree for a snapshot, taken a few nodes at a time, while the tree goes on changing in between.
+    """A copy of a tree for a snapshot, taken a few nodes at a time while the tree keeps changing.
 
-    What is inserted or forgotten meanwhile may be in the copy or not. What is there holds together: a node that was split
-    since its parent was copied is copied from its upper part on, and nobody has a node without what is above it.
+    Keys that are inserted or forgotten meanwhile may or may not be in the copy. The copy is consistent all the same: a node
+    that was split after its parent was copied is copied from its upper part on, and no tenant has a node without the nodes
+    above.
     """
 
     def __init__(self, root: PrefixNode[AnyStr]) -> None:
         self._numbers: dict[str, int] = {}
-        self._records: list[_Record] = []
-        # A node that was copied, who has it, the number of its record, and its children that are left.
+        self._records: list[_EncodedNode] = []
+        # For each copied node whose children are not all copied: the node, its tenants, its record's number, the children left.
         self._stack: list[tuple[PrefixNode[AnyStr], Mapping[str, int] | None, int, Iterator[PrefixNode[AnyStr]]]] = [
             (root, None, -1, _children(root))
         ]
 
     def step(self, most: int) -> bool:
-        """Copy so many nodes. Whether there are more."""
+        """Copy at most this many nodes. Return whether there are more."""
         stack, records = self._stack, self._records
         while stack and most > 0:
             above, holders, number, children = stack[-1]
@@ -101,11 +101,11 @@ class TreeCopy(Generic[AnyStr]):
             if number >= 0:
                 records[number].children += 1
             stack.append((node, dict(tenants), len(records), _children(node)))
-            records.append(_Record(packed, accesses, 0, node.ends))
+            records.append(_EncodedNode(packed, accesses, 0, node.ends))
         return bool(stack)
 
     def encode(self, kind: str, ticks: int) -> bytes:
-        """The snapshot. It touches no tree, and may run in another thread, which it leaves room for others."""
+        """Return the snapshot. It does not touch the tree, so another thread may run it."""
         pack = msgspec.msgpack.Encoder().encode
         pieces = [b"\x94", pack(kind), pack(ticks), pack(list(self._numbers)), _array_head(len(self._records))]
         pieces += [pack(record) for record in self._records]
@@ -114,33 +114,33 @@ class TreeCopy(Generic[AnyStr]):
 
 
 def _children(node: PrefixNode[AnyStr]) -> Iterator[PrefixNode[AnyStr]]:
-    """Those that it has now, in the order of their keys."""
+    """Iterate over the present children, in the order of their keys."""
     return iter([child for _, child in sorted(node.children.items())])
 
 
 def _within(tenants: Mapping[str, int], holders: Mapping[str, int]) -> Mapping[str, int]:
-    """Those who have what is above, and used this no later."""
+    """Return the tenants that also hold the parent, with ticks no later than there."""
     return {tenant: min(tick, holders[tenant]) for tenant, tick in tenants.items() if tenant in holders}
 
 
 def _array_head(count: int) -> bytes:
-    """How msgpack begins an array."""
+    """Return the start of a msgpack array."""
     if count < 16:
         return bytes((0x90 | count,))
     return struct.pack(">BH", 0xDC, count) if count < 1 << 16 else struct.pack(">BI", 0xDD, count)
 
 
-def decode(data: bytes, kind: str, empty: AnyStr, page: int) -> tuple[int, list[Node[AnyStr]]]:
-    """Its ticks and its nodes.
+def decode(data: bytes, kind: str, empty: AnyStr, page: int) -> tuple[int, list[SnapshotNode[AnyStr]]]:
+    """Return the ticks and the nodes of a snapshot.
 
     Args:
         data: the snapshot.
-        kind: which tree it is for.
-        empty: an edge of that kind of tree, of no length.
-        page: what the length of an edge is a multiple of.
+        kind: the kind of tree that it must be of.
+        empty: an empty edge of that kind of tree.
+        page: the length that every edge is a multiple of.
 
     Raises:
-        SnapshotError: it is no such snapshot, or not as `encode` wrote it.
+        SnapshotError: it is not such a snapshot, or not as `encode` wrote it.
     """
     if len(data) < _HEADER.size:
         raise SnapshotError(f"{len(data)} bytes are no snapshot of a prefix tree")
@@ -151,7 +151,7 @@ def decode(data: bytes, kind: str, empty: AnyStr, page: int) -> tuple[int, list[
         raise SnapshotError(f"a snapshot of version {version}: this router reads version {VERSION}")
     payload = data[_HEADER.size :]
     if digest != _digest(payload):
-        raise SnapshotError("the snapshot is damaged: its checksum is another one")
+        raise SnapshotError("the snapshot is damaged: its checksum does not match")
     try:
         found = _decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -163,7 +163,7 @@ def decode(data: bytes, kind: str, empty: AnyStr, page: int) -> tuple[int, list[
     return found.ticks, nodes
 
 
-def _nodes(found: _Payload, empty: AnyStr, page: int) -> Iterator[Node[AnyStr]]:
+def _nodes(found: _Payload, empty: AnyStr, page: int) -> Iterator[SnapshotNode[AnyStr]]:
     names = dict(enumerate(found.tenants))
     if len(set(found.tenants)) != len(found.tenants):
         raise SnapshotError("the snapshot has a tenant twice")
@@ -177,11 +177,11 @@ def _nodes(found: _Payload, empty: AnyStr, page: int) -> Iterator[Node[AnyStr]]:
             raise SnapshotError(f"the snapshot has an edge of {len(edge)}")
         if 2 * len(tenants) != len(record.accesses) or not tenants:
             raise SnapshotError("the snapshot has a node with a tenant twice, or without any")
-        yield Node(edge, tenants, record.children, record.ends)
+        yield SnapshotNode(edge, tenants, record.children, record.ends)
 
 
-def _check_shape(nodes: list[Node[AnyStr]], ticks: int, page: int) -> None:
-    """Children under their parents, told apart by their first page, held by who holds the parent, and used no later."""
+def _check_shape(nodes: list[SnapshotNode[AnyStr]], ticks: int, page: int) -> None:
+    """Raise SnapshotError unless siblings differ in their first page and a child's tenants hold its parent, no earlier."""
     above: list[tuple[Mapping[str, int] | None, set[AnyStr], int]] = [(None, set(), -1)]
     for edge, tenants, children, ends in nodes:
         while not above[-1][2]:

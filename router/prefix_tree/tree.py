@@ -1,43 +1,42 @@
-"""Prefix trees: which worker was given which beginnings of prompts.
+"""Prefix trees: which worker was sent which prefixes.
 
-One structure for two kinds of keys: `StringTree` over the characters (code points) of texts, `TokenTree` over pages of 16 token
-ids, as an SGLang worker's own radix cache has them. Both are radix trees whose nodes are held by several *tenants*, the workers
-(`prefix_node` has a picture). The trees are pure: no await, no clock but a counter of insertions, nothing that is random.
+One structure serves two kinds of keys: `StringTree` over the characters (code points) of texts, `TokenTree` over pages of 16
+token ids, as in an SGLang worker's own radix cache. Both are radix trees whose nodes are held by several *tenants*, the workers
+(`node.py` has a picture). The trees are pure: no await, no clock but a counter of insertions, no randomness.
 
-Three rules carry them:
+Three rules:
 
-* **Matching reads, inserting writes.** Asking who has a prompt does not make it look used; giving it to somebody does.
-* **All that runs over a tenant is kept per tenant.** A match costs what its path is long, whether five or five hundred workers
-  hold it; only a split copies the tenants of one node.
-* **Comparing is done by slices.** An edge is found whole by one `startswith`, and the place where one is left by bisection.
+* **Matching reads, inserting writes.** A lookup does not make a prompt look used; sending it to a worker does.
+* **State that concerns a tenant is kept per tenant.** A match costs the length of its path, whether five or five
+  hundred workers hold it; only a split copies the tenants of one node.
+* **Slices are compared, not characters.** One `startswith` matches a whole edge, and bisection finds where a key leaves one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import AnyStr, ClassVar, Generic, NamedTuple, Self, TypeVar
 
-from router.prefix_tree import check
 from router.prefix_tree.core import PrefixCore
 from router.prefix_tree.node import PrefixNode
 from router.prefix_tree.packed_ids import pack_ids, unpack_ids
-from router.prefix_tree.snapshot import TreeCopy, decode
+from router.prefix_tree.snapshot import SnapshotNode, TreeCopy, decode
 
 Key = TypeVar("Key")
-"""What callers give; it is kept as `AnyStr`."""
+"""The keys of callers; a tree keeps them as `AnyStr`."""
 
 PAGE = 16
-"""Token ids of a page."""
+"""Token ids in a page."""
 
 
 class Match(NamedTuple):
-    """The longest beginning of a key that a tree has.
+    """The longest known prefix of a key. Lengths are in units: characters, or token ids.
 
     Attributes:
-        tenant: who used it last; None if nothing matches.
-        matched: how long it is, in units: characters, or token ids (whole pages).
-        input: how long the key is, in the same units, a rest without a page included.
+        tenant: the last tenant that used it; None if nothing matches.
+        matched: its length, in whole pages.
+        input: the length of the key, including an incomplete page.
     """
 
     tenant: str | None
@@ -45,15 +44,15 @@ class Match(NamedTuple):
     input: int
 
 
-class Walk(NamedTuple, Generic[AnyStr]):
-    """How far a key runs through a tree. Good until the tree is changed.
+class Descent(NamedTuple, Generic[AnyStr]):
+    """How far a key runs through a tree. Valid until the tree changes. Lengths are of the key as the tree keeps it.
 
     Attributes:
-        key: as the tree keeps it, in whole pages.
-        path: the nodes that it runs through, from below the root.
-        matched: how much of the key the nodes have, as long as it is kept.
-        cut: how much that is of the edge of the last node, if it is not all of it, else 0.
-        changes: of the tree, by then.
+        key: the key as the tree keeps it, in whole pages.
+        path: the nodes on its way, without the root.
+        matched: the length of the key that these nodes have.
+        cut: how much of the last node's edge matches, if not all of it, else 0.
+        changes: the tree's counter of changes at that time.
     """
 
     key: AnyStr
@@ -64,13 +63,13 @@ class Walk(NamedTuple, Generic[AnyStr]):
 
 
 class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
-    """See the top of this file; made as one of the kinds below.
+    """The base class of the kinds below; see the top of this file.
 
-    An empty key, and ids that do not fill a page, have no place in it: they match nothing, and inserting them does nothing.
+    An empty key, or ids that do not fill a page, match nothing, and inserting them does nothing.
 
     Attributes:
-        kind: what the keys are, as a snapshot tells it.
-        width: how long a unit is, as it is kept.
+        kind: the name of the kind of keys in a snapshot.
+        width: the length of a unit as it is kept.
     """
 
     kind: ClassVar[str]
@@ -81,57 +80,40 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
 
     @property
     def size(self) -> int:
-        """Units that the tenants hold, all together: what several hold counts for each."""
+        """The units that all tenants hold together: what several hold counts for each."""
         return self._size // self.width
 
-    # Reading -----------------------------------------------------------------------------------------------------------
-
-    def prefix_match(self, key: Key) -> str | None:
-        """Of those who hold the longest known beginning of this key, who used it last. None if none is known."""
-        return self.prefix_match_with_counts(key).tenant
-
-    def prefix_match_with_counts(self, key: Key) -> Match:
-        """The same, and how long that beginning is."""
+    def match(self, key: Key) -> Match:
         packed, given = self._pack(key)
-        path, matched, _ = self._descend(self.root, packed)
+        path, matched, _ = self._find(self.root, packed)
         return Match(path[-1].last_tenant() if path else None, matched // self.width, given)
 
-    def walk(self, key: Key) -> Walk[AnyStr]:
-        """How far this key runs through the tree, for `follow`."""
+    def descend(self, key: Key) -> Descent[AnyStr]:
+        """Return how far a key runs through the tree, for `follow`."""
         packed, _ = self._pack(key)
-        return Walk(packed, *self._descend(self.root, packed), self._changes)
+        return Descent(packed, *self._find(self.root, packed), self._changes)
 
     def tenant_size(self, tenant: str) -> int:
-        """Units that it holds."""
+        """Return the units that a tenant holds."""
         holding = self.holdings.get(tenant)
         return 0 if holding is None else holding.size // self.width
 
     def tenant_sizes(self) -> dict[str, int]:
-        """Units that each tenant holds. Who holds nothing is not in it."""
+        """Return the units of each tenant that holds any."""
         return {tenant: holding.size // self.width for tenant, holding in self.holdings.items()}
 
-    def entries(self) -> Iterator[tuple[Key, dict[str, int]]]:
-        """Each node's whole key, with the ticks of its tenants' last accesses, in order of the keys. For tests and people."""
-        pieces: list[AnyStr] = []
-        for node, depth in self._walk():
-            pieces[depth - 1 :] = [node.edge]
-            yield self._unpack(self.root.edge.join(pieces)), dict(node.tenants)
-
-    # Writing -----------------------------------------------------------------------------------------------------------
-
     def insert(self, key: Key, tenant: str) -> None:
-        """The tenant has all of this key, and uses it now."""
-        packed, _ = self._pack(key)
-        self._hold(packed, tenant, *self._descend(self.root, packed))
+        """Note that a tenant has all of this key and uses it now."""
+        self.follow(self.descend(key), tenant)
 
-    def follow(self, walk: Walk[AnyStr], tenant: str) -> PrefixNode[AnyStr] | None:
-        """Insert the key of a walk, which saves another descent. Returns the node at its end; None for an empty key."""
-        if walk.changes != self._changes:
-            return self._hold(walk.key, tenant, *self._descend(self.root, walk.key))
-        return self._hold(walk.key, tenant, walk.path, walk.matched, walk.cut)
+    def follow(self, descent: Descent[AnyStr], tenant: str) -> PrefixNode[AnyStr] | None:
+        """Insert the key of a descent without another descent. Return the node at its end; None for an empty key."""
+        if descent.changes != self._changes:
+            return self._hold(descent.key, tenant, *self._find(self.root, descent.key))
+        return self._hold(descent.key, tenant, descent.path, descent.matched, descent.cut)
 
     def evict(self, tenant: str, max_units: int) -> int:
-        """Let a tenant hold so many units at most: its least recently used leaves go. Gives back how many it lost."""
+        """Shrink a tenant to at most this many units, least recently used leaves first. Return the units it lost."""
         holding = self.holdings.get(tenant)
         if holding is None:
             return 0
@@ -141,10 +123,7 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
         return (before - self._size) // self.width
 
     def evict_all(self, max_units: int) -> int:
-        """Let all tenants together hold so many units at most: the least recently used leaves of any go.
-
-        Gives back how many units went. The budget is the tree's, as `--max-tree-size` is.
-        """
+        """Shrink all tenants together to at most this many units, least recently used leaves first. Return the units lost."""
         before, limit = self._size, max(0, max_units * self.width)
         if before <= limit:
             return 0
@@ -160,53 +139,43 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
         return (before - self._size) // self.width
 
     def remove_tenant(self, tenant: str) -> int:
-        """It is gone. Gives back how many units it held; costs what these are."""
+        """Forget a tenant, at a cost proportional to its leaves. Return the units it held."""
         return self.evict(tenant, 0)
 
-    def clear(self) -> None:
-        """Forget everything but the time. Also for a tree that is dropped: nothing else frees its nodes."""
-        for node in [node for node, _ in self._walk()]:
-            node.parent = None
-            node.children = {}
-        self.root.children = {}
-        self.holdings.clear()
-        self.nodes = self._size = 0
-        self._changes += 1
-
-    def check(self) -> None:
-        """Hold everything that is kept against a recount. AssertionError tells a bug of ours. Costs the whole tree."""
-        check.check(self)
-
-    # Snapshots ---------------------------------------------------------------------------------------------------------
-
     def dump(self) -> bytes:
-        """Everything, for a restart or for another replica. Equal trees give equal bytes."""
+        """Return a snapshot, for a restart or for another replica. Equal trees give equal bytes."""
         copy = self.copy()
         copy.step(self.nodes + 1)
         return copy.encode(self.kind, self.ticks)
 
     def copy(self) -> TreeCopy[AnyStr]:
-        """A copy for a snapshot, to be taken in steps."""
+        """Start a snapshot that is taken in steps."""
         return TreeCopy(self.root)
 
     @classmethod
     def load(cls, snapshot: bytes) -> Self:
-        """A tree out of a snapshot.
-
-        Raises:
-            SnapshotError: it is damaged, of another version, or of the other kind of tree.
-        """
+        """Return the tree of a snapshot. Raise SnapshotError as `decode` does."""
         tree = cls()
         tree.merge(snapshot)
         return tree
 
-    def merge(self, snapshot: bytes) -> None:
-        """Take in another tree: what a tenant holds in both has the newer of its two accesses.
+    def decode(self, snapshot: bytes) -> tuple[int, list[SnapshotNode[AnyStr]]]:
+        """Return the ticks and nodes of a snapshot, for `merge_decoded`.
 
         Raises:
-            SnapshotError: as in `load`. Nothing is changed then.
+            SnapshotError: the snapshot is damaged, of another version, or of another kind of tree.
         """
-        ticks, nodes = decode(snapshot, self.kind, self.root.edge, self.page)
+        return decode(snapshot, self.kind, self.empty, self.page)
+
+    def merge(self, snapshot: bytes) -> None:
+        """Add another tree. What a tenant holds in both gets the later of its two ticks.
+
+        Raises:
+            SnapshotError: as in `decode`. The tree is not changed then.
+        """
+        self.merge_decoded(*self.decode(snapshot))
+
+    def merge_decoded(self, ticks: int, nodes: list[SnapshotNode[AnyStr]]) -> None:
         self.ticks = max(self.ticks, ticks)
         stack = [(self.root, -1)]
         for edge, tenants, children, ends in nodes:
@@ -214,17 +183,15 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
                 stack.pop()
             above, left = stack[-1]
             stack[-1] = above, left - 1
-            path = self._reach(above, edge, *self._descend(above, edge))
+            path = self._complete(above, edge, *self._find(above, edge))
             for node in path:
                 self._learn(node, tenants)
             path[-1].ends = max(path[-1].ends, ends)
             stack.append((path[-1], children))
 
-    # Inside ------------------------------------------------------------------------------------------------------------
-
     @classmethod
     def _pack(cls, key: Key) -> tuple[AnyStr, int]:
-        """The key as it is kept, in whole pages, and how many units it had."""
+        """Return the key as it is kept, in whole pages, and its length in units."""
         raise NotImplementedError
 
     @classmethod
@@ -233,15 +200,12 @@ class PrefixTree(PrefixCore[AnyStr], Generic[Key, AnyStr]):
 
 
 class StringTree(PrefixTree[str, str]):
-    """Over texts; a unit is a character."""
+    """A prefix tree over texts. A unit is a character."""
 
     kind = "text"
     page = 1
     width = 1
-
-    @classmethod
-    def _nothing(cls) -> str:
-        return ""
+    empty = ""
 
     @classmethod
     def _pack(cls, key: str) -> tuple[str, int]:
@@ -253,22 +217,16 @@ class StringTree(PrefixTree[str, str]):
 
 
 class TokenTree(PrefixTree[Sequence[int], bytes]):
-    """Over token ids, in pages of `PAGE`; a unit is an id. A rest that fills no page is ignored.
+    """A prefix tree over token ids, in pages of `PAGE`. A unit is an id; an incomplete page is ignored.
 
-    Keys are any sequences of ids. A list has to be packed (10 ns an id, more than all the rest of a match); arrays and
-    memoryviews of 32-bit integers, and `bytes` of such, little-endian, are taken as they are.
-
-    Raises, from every method that takes a key:
-        ValueError: an id that has no place in 32 bits.
+    Keys are any sequences of ids. Packing a list costs more than the rest of a match; see `pack_ids` for what is not packed.
+    Every method that takes a key raises ValueError for an id that does not fit into 32 bits.
     """
 
     kind = "ids"
     page = 4 * PAGE
     width = 4
-
-    @classmethod
-    def _nothing(cls) -> bytes:
-        return b""
+    empty = b""
 
     @classmethod
     def _pack(cls, key: Sequence[int]) -> tuple[bytes, int]:
@@ -281,7 +239,6 @@ class TokenTree(PrefixTree[Sequence[int], bytes]):
 
 
 class ExactTokenTree(TokenTree):
-    """In pages of one id, as SGLang's own cache has them unless it is told otherwise: questions are told apart that are shorter
-    than a longer page."""
+    """A token tree with pages of one id, SGLang's default: it tells apart questions that are shorter than a larger page."""
 
     page = 4

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from router.config import BreakerConfig, HealthConfig
 from router.errors import NotFoundError, NoWorkerError
-from router.policies.base import Decision, HearsReplies, Keeps, Policy, Remembers, RouteQuery
+from router.policies.base import Decision, ForgetsWorkers, LearnsReplies, PinsKeys, Policy, RouteQuery
 from router.workers.breaker import Breaker, BreakerState
 from router.workers.worker import ROUTABLE, Worker, WorkerState, normalize_url
 
@@ -98,8 +98,8 @@ class WorkerPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = policy
-        self._keeping = policy if isinstance(policy, Keeps) else None
-        self.listener = policy if isinstance(policy, HearsReplies) else None
+        self._keeping = policy if isinstance(policy, PinsKeys) else None
+        self.listener = policy if isinstance(policy, LearnsReplies) else None
         """The policy, if it wants to know of replies."""
         self._health = health or HealthConfig()
         self._breaker = breaker or BreakerConfig()
@@ -298,7 +298,7 @@ class WorkerPool:
         if worker.state is WorkerState.DRAINING and worker.inflight == 0:
             worker.move_to(WorkerState.GONE)
             del self._workers[worker.id]
-            if isinstance(self._policy, Remembers):
+            if isinstance(self._policy, ForgetsWorkers):
                 self._policy.forget(worker)
 
     def _breaker_moved(self, worker: Worker, state: BreakerState) -> None:

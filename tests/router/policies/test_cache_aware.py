@@ -19,6 +19,7 @@ from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, RouteQuery
 from router.policies.cache_aware import CacheAware
 from router.prefix_tree.snapshot import SnapshotError
 from router.workers.worker import Worker
+from tests.router.prefix_tree.recount import check
 
 SYSTEM = "You are a careful assistant. " * 40
 
@@ -192,7 +193,7 @@ def test_a_worker_with_much_is_forgotten_in_pieces_and_has_nothing_if_it_comes_b
     assert 0 < policy.texts.tenant_size(workers[0].url) < left
     policy.select(workers[:1], query("it is back"))
     assert policy.texts.tenant_size(workers[0].url) == len("it is back")
-    policy.texts.check()
+    check(policy.texts)
 
 
 def test_without_a_prompt_the_least_loaded_in_turn() -> None:
@@ -472,8 +473,8 @@ def test_a_copy_that_is_taken_in_steps_holds_together_while_all_goes_on() -> Non
                 policy.texts.evict_all(policy.texts.size // 2)
         after = CacheAware()
         after.load(copy.encode())
-        after.texts.check()
-        after.ids.check()
+        check(after.texts)
+        check(after.ids)
 
 
 # -- what workers say themselves ---------------------------------------------------------------------------------------

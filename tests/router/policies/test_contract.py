@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from router.config import CacheAwareConfig
 from router.policies import POLICIES, create_policy
-from router.policies.base import Decision, Policy, Remembers, RouteQuery
+from router.policies.base import Decision, ForgetsWorkers, Policy, RouteQuery
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.workers.pool import Lease, WorkerPool
 from router.workers.worker import Worker
+from tests.router.prefix_tree.recount import check
 
 EVERY = pytest.mark.parametrize("name", POLICIES)
 REASONS = {
@@ -147,7 +148,7 @@ def test_what_a_policy_keeps_it_forgets(name: str) -> None:
     policy, workers = create_policy(name), fleet(4)
     for query in queries(random.Random(5), 100):
         decide(policy, workers, query)
-    if isinstance(policy, Remembers):
+    if isinstance(policy, ForgetsWorkers):
         for worker in workers:
             policy.forget(worker)
             policy.forget(worker)  # again is no error
@@ -156,8 +157,8 @@ def test_what_a_policy_keeps_it_forgets(name: str) -> None:
 
 def remembered(policy: Policy) -> set[str]:
     if isinstance(policy, CacheAware):
-        policy.texts.check()
-        policy.ids.check()
+        check(policy.texts)
+        check(policy.ids)
         return {*policy.texts.tenant_sizes(), *policy.ids.tenant_sizes(), *policy._recent._sums}
     return set(policy._known) if isinstance(policy, ConsistentHashing) else set()
 

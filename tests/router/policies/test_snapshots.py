@@ -12,7 +12,7 @@ from router.config import CacheAwareConfig
 from router.policies.base import RouteQuery
 from router.policies.cache_aware import CacheAware, PolicyCopy
 from router.policies.least_inflight import LeastInflight
-from router.policies.snapshots import PolicyUpkeep, read_snapshot, write_snapshot
+from router.policies.snapshots import PolicySnapshots, read_snapshot, write_snapshot
 from router.workers.worker import Worker
 
 WORKERS = (Worker("http://a:1"), Worker("http://b:1"))
@@ -37,11 +37,11 @@ def test_it_is_cut_back_while_it_runs_and_saved_at_the_end(tmp_path: Path) -> No
 
     async def main() -> None:
         policy = filled(config)
-        async with asyncio.timeout(10), PolicyUpkeep(policy, config):
+        async with asyncio.timeout(10), PolicySnapshots(policy, config):
             while policy.texts.size > 500:  # noqa: ASYNC110 - a tree tells nobody of its changes
                 await asyncio.sleep(0.001)
         again = CacheAware(config)
-        async with PolicyUpkeep(again, config):
+        async with PolicySnapshots(again, config):
             assert again.dump() == policy.dump()
 
     asyncio.run(main())
@@ -49,7 +49,7 @@ def test_it_is_cut_back_while_it_runs_and_saved_at_the_end(tmp_path: Path) -> No
 
 def test_a_policy_that_remembers_nothing_needs_nothing(tmp_path: Path) -> None:
     async def main() -> None:
-        async with PolicyUpkeep(LeastInflight(), CacheAwareConfig(snapshot=tmp_path / "policy")):
+        async with PolicySnapshots(LeastInflight(), CacheAwareConfig(snapshot=tmp_path / "policy")):
             assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
@@ -89,7 +89,7 @@ def test_it_is_saved_while_it_runs_and_only_when_there_is_something_new(tmp_path
 
     async def main() -> None:
         policy = filled(config)
-        async with asyncio.timeout(10), PolicyUpkeep(policy, config):
+        async with asyncio.timeout(10), PolicySnapshots(policy, config):
             policy.select(WORKERS, RouteQuery(text="a new one " * 50))
             expected = policy.dump()
             while not path.exists():  # noqa: ASYNC110 - a file tells nobody
@@ -113,7 +113,7 @@ def test_the_end_waits_for_what_is_being_written(tmp_path: Path) -> None:
     async def main() -> None:
         for number in range(20):
             policy = filled(config)
-            async with PolicyUpkeep(policy, config):
+            async with PolicySnapshots(policy, config):
                 for step in range(number):
                     policy.select(WORKERS, RouteQuery(text=f"{number} {step} " * 50))
                     await asyncio.sleep(0)

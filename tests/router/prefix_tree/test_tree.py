@@ -12,6 +12,7 @@ import pytest
 
 from router.prefix_tree.node import common_length
 from router.prefix_tree.tree import PAGE, ExactTokenTree, Match, StringTree, TokenTree
+from tests.router.prefix_tree.recount import check, entries
 
 LONG = "".join(random.Random(1).choices("abcdefgh ", k=10_000))
 A, B, C = (f"http://{name}:1" for name in "abc")
@@ -21,7 +22,7 @@ def text_tree(*keys: tuple[str, str]) -> StringTree:
     tree = StringTree()
     for key, tenant in keys:
         tree.insert(key, tenant)
-        tree.check()
+        check(tree)
     return tree
 
 
@@ -30,53 +31,53 @@ def pages(*numbers: int) -> list[int]:
 
 
 def held(tree: StringTree) -> dict[str, list[str]]:
-    return {key: sorted(tenants) for key, tenants in tree.entries()}
+    return {key: sorted(tenants) for key, tenants in entries(tree)}
 
 
 def test_the_last_user_of_the_longest_match_is_found() -> None:
     tree = text_tree(("You are a poet", A), ("You are a judge", B), ("You are a judge", C))
-    assert tree.prefix_match_with_counts("You are a jury") == Match(C, 12, 14)
-    assert tree.prefix_match("You are a poem") == A
-    assert tree.prefix_match("You are") == C
+    assert tree.match("You are a jury") == Match(C, 12, 14)
+    assert tree.match("You are a poem").tenant == A
+    assert tree.match("You are").tenant == C
     tree.insert("You", A)
-    assert tree.prefix_match("You") == A
-    assert tree.prefix_match("You are") == C
-    assert tree.prefix_match("They are") is None
+    assert tree.match("You").tenant == A
+    assert tree.match("You are").tenant == C
+    assert tree.match("They are").tenant is None
 
 
 def test_matching_does_not_make_a_prefix_look_used() -> None:
     tree = text_tree(("one", A), ("two", A))
-    assert tree.prefix_match("one") == A
+    assert tree.match("one").tenant == A
     assert tree.evict(A, 3) == 3
     assert held(tree) == {"two": [A]}
 
 
 def test_a_walk_tells_who_shares_how_much() -> None:
     tree = text_tree(("system", A), ("system", B), ("system, more", C), ("system, more", A))
-    walk = tree.walk("system, mo!")
+    walk = tree.descend("system, mo!")
     assert [(node.end, list(node.tenants)) for node in walk.path] == [(6, [B, C, A]), (12, [C, A])]
     assert (walk.matched, walk.cut) == (10, 4)
-    assert tree.walk("what").path == []
+    assert tree.descend("what").path == []
 
 
 def test_a_walk_is_followed_without_another_descent_and_also_when_the_tree_has_changed() -> None:
     tree = text_tree(("one more", A), ("one", B))
-    node = tree.follow(tree.walk("one two"), C)
+    node = tree.follow(tree.descend("one two"), C)
     assert node is not None
     assert (node.edge, node.end, list(node.tenants)) == ("two", 7, [C])
-    walk = tree.walk("one more")
+    walk = tree.descend("one more")
     for tenant in (A, B, C):
         tree.remove_tenant(tenant)
     tree.follow(walk, C)
-    tree.check()
+    check(tree)
     assert held(tree) == {"one more": [C]}
 
 
 def test_an_empty_key_has_no_place() -> None:
     tree = text_tree(("", A))
-    assert tree.prefix_match_with_counts("") == Match(None, 0, 0)
-    assert tree.follow(tree.walk(""), B) is None
-    assert (tree.tenant_sizes(), tree.nodes, list(tree.entries())) == ({}, 0, [])
+    assert tree.match("") == Match(None, 0, 0)
+    assert tree.follow(tree.descend(""), B) is None
+    assert (tree.tenant_sizes(), tree.nodes, list(entries(tree))) == ({}, 0, [])
 
 
 @pytest.mark.parametrize("length", [1, PAGE - 1])
@@ -86,7 +87,7 @@ def test_a_rest_of_a_page_is_ignored(length: int) -> None:
     assert (tree.tenant_sizes(), tree.nodes) == ({}, 0)
     tree.insert(pages(1, 2) + [7] * length, A)
     assert tree.tenant_sizes() == {A: 2 * PAGE}
-    assert tree.prefix_match_with_counts(pages(1, 2) + [7] * length) == Match(A, 2 * PAGE, 2 * PAGE + length)
+    assert tree.match(pages(1, 2) + [7] * length) == Match(A, 2 * PAGE, 2 * PAGE + length)
 
 
 def test_pages_match_whole_or_not() -> None:
@@ -94,11 +95,11 @@ def test_pages_match_whole_or_not() -> None:
     tree.insert(pages(1, 2, 3), A)
     other = pages(1, 2, 3)
     other[2 * PAGE - 1] = 9
-    assert tree.prefix_match_with_counts(other) == Match(A, PAGE, 3 * PAGE)
+    assert tree.match(other) == Match(A, PAGE, 3 * PAGE)
     tree.insert(other, B)
-    tree.check()
+    check(tree)
     assert tree.tenant_sizes() == {A: 3 * PAGE, B: 3 * PAGE}
-    assert [(len(key), len(tenants)) for key, tenants in tree.entries()] == [(PAGE, 2), (3 * PAGE, 1), (3 * PAGE, 1)]
+    assert [(len(key), len(tenants)) for key, tenants in entries(tree)] == [(PAGE, 2), (3 * PAGE, 1), (3 * PAGE, 1)]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,8 @@ def test_ids_may_come_in_any_form(kind: Any) -> None:
     ids: Sequence[int] = [*range(40), 151_643, 0, 2**31, 2**32 - 1, *range(20)] if kind in (list, tuple) else range(64)
     tree = TokenTree()
     tree.insert(kind(ids), A)
-    assert tree.prefix_match_with_counts(list(ids)) == Match(A, 64, 64)
-    assert list(tree.entries()) == [(list(ids), {A: 1})]
+    assert tree.match(list(ids)) == Match(A, 64, 64)
+    assert list(entries(tree)) == [(list(ids), {A: 1})]
 
 
 @pytest.mark.parametrize("ids", [[2**32], [-1], ["1"], [1.0], b"abc"])
@@ -134,9 +135,9 @@ def test_what_are_no_ids_is_refused(ids: Any) -> None:
 def test_a_long_edge_is_left_at_any_character(cut: int, other: str) -> None:
     tree = text_tree((LONG, A), (LONG[:cut] + other + LONG[cut:], B))
     assert tree.tenant_sizes() == {A: 10_000, B: 10_001}
-    assert tree.prefix_match_with_counts(LONG[:cut] + "?") == Match(B, cut, cut + 1)
-    assert tree.prefix_match_with_counts(LONG) == Match(A, 10_000, 10_000)
-    assert tree.prefix_match_with_counts(LONG[:cut] + other + LONG[cut:] + "?") == Match(B, 10_001, 10_002)
+    assert tree.match(LONG[:cut] + "?") == Match(B, cut, cut + 1)
+    assert tree.match(LONG) == Match(A, 10_000, 10_000)
+    assert tree.match(LONG[:cut] + other + LONG[cut:] + "?") == Match(B, 10_001, 10_002)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 312, 313, 624])
@@ -146,11 +147,11 @@ def test_a_long_edge_is_left_at_any_page(cut: int) -> None:
     other[PAGE * cut] = 5_000_000
     tree = TokenTree()
     tree.insert(ids, A)
-    assert tree.prefix_match_with_counts(other) == Match(A, PAGE * cut, len(ids))
+    assert tree.match(other) == Match(A, PAGE * cut, len(ids))
     tree.insert(other, B)
-    tree.check()
+    check(tree)
     assert tree.tenant_sizes() == {A: len(ids), B: len(ids)}
-    assert tree.prefix_match_with_counts(other) == Match(B, len(ids), len(ids))
+    assert tree.match(other) == Match(B, len(ids), len(ids))
 
 
 def test_the_place_where_an_edge_is_left_is_found_exactly() -> None:
@@ -166,15 +167,15 @@ def test_units_are_code_points() -> None:
     """Not bytes, and not UTF-16: an emoji counts one, a flag two, half of a surrogate pair, which JSON can spell, one."""
     tree = text_tree(("a😀é", A), ("a😀🇩🇪", B), ("a\ud83d", C))
     assert tree.tenant_sizes() == {A: 3, B: 4, C: 2}
-    assert tree.prefix_match_with_counts("a😀🇩🇫") == Match(B, 3, 4)
-    assert tree.prefix_match_with_counts("a\ud83d\ude00") == Match(C, 2, 3)
+    assert tree.match("a😀🇩🇫") == Match(B, 3, 4)
+    assert tree.match("a\ud83d\ude00") == Match(C, 2, 3)
     assert held(tree)["a😀"] == [A, B]
 
 
 def test_single_characters_and_a_branch_for_each() -> None:
     tree = text_tree(*((chr(code), A) for code in (0, 65, 255, 256, 0xFFFF, 0x10000, 0x10FFFF)))
     assert tree.nodes == tree.tenant_size(A) == 7
-    assert tree.prefix_match_with_counts("\U0010ffff!") == Match(A, 1, 2)
+    assert tree.match("\U0010ffff!") == Match(A, 1, 2)
 
 
 def test_a_hundred_tenants_on_one_path() -> None:
@@ -183,15 +184,15 @@ def test_a_hundred_tenants_on_one_path() -> None:
     for tenant, length in itertools.product(tenants, (1_000, 4_000, 10_000)):
         tree.insert(LONG[:length], tenant)
     tree.insert(LONG[:2_500] + "!", tenants[7])
-    tree.check()
+    check(tree)
     assert tree.nodes == 5
     assert tree.tenant_size(tenants[0]) == 10_000
     assert tree.tenant_size(tenants[7]) == 10_001
     assert tree.size == 1_000_001
     for tenant in tenants[:50]:
         tree.remove_tenant(tenant)
-    tree.check()
-    assert sorted(tree.walk(LONG).path[-1].tenants) == sorted(tenants[50:])
+    check(tree)
+    assert sorted(tree.descend(LONG).path[-1].tenants) == sorted(tenants[50:])
     assert tree.nodes == 4  # the one that parted is gone, the place where it did stays
 
 
@@ -205,7 +206,7 @@ def test_workers_that_come_and_go_leave_nothing() -> None:
             gone = f"http://w{generator.randrange(20)}:1"
             assert tree.remove_tenant(gone) >= 0
             assert tree.tenant_size(gone) == tree.remove_tenant(gone) == 0
-        tree.check()
+        check(tree)
     for tenant in list(tree.tenant_sizes()):
         tree.remove_tenant(tenant)
     assert (tree.nodes, tree.size, tree.holdings, tree.root.children) == (0, 0, {}, {})
@@ -216,7 +217,7 @@ def test_inserting_again_lets_nothing_grow() -> None:
     for _ in range(10_000):
         tree.insert(LONG, A)
         tree.insert(LONG[:10], A)
-    tree.check()
+    check(tree)
     assert (tree.tenant_sizes(), tree.nodes) == ({A: 10_000}, 2)
     assert len(tree.holdings[A]) < 100
 
@@ -228,15 +229,15 @@ def test_a_conversation_of_thousands_of_turns() -> None:
         tree.insert(LONG[:end], A)
     tree.insert(LONG[:5_001], B)
     assert tree.nodes == 2_001
-    assert tree.prefix_match_with_counts(LONG) == Match(A, 10_000, 10_000)
-    assert sum(1 for _ in tree.entries()) == 2_001
+    assert tree.match(LONG) == Match(A, 10_000, 10_000)
+    assert sum(1 for _ in entries(tree)) == 2_001
     assert StringTree.load(tree.dump()).dump() == tree.dump()
-    tree.check()
+    check(tree)
     assert tree.remove_tenant(A) == 10_000
-    tree.check()
+    check(tree)
     assert tree.nodes == 1_001
-    tree.clear()
-    tree.check()
+    tree.evict_all(0)
+    check(tree)
     assert tree.nodes == 0
 
 
@@ -249,7 +250,7 @@ def test_leaves_go_first_and_then_what_was_above() -> None:
     assert tree.evict(A, 10) == 3
     assert held(tree) == {"system: ": [A]}
     assert tree.evict(A, 7) == 8
-    tree.check()
+    check(tree)
     assert tree.tenant_sizes() == {}
 
 
@@ -259,7 +260,7 @@ def test_a_shared_prefix_outlives_its_leaves() -> None:
     assert held(tree) == {"system: ": [A, B], "system: two": [B]}
     assert tree.evict(A, 7) == 8
     assert held(tree) == {"system: ": [B], "system: two": [B]}
-    tree.check()
+    check(tree)
 
 
 def test_the_budget_of_a_tree_is_shared() -> None:
@@ -299,14 +300,14 @@ def test_what_is_not_as_it_should_be_is_found() -> None:
         tree = text_tree(("one", A), ("one more", A))
         spoil(tree)
         with pytest.raises(AssertionError):
-            tree.check()
+            check(tree)
 
 
 def test_pages_of_one_id_tell_apart_what_a_longer_page_does_not() -> None:
     tree = ExactTokenTree()
     tree.insert([1, 2, 3], A)
     tree.insert([1, 2, 4, 5], B)
-    tree.check()
-    assert tree.prefix_match_with_counts([1, 2, 3, 9]) == Match(A, 3, 4)
-    assert tree.prefix_match_with_counts([1, 2, 4]) == Match(B, 3, 3)
+    check(tree)
+    assert tree.match([1, 2, 3, 9]) == Match(A, 3, 4)
+    assert tree.match([1, 2, 4]) == Match(B, 3, 3)
     assert ExactTokenTree.load(tree.dump()).dump() == tree.dump()

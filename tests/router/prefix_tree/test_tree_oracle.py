@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.prefix_tree.tree import Match, PrefixTree, StringTree, TokenTree
 from tests.router.prefix_tree.naive_prefixes import NaivePrefixes
+from tests.router.prefix_tree.recount import check, entries
 
 LETTERS = "abé😀"
 TENANTS = [f"http://w{number}:1" for number in range(5)]
@@ -67,7 +68,7 @@ class History(RuleBasedStateMachine):
 
     def held(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
-        for key, accesses in self.tree.entries():
+        for key, accesses in entries(self.tree):
             for tenant, tick in accesses.items():
                 found.setdefault(tenant, {})[self.kind.letters(key)] = tick
         return found
@@ -96,7 +97,7 @@ class History(RuleBasedStateMachine):
     def walk_and_follow(self, key: str, tenant: str, forget: bool) -> None:
         """The walk is that of before; who had the longest beginning may be removed meanwhile."""
         holders, matched = self.naive.holders(key)
-        walk = self.tree.walk(self.kind.key(key))
+        walk = self.tree.descend(self.kind.key(key))
         assert walk.matched == self.units(matched) * self.tree.width
         assert list(walk.path[-1].tenants if walk.path else ()) == holders
         if forget and holders:
@@ -123,8 +124,8 @@ class History(RuleBasedStateMachine):
         self.naive.held.pop(tenant, None)
 
     @rule()
-    def clear(self) -> None:
-        self.tree.clear()
+    def evict_everything(self) -> None:
+        self.tree.evict_all(0)
         self.naive.held = {}
 
     @rule(key=keys, tenant=tenants)
@@ -152,10 +153,10 @@ class History(RuleBasedStateMachine):
         given = self.units(len(key)) + self.kind.rest
         holders, matched = self.naive.holders(key)
         last = holders[-1] if holders else None
-        match = self.tree.prefix_match_with_counts(asked)
+        match = self.tree.match(asked)
         assert match == Match(last, self.units(matched), given)
-        assert self.tree.prefix_match(asked) == last
-        walk = self.tree.walk(asked)
+        assert self.tree.match(asked).tenant == last
+        walk = self.tree.descend(asked)
         lengths = {
             tenant: min(node.end, walk.matched) // self.tree.width for node in walk.path for tenant in node.tenants
         }
@@ -164,14 +165,14 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        self.tree.check()
+        check(self.tree)
         assert self.held() == self.naive.held
         sizes = {tenant: self.units(size) for tenant, size in self.naive.sizes().items()}
         assert self.tree.tenant_sizes() == sizes
         assert all(self.tree.tenant_size(tenant) == sizes.get(tenant, 0) for tenant in TENANTS)
         assert (self.tree.size, self.tree.nodes) == (sum(sizes.values()), len(self.naive.marks()))
         assert self.tree.ticks == self.naive.ticks
-        marks = [self.kind.letters(key) for key, _ in self.tree.entries()]
+        marks = [self.kind.letters(key) for key, _ in entries(self.tree)]
         if self.kind is Texts:
             assert marks == sorted(marks)
 

@@ -1,18 +1,17 @@
-"""Recounts all that a prefix tree keeps. For tests, and for whoever doubts."""
+"""Recounts everything that a prefix tree keeps, as an oracle for its tests."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, AnyStr
+from collections.abc import Iterator
+from typing import Any, AnyStr
 
 from router.prefix_tree.node import PrefixNode
-
-if TYPE_CHECKING:
-    from router.prefix_tree.tree import PrefixTree
+from router.prefix_tree.tree import PrefixTree
 
 
 def check(tree: PrefixTree[Any, AnyStr]) -> None:
-    """AssertionError if the tree is not as it says it is."""
+    """Raise AssertionError if a recount differs from what the tree keeps. Costs the whole tree."""
     root = tree.root
     assert (root.parent, len(root.edge), root.end, root.tenants) == (None, 0, 0, {}), f"{root} is no root"
     sizes: Counter[str] = Counter()
@@ -51,3 +50,18 @@ def _check_child(
     if node is not tree.root:
         for tenant, tick in child.tenants.items():
             assert node.tenants.get(tenant, 0) >= tick, f"{tenant} has {child} without what is above"
+
+
+def entries(tree: PrefixTree[Any, Any]) -> Iterator[tuple[Any, dict[str, int]]]:
+    """Yield each node's whole key with its tenants' last ticks, in the order of the keys."""
+    pieces: list[Any] = []
+    stack = [iter(sorted(tree.root.children.items()))]
+    while stack:
+        item = next(stack[-1], None)
+        if item is None:
+            stack.pop()
+            continue
+        node = item[1]
+        pieces[len(stack) - 1 :] = [node.edge]
+        yield tree._unpack(tree.root.edge.join(pieces)), dict(node.tenants)
+        stack.append(iter(sorted(node.children.items())))
