@@ -34,7 +34,7 @@ from router.http.upstream import (
     retry_after,
 )
 from router.observability.metrics import RouterMetrics
-from router.observability.requests import Phase
+from router.observability.requests import RequestPhase
 from router.observability.tracing import OFF, Span, Tracer
 from router.policies.base import ENOUGH_IDS
 from router.proxy.attempts import BUSY, FAULTY, Attempts, Failure
@@ -143,7 +143,7 @@ class Proxy:
         try:
             if not request.limited:
                 return self._pool.lease(request.query, attempts.exclude, limited=False)
-            request.record.enter(Phase.QUEUED)
+            request.record.enter(RequestPhase.QUEUED)
             return await self._queue.lease(request.key, request.query, attempts.exclude, again=attempts.count > 0)
         except NoWorkerError as error:
             attempts.nobody(error)
@@ -355,7 +355,7 @@ def _status(response: UpstreamResponse, first: bytes) -> int:
 
 async def _pause(seconds: float, request: OutboundRequest) -> None:
     """Wait, but not for what is to end."""
-    request.record.enter(Phase.WAITING)
+    request.record.enter(RequestPhase.WAITING)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             if request.flight is None:
