@@ -13,7 +13,7 @@ from router.flags import config_from_args, parser
 
 COMMANDS = {
     "demo": "router.demo.cli",
-    "demo-agent": "router.demo.agent_cli",
+    "demo-agent": "router.demo.agent.cli",
     "demo-worker": "router.embedded.cli",
 }
 """Programs that share nothing with a router. Each is imported only when it is asked for."""

@@ -11,9 +11,6 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-REQUEST = "request"
-"""The key of a request's record in `scope["state"]`."""
-
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that the current task serves, for the log."""
 
