@@ -1,10 +1,9 @@
 # Every target does its own set-up, and can be run any number of times. What is made outside: ~/.cache/tito-router.
 # PYTHON=python3.12 chooses the interpreter of a new .venv; ARGS="-k radix -x" goes to pytest.
 
+SHELL := bash
 VENV := .venv
 PY := $(VENV)/bin/python
-INSTALLED := $(VENV)/.installed
-BENCH := $(VENV)/.bench
 FUZZ ?= 1000000
 
 # The first Python 3.11 or later that can make a virtual environment. Looked for only when one is made.
@@ -17,45 +16,58 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(INSTALLED) ## two small workers and a router on this machine: conversations as text, recovered token by token
+demo: $(VENV)/.demo ## two small workers and a router on this machine: conversations as text, recovered token by token
 	@$(VENV)/bin/tito-router demo $(ARGS)
 
-serve: $(INSTALLED) ## the same, left running, with three lines to try it with
+serve: $(VENV)/.demo ## the same, left running, with three lines to try it with
 	@$(VENV)/bin/tito-router demo --serve $(ARGS)
 
-demo-agent: $(INSTALLED) ## agents in a session: openai and anthropic clients, and the tree of what they did, token by token
+demo-agent: $(VENV)/.agents ## agents in a session: openai and anthropic clients, and the tree of what they did, token by token
 	@$(VENV)/bin/tito-router demo-agent $(ARGS)
 
-install: $(INSTALLED) ## make .venv with everything but SGLang
+install: $(VENV)/.test ## make .venv with everything but SGLang
 	@:
 
-# Two --quiet: errors are told, warnings about package indexes are not.
-$(INSTALLED): pyproject.toml
+# The environment grows by stages: the demos need no linters, no test clients and no vocabularies. What a larger stage
+# installs is what the smaller ones install and more, so it counts for them, too.
+EXTRAS_.demo := demo
+EXTRAS_.agents := agents
+EXTRAS_.test := test,lint
+EXTRAS_.bench := bench,lint
+COVERS_.agents := .demo
+COVERS_.test := .demo .agents
+COVERS_.bench := .demo .agents .test
+
+# Bytecode is left to the first import: most modules are never imported. Of pip's output, files of a megabyte or more.
+$(VENV)/.%: pyproject.toml
 	@$(PY) -m pip --version >/dev/null 2>&1 || { \
 		test -n "$(PYTHON)" || { echo "no Python 3.11 or later with venv: set PYTHON=/path/to/python3" >&2; exit 1; }; \
 		$(PYTHON) -m venv --clear $(VENV); }
-	@echo "installing into $(VENV): $$($(PY) --version)"
-	@$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable '.[test,lint]'
-	@touch $@
+	@echo "installing into $(VENV): $$($(PY) --version), tito-router[$(EXTRAS_$(@F))]"
+	@set -o pipefail; \
+	$(PY) -m pip install --disable-pip-version-check --no-input --no-compile --no-cache-dir --progress-bar off \
+		--editable '.[$(EXTRAS_$(@F))]' \
+		| awk '/^ *(Downloading|Using cached) .* MB\)/ || /^Installing/ { sub(/collected packages:.*/, "..."); print; fflush() }'
+	@touch $@ $(addprefix $(VENV)/,$(COVERS_$(@F)))
 
-test: $(INSTALLED) ## run all tests but those on a real SGLang
+test: $(VENV)/.test ## run all tests but those on a real SGLang
 	@$(PY) -m pytest -m "not sglang" -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
-test-sglang: $(INSTALLED) ## run the tests on a real SGLang, without a GPU; the first time makes one: Linux, 3.5 GB, minutes
+test-sglang: $(VENV)/.test ## run the tests on a real SGLang, without a GPU; the first time makes one: Linux, 3.5 GB, minutes
 	@tests/sglang_cpu/setup.sh
 	@$(PY) -m pytest -m sglang -p tests.support.sglang_report $(ARGS)
 
-fuzz: $(INSTALLED) ## send a million spoilt requests to every route, half an hour (FUZZ=20000 for fewer)
+fuzz: $(VENV)/.test ## send a million spoilt requests to every route, half an hour (FUZZ=20000 for fewer)
 	@TITO_FUZZ=$(FUZZ) $(PY) -m pytest tests/fuzz -q -s -p no:cacheprovider --show-capture=no $(ARGS)
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: $(VENV)/.test ## ruff and mypy
 	@status=0; \
 	$(PY) -m ruff check . || status=1; \
 	$(PY) -m ruff format --check . || status=1; \
 	$(PY) -m mypy || status=1; \
 	exit $$status
 
-bench: $(INSTALLED) ## measure, half an hour; results go to benchmarks/results, docs/performance.md and docs/routing.md
+bench: $(VENV)/.test ## measure, half an hour; results go to benchmarks/results, docs/performance.md and docs/routing.md
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
@@ -63,15 +75,10 @@ bench: $(INSTALLED) ## measure, half an hour; results go to benchmarks/results, 
 	@$(PY) -m benchmarks.serving.sessions --out benchmarks/results/sessions.json --page docs/performance.md
 	@$(PY) -m benchmarks.routing.load --out benchmarks/results/routing.json --page docs/routing.md
 
-soak: $(BENCH) ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
+soak: $(VENV)/.bench ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
 	@$(PY) -m benchmarks.soaking.soak --page docs/performance.md $(ARGS)
 
-# Only the picture of `soak` takes more than the tests do.
-$(BENCH): $(INSTALLED)
-	@$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable '.[bench]'
-	@touch $@
-
-reference: $(INSTALLED) ## renew docs/reference.md, the tables of flags and metrics, out of the code
+reference: $(VENV)/.test ## renew docs/reference.md, the tables of flags and metrics, out of the code
 	@$(PY) scripts/make_reference.py $(ARGS)
 
 clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay

@@ -10,7 +10,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from benchmarks.conftest import NAMESPACE, Talk
 from middleware_hub.radix.records import Context, SampledReply
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import chain_ids, flatten, pack_ids, pack_logprobs
+from middleware_hub.spans.chain import chain_ids, pack_ids, pack_logprobs
+from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 
 

@@ -13,10 +13,10 @@ import time
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub.chat.messages import ReplyHead
+from middleware_hub.chat.answer import ReplyHead
 from middleware_hub.chat.refusals import refusal
 from middleware_hub.dialects import completions_requests
-from middleware_hub.dialects.completions_answer import Told
+from middleware_hub.dialects.completions_answer import CompletionAnswer, unreadable
 from middleware_hub.dialects.completions_replies import Choices
 from middleware_hub.dialects.completions_requests import CompletionRequest
 from middleware_hub.dialects.openai import OpenAI
@@ -70,7 +70,7 @@ class Completions:
         rid = new_rid()
         body = await beside(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
-        told = [Told(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
+        told = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
         inner = _inner(scope, body)
         if request.stream:
             stream = _Stream(request, choices, told, send)
@@ -97,7 +97,7 @@ class Completions:
         self,
         request: CompletionRequest,
         choices: Choices,
-        told: list[Told],
+        told: list[CompletionAnswer],
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -111,7 +111,7 @@ class Completions:
         try:
             replies = split_list(body, request.replies) if request.listed else [Raw(body)]
         except UnreadableReplyError as error:
-            raise UpstreamError(f"the worker's reply is not what /generate answers: {error}") from error
+            raise unreadable(error) from error
         answers = []
         for one, reply in zip(told, replies, strict=True):
             answers.append(one.whole(reply))
@@ -122,7 +122,7 @@ class Completions:
 class _Stream:
     """One streamed reply on its way. Its head waits for the first event: that may be an error, with a status of its own."""
 
-    def __init__(self, request: CompletionRequest, choices: Choices, told: list[Told], send: Send) -> None:
+    def __init__(self, request: CompletionRequest, choices: Choices, told: list[CompletionAnswer], send: Send) -> None:
         self._request = request
         self._choices = choices
         self._told = told

@@ -31,6 +31,7 @@ from router.errors import BadRequestError
 from router.http.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT
 from router.http.offload import beside
+from router.http.reply import EditedReply
 from router.plugins import MiddlewareContext
 
 logger = logging.getLogger(__name__)
@@ -123,9 +124,10 @@ class RadixTreeMiddleware:
             heavy = sum(map(len, ids)) > MANY_TOKENS
             out = await beside(heavy, request.with_ids, ids, force_logprobs=self.force_logprobs)
             hint = RouteHint(prompts[0].match.text, prompts[0].ids, header(scope, b"x-smg-routing-key"))
-            responder = Responder(self.recorder, self, request, prompts, send, hint, force_logprobs=self.force_logprobs)
+            responder = Responder(self.recorder, self, request, prompts, hint, force_logprobs=self.force_logprobs)
+            reply = EditedReply(responder, send)
             try:
-                await self.app(_inner(scope, out, hint), replay(out, receive), responder.send)
+                await self.app(_inner(scope, out, hint), replay(out, receive), reply.send)
             finally:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub import parsers
 from middleware_hub.chat import keys
-from middleware_hub.chat.messages import Dialect
+from middleware_hub.chat.dialect import Dialect
 from middleware_hub.completions_middleware import Completions
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI

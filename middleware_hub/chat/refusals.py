@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from router.engines.sglang import StreamedReply
+from router.engines.sglang.attempt import refusal_status
 from router.errors import (
     BadRequestError,
     NoWorkerError,
@@ -17,27 +19,27 @@ from router.errors import (
 )
 
 _NO_RETRY = (("x-should-retry", "false"),)
-"""OpenAI's and Anthropic's own clients send again what was answered with 409, unless they are told."""
+"""OpenAI's and Anthropic's own clients retry a 409 unless this header forbids it."""
 _TOO_LONG = re.compile(r"context.length|maximum.*(context|input).*(length|tokens)|longer than the model", re.IGNORECASE)
 _EXCERPT = 500
 
 
 class UnknownSessionError(RouterError):
-    """There is no session of this name, or none of this tenant's."""
+    """The tenant has no session of this name."""
 
     status = 404
     type = "not_found"
 
 
 class SessionExistsError(RouterError):
-    """A session of this name is there already."""
+    """A session of this name exists already."""
 
     status = 409
     type = "session_exists"
 
 
 class SessionOverError(RouterError):
-    """The session was finalized or aborted: nothing is added to it any more."""
+    """The session was finalized or aborted and takes no more turns."""
 
     status = 409
     type = "session_over"
@@ -47,19 +49,19 @@ class SessionOverError(RouterError):
 
 
 class CapacityError(RouterError):
-    """Sessions hold as many tokens as they may."""
+    """Sessions hold as many tokens as they may hold."""
 
     status = 429
     type = "over_capacity"
 
 
 def context_length_error(message: str) -> BadRequestError:
-    """The conversation does not fit into the model's context. Clients' libraries match on the code."""
+    """Return the error for a conversation that does not fit the model's context. Client libraries match on the code."""
     return BadRequestError(message, code="context_length_exceeded")
 
 
 def refusal(status: int, body: bytes | str) -> RouterError:
-    """The error that a worker's answer is to a client: a request's own fault stays 400, the workers' is 5xx."""
+    """Translate a worker's error for a client: the fault of the request stays 400, the fault of the worker becomes 5xx."""
     message = _message(body)
     if status in (408, 504):
         return UpstreamTimeoutError(message)
@@ -76,8 +78,19 @@ def refusal(status: int, body: bytes | str) -> RouterError:
     return UpstreamError(f"the worker failed: {message}")
 
 
+def feed(streamed: StreamedReply, data: bytes) -> None:
+    """Feed one event to a streamed reply. Raises RouterError for an event that says why there is no reply."""
+    streamed.feed(data)
+    if streamed.error is not None:
+        raise refusal(refusal_status(data) or 502, streamed.error)
+    # A worker that cannot serve a request ends its stream with an abort that has a status.
+    status = refusal_status(data) if streamed.finished else None
+    if status is not None:
+        raise refusal(status, bytes(streamed.last_meta["finish_reason"]))
+
+
 def _message(body: bytes | str) -> str:
-    """What an error body says, in any of SGLang's five shapes."""
+    """Return the message of an error body, in any of SGLang's five shapes."""
     try:
         found: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

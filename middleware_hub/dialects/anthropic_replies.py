@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.messages import Answer, ChatRequest, Piece, ReplyHead, Text, TokenLogprob, ToolCall
+from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
 from router.errors import RouterError
 
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "abort": "abort"}

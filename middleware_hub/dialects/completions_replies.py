@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.messages import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.dialects.completions_requests import CompletionRequest
-from middleware_hub.dialects.openai_replies import UNLIKELY, ending
+from middleware_hub.dialects.openai_replies import UNLIKELY, ending, usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -108,17 +108,7 @@ class Choices:
         return {"index": index, "text": front + text, "logprobs": shown, **ending}
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """A prompt counts once, however many samples there are of it; its cached part as the first of them found it."""
-        firsts = answers[:: self._request.samples]
-        prompt = sum(answer.prompt_tokens for answer in firsts)
-        completion = sum(answer.completion_tokens for answer in answers)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in firsts)},
-            "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)},
-        }
+        return usage(answers, answers[:: self._request.samples])
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float | None]:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from middleware_hub.chat.messages import Memo, Message, Recalled
+from middleware_hub.chat.dialect import Memo, Recalled
+from middleware_hub.chat.messages import Message
 from middleware_hub.dialects.fields import DEEPEST, RAWS, Fields, too_deep, unsupported, wrong
 from router.engines.sglang.json import JSON_ERRORS, decode_any
 from router.errors import BadRequestError

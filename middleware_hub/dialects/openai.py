@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from middleware_hub.chat.messages import Answer, ChatRequest, Memo, ReplyHead
+from middleware_hub.chat.answer import Answer, ReplyHead
+from middleware_hub.chat.dialect import Memo
+from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects import openai_replies, openai_requests
 from router.errors import RouterError
 

@@ -12,15 +12,8 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.messages import (
-    Answer,
-    ChatRequest,
-    Piece,
-    ReplyHead,
-    Text,
-    TokenLogprob,
-    ToolCall,
-)
+from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
 from router.errors import RouterError
 
 UNLIKELY = -9999.0
@@ -38,7 +31,7 @@ def whole(head: ReplyHead, answers: Sequence[Answer]) -> bytes:
             "created": head.created,
             "model": head.model,
             "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
-            "usage": _usage(answers),
+            "usage": usage(answers, answers[:1]),
         }
     )
 
@@ -72,7 +65,7 @@ class OpenAIStream:
         """One delta. A call is whole, with its place among the calls of the choice."""
         delta: dict[str, Any]
         if isinstance(piece, ToolCall):
-            delta = {"tool_calls": [{"index": self._calls[index], **_call(piece)}]}
+            delta = {"tool_calls": [{"index": self._calls[index], **piece.as_openai()}]}
             self._calls[index] += 1
         elif not piece.text and not logprobs:
             return b""
@@ -94,7 +87,7 @@ class OpenAIStream:
         done = b"data: [DONE]\n\n"
         if not self._request.stream_usage:
             return done
-        return self._opening + b'],"usage":' + _encode(_usage(answers)) + b"}\n\n" + done
+        return self._opening + b'],"usage":' + _encode(usage(answers, answers[:1])) + b"}\n\n" + done
 
     def failed(self, error: RouterError) -> bytes:
         """An error in the place of a chunk. Nothing comes behind it: with `[DONE]` it would look like a success."""
@@ -133,7 +126,7 @@ def _choice(index: int, answer: Answer) -> dict[str, Any]:
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
-        message["tool_calls"] = [_call(call) for call in answer.tool_calls]
+        message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
     return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **ending(answer)}
 
 
@@ -151,19 +144,22 @@ def ending(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def usage(answers: Sequence[Answer], firsts: Sequence[Answer]) -> dict[str, Any]:
+    """Return the token counts of a reply.
 
+    A prompt counts once, however many samples it has, with the cached tokens that its first sample found.
 
-def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The prompt counts once, however many samples there are of it; its cached part as the first of them found it."""
-    prompt = answers[0].prompt_tokens if answers else 0
+    Args:
+        answers: all of them.
+        firsts: the first sample of each prompt.
+    """
+    prompt = sum(answer.prompt_tokens for answer in firsts)
     completion = sum(answer.completion_tokens for answer in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens if answers else 0},
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in firsts)},
         "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)},
     }
 

@@ -1,4 +1,4 @@
-"""The invariants of the radix tree, recounted from nothing. Slow, for tests."""
+"""A recount of the radix tree's invariants. Slow, for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from middleware_hub.spans.chain import TokenSpan, links
 
 
 def every_node(roots: Iterable[RadixNode]) -> Iterator[tuple[RadixNode, int]]:
-    """All nodes with the characters down to their end."""
+    """Yield all nodes with the number of characters down to their end."""
     stack = [(root, 0) for root in roots]
     while stack:
         node, depth = stack.pop()
@@ -20,7 +20,7 @@ def every_node(roots: Iterable[RadixNode]) -> Iterator[tuple[RadixNode, int]]:
 
 
 def check(roots: Iterable[RadixNode], stats: TreeStats) -> None:
-    """Recount everything and compare; AssertionError if an invariant does not hold. Slow, for tests."""
+    """Recount everything; AssertionError if an invariant does not hold."""
     users: Counter[TokenSpan] = Counter()
     spans: set[TokenSpan] = set()
     found = TreeStats()

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.tree import Namespace, RadixTree
-from middleware_hub.spans.chain import TokenSpan, Trajectory, links
+from middleware_hub.spans.chain import TokenSpan, links
+from middleware_hub.spans.trajectory import Trajectory
 
 
 def needed(tree: RadixTree, namespace: Namespace, first: Trajectory, expected: Sequence[str]) -> list[Generation]:

@@ -1,39 +1,23 @@
-"""Which tokens of a recorded chain a text may reuse: rules 3, 5 and 6 of exactness, as pure functions on spans.
+"""Which recorded chain a text continues: rule 3 of exactness. Only reads.
 
-text:      |  prompt  |   reply   |<|im_end|>|   next context   | half of a rep
-chain:     [ context  ][  sampled  (EOS)    ][     context      ][ sampled ... ]
-                                   ^ resolve_complete: the whole reply, its hidden tail consumed where spelled
-                                                                         ^ resolve_partial: whole sampled tokens
+A text is first walked down the tree. What is continued is the longest complete reply on its path, or the reply that the
+request names. Behind it, whole tokens of a chain that the text leaves midway are reused too (see `cut`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from middleware_hub.radix.node import Generation, HiddenToken
-from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan
+from middleware_hub.radix.cut import FRESH, Cut, end_of, resolve_complete, resolve_partial
+from middleware_hub.radix.node import Generation, RadixNode, common_length
+from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 
-
-class Cut(NamedTuple):
-    """A chain, and the character of the text from which on the rest has to be encoded."""
-
-    span: TokenSpan | None
-    take: int
-    start: int
-    recut: bool = False
-    """The rest begins inside a sampled token whose other half the reader never saw (`cut_in_token`)."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the chain."""
-        return 0 if self.span is None else self.span.offset + self.take
-
-
-FRESH = Cut(None, 0, 0)
-"""Nothing reused: the text is a start."""
+MOST_CANDIDATES = 16
+"""How many chains that a text could cut are tried: nodes, and replies of one text."""
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):
@@ -42,12 +26,12 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     Attributes:
         namespace: where it was looked up.
         text: what was looked up.
-        cut: the chain to continue, and from which character of `text` on to encode.
+        cut: the chain to continue, and the character of `text` from which to encode.
         continues: the complete generation that is continued, if any.
-        known: a remembered context that holds exactly the encoding of the rest; nothing needs encoding then.
+        known: a remembered context that holds exactly the encoding of the rest; then nothing needs encoding.
         ambiguous: another chain matched further by whole sampled tokens (`ambiguous_parent`).
         unknown_parent: the request named a parent whose tokens are not in the prompt.
-        edited: of the parent that the request named, the prompt keeps a part only: the text leaves the reply in its middle.
+        edited: the prompt keeps only a part of the parent that the request named: the text leaves the reply in its middle.
         mismatched: the text holds a reply whose ids do not spell it (`engine_mismatch`), encoded as the client saw it.
         foreign: the chain was recorded under another text than this one (the ids of both are the same).
     """
@@ -65,20 +49,22 @@ class PrefixMatch(msgspec.Struct, frozen=True):
 
     @property
     def tail_left_out(self) -> bool:
-        """Whether sampled tokens at the end of the continued reply were left out (`tail_left_out`)."""
+        """Return whether sampled tokens at the end of the continued reply were left out (`tail_left_out`)."""
         span = self.cut.span
         return self.continues is not None and span is self.continues.span and self.cut.take < len(span)
 
     @property
-    def lost(self) -> int:
-        """Flags of what is known to be missing from the prompt."""
-        return (SpanFlag.PARENT_LOST if self.unknown_parent else 0) | (
-            SpanFlag.AFTER_MISMATCH if self.mismatched else 0
+    def flags(self) -> int:
+        """Return the flags of the first span behind this match."""
+        return (
+            (SpanFlag.PARENT_LOST if self.unknown_parent else 0)
+            | (SpanFlag.AFTER_MISMATCH if self.mismatched else 0)
+            | (SpanFlag.FOREIGN if self.foreign else 0)
         )
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What is to be known about how the prompt was made, one word each."""
+        """Return the reasons that describe how the prompt was made, as answers and counters name them."""
         found = (
             ("cut_in_token", self.cut.recut),
             ("tail_left_out", self.tail_left_out and not self.cut.recut),
@@ -90,101 +76,215 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         return tuple(name for name, holds in found if holds)
 
 
-def resolve_complete(generation: Generation, text: str, position: int) -> Cut | None:
-    """Continue a complete reply whose text ends at `position` of `text`; None if it must not be continued by this text."""
-    span = generation.span
-    visible = span.visible
-    tail = generation.tail
-    shown = tail[0].shown if tail else 0
-    taken, spelled = (0, position) if position == len(text) else spell_tail(tail, text, position)
-    if visible + taken == 0 or (span.width == 0 and spelled == position):
-        # Nothing of it is left: an empty reply whose tail is not spelled, or only half a token, which is encoded again.
-        return None
-    if shown and not taken:
-        return Cut(span, visible, position - shown, recut=True)
-    return Cut(span, visible + taken, spelled)
+class Path(NamedTuple):
+    """How far a text goes down the tree."""
+
+    text: str
+    stops: list[tuple[RadixNode, int]]
+    """The nodes on the path at which generations end, with the characters matched up to there."""
+    at: RadixNode
+    """The node in whose edge, or at whose end, the text leaves the tree."""
+    inside: int
+    """Characters of that edge that agree."""
+    limit: int
+    """Characters of the text that agree."""
+
+    def upward(self, floor: int) -> Iterator[tuple[RadixNode, int]]:
+        """Yield the nodes of the path, last one first, with the characters agreed there, while these exceed `floor`.
+
+        A chain that runs through one of them and not through the one below agrees with the text exactly to its end.
+        """
+        node: RadixNode | None = self.at
+        limit, inside = self.limit, self.inside
+        while node is not None and limit > floor:
+            yield node, limit
+            limit -= inside
+            node = node.parent
+            inside = 0 if node is None else len(node.edge)
+
+    def candidates(self, line: Generation | None, floor: int) -> Iterator[tuple[Generation, int]]:
+        """Yield generations behind `line` that leave the path above `floor`, with the characters agreed, furthest first.
+
+        Of those that leave it in the same place the newest come first. There may be 100,000 siblings, so this ends after
+        `MOST_CANDIDATES`: few chains differ in their tokens before they differ in their text.
+        """
+        seen: set[Generation] = set()
+        visits = MOST_CANDIDATES
+        walked: RadixNode | None = None
+        for top, limit in self.upward(floor):
+            below = [top]
+            while below and visits:
+                node = below.pop()
+                newest = node.through(line)
+                if newest is None or node is walked:
+                    continue
+                visits -= 1
+                for generation in (newest, *islice(reversed(node.generations()), MOST_CANDIDATES)):
+                    if generation.continues is line and generation not in seen:
+                        seen.add(generation)
+                        yield generation, limit
+                below += reversed([*islice(reversed(node.each_child()), visits)])
+            walked = top
+
+    def longest_complete(self, request_id: str | None, limit: int | None = None) -> tuple[Cut, Generation | None]:
+        """Return the longest complete reply that this text may continue, the newest of equal texts.
+
+        A reply whose ids do not spell its text is not continued: the text that the client saw is encoded instead.
+
+        Args:
+            request_id: only a reply with this name.
+            limit: only a reply that ends within so many characters.
+        """
+        for node, position in reversed(self.stops):
+            if limit is not None and position > limit:
+                continue
+            for generation in reversed(node.generations()):
+                if generation.span.flags & SpanFlag.MISMATCH:
+                    continue
+                if request_id is None or generation.span.named(request_id):
+                    cut = resolve_complete(generation, self.text, position)
+                    if cut is not None:
+                        return cut, generation
+        return FRESH, None
+
+    def further(self, line: Generation | None, cut: Cut, measure: Measure, *, boundaries: bool = True) -> Cut | None:
+        """Return tokens behind `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
+
+        Sampled tokens come first. Context, whose encoding would be the same anyway, counts only where there are none.
+        """
+        best: Cut | None = None
+        newest: tuple[Generation, int] | None = None
+        for generation, limit in self.candidates(line, cut.start):
+            if best is not None and limit <= best.start:
+                break
+            newest = newest or (generation, limit)
+            found = self._whole_literals(generation, limit, line, measure, boundaries=False)
+            if found is not None and found.start > (cut if best is None else best).start:
+                best = found
+        if best is None and boundaries and newest is not None:
+            found = self._whole_literals(*newest, line, measure, boundaries=True)
+            if found is not None and found.start > cut.start:
+                return found
+        return best
+
+    def _whole_literals(
+        self, generation: Generation, limit: int, line: Generation | None, measure: Measure, *, boundaries: bool
+    ) -> Cut | None:
+        """Cut by `resolve_partial`, but never inside an added token that the text spells.
+
+        A sampled `<` and the text `<|im_end|>` have a character in common. If that token were kept, the rest would be
+        encoded as `|im_end|>`, which ends nothing.
+        """
+        while True:
+            cut = resolve_partial(generation, limit, line, measure, boundaries=boundaries)
+            begin = None if cut is None else measure.straddled(self.text, cut.start)
+            if begin is None:
+                return cut
+            limit = begin
+
+    def is_ambiguous(self, continues: Generation, start: int, measure: Measure) -> bool:
+        """Return whether a chain that does not continue this reply has whole sampled tokens of the text behind `start`."""
+        for node, limit in self.upward(start):
+            for other in node.lines():
+                if other.continues is not continues:
+                    cut = resolve_partial(other, limit, other.continues, measure, boundaries=False)
+                    if cut is not None and cut.start > start:
+                        return True
+        return False
+
+    def passes_mismatch(self, line: Generation | None) -> bool:
+        """Return whether a reply whose ids do not spell its text ends on the path behind `line`."""
+        for node, _ in reversed(self.stops):
+            ended = node.generations()
+            if line in ended:
+                return False
+            if any(generation.span.flags & SpanFlag.MISMATCH for generation in ended):
+                return True
+        return False
+
+    def ends_on_node(self) -> bool:
+        """Return whether the whole text is in the tree and ends where a node does."""
+        return self.limit == len(self.text) and self.inside == len(self.at.edge)
 
 
-def spell_tail(tail: tuple[HiddenToken, ...], text: str, position: int) -> tuple[int, int]:
-    """How many hidden tokens stay when the text goes on at `position`, and where it is when it has spelled what it spells."""
-    taken, index = 0, 0
-    while index < len(tail):
-        if tail[index].special:
-            end = index
-            while end < len(tail) and tail[end].special:
-                end += 1
-            position = _spell_special([token.text for token in tail[index:end]], text, position)
-            taken += sum(token.tokens for token in tail[index:end])
-            index = end
-        elif text.startswith(tail[index].text, position):
-            position += len(tail[index].text)
-            taken += tail[index].tokens
-            index += 1
-        else:
+def walk_down(root: RadixNode, text: str) -> Path:
+    """Follow a text as far as the tree goes."""
+    stops: list[tuple[RadixNode, int]] = []
+    node, position, size = root, 0, len(text)
+    while position < size:
+        child = node.child(text[position])
+        if child is None:
             break
-    return taken, position
+        edge = child.edge
+        if not text.startswith(edge, position):
+            inside = common_length(edge, text, position)
+            return Path(text, stops, child, inside, position + inside)
+        position += len(edge)
+        node = child
+        if node.ends is not None:
+            stops.append((node, position))
+    return Path(text, stops, node, len(node.edge), position)
 
 
-def _spell_special(literals: list[str], text: str, position: int) -> int:
-    """Special tokens stay in any case. The text may spell all of them, the last ones, the first ones, or none."""
-    for first in range(len(literals)):
-        joined = "".join(literals[first:])
-        if text.startswith(joined, position):
-            return position + len(joined)
-    for literal in literals:
-        if not text.startswith(literal, position):
-            break
-        position += len(literal)
-    return position
+def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measure: Measure) -> PrefixMatch:
+    """Find the chain that the text of a path continues; `parent` names the reply to prefer."""
+    text = path.text
+    cut, continues, unknown = FRESH, None, False
+    if parent is not None:
+        cut, continues = path.longest_complete(parent)
+        unknown = continues is None
+    if continues is None:
+        cut, continues = path.longest_complete(None)
+        begin = None if continues is None else measure.straddled(text, continues.span.text_end)
+        if begin is not None:
+            # The reply ends inside an added token that the text spells: a shorter reply continues with that token.
+            shorter = path.longest_complete(None, begin)
+            cut, continues = (cut, continues) if shorter[1] is None else shorter
+    at_prompt = path.at.contexts is not None and path.ends_on_node()
+    further = path.further(continues, cut, measure, boundaries=not at_prompt)
+    known = None
+    if at_prompt:
+        known = _same_encoding(path.at, further or cut)
+        if known is None:
+            further = path.further(continues, cut, measure)
+    cut = further or cut if known is None else Cut(known, len(known), len(text))
+    ambiguous = continues is not None and path.is_ambiguous(continues, cut.start, measure)
+    mismatched = path.passes_mismatch(continues)
+    return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown, mismatched=mismatched)
 
 
-def resolve_partial(
-    generation: Generation, limit: int, line: Generation | None, measure: Measure, *, boundaries: bool = True
-) -> Cut | None:
-    """Reuse the tokens of a chain whose text agrees with ours in `limit` characters but not to its end.
+def match_chain(
+    namespace: tuple[str, ...], path: Path, generation: Generation, take: int, width: Callable[[int], int]
+) -> PrefixMatch:
+    """Match ids that begin with the chain of a reply: on the path of their own text, or recorded under another one.
 
-    Only what lies behind `line` is looked at, the complete generation that is continued anyway; None if nothing does.
-    Sampled tokens are reused up to the last one that lies wholly inside; context behind that only up to a compositional
-    boundary (`boundaries=False`: not even that).
+    If the chain was recorded under another text, its longest reply that is on the path all the same is continued.
     """
-    stop = None if line is None else line.span
-    child = generation.span
-    if child is stop:
-        return None
-    inside = _cut_inside(child, child.visible, limit, measure, boundaries)
-    while inside is None:
-        span, take, end = child.parent, child.take, child.start
-        if span is None or span is stop:
-            return None
-        if span.sampled and take and end <= limit and not span.flags & SpanFlag.MISMATCH:
-            # The recorded chain goes on behind this reply as our text does: what it kept of the reply, we keep.
-            return Cut(span, take, end)
-        if child.flags & SpanFlag.FOREIGN:
-            return None
-        inside = _cut_inside(span, take, min(limit, end), measure, boundaries)
-        child = span
-    return inside
+    span, text = generation.span, path.text
+    for node, position in path.stops:
+        if node is generation.node:
+            cut = resolve_complete(generation, text, position)
+            if cut is None or (cut.span, cut.take) != (span, take):
+                cut = Cut(span, take, position)
+            return PrefixMatch(namespace, text, cut, generation)
+    owners = {part.owner for part, _ in links(span.parent, span.take) if part.sampled}
+    line = next((g for node, _ in reversed(path.stops) for g in node.generations() if g in owners), None)
+    return PrefixMatch(namespace, text, Cut(span, take, width(span.offset + take)), line, foreign=True)
 
 
-def _cut_inside(span: TokenSpan, take: int, limit: int, measure: Measure, boundaries: bool) -> Cut | None:
-    """How many of the first `take` tokens of one span may be reused by a text that agrees up to character `limit`."""
-    if span.start >= limit or span.flags & SpanFlag.MISMATCH:
-        return None
-    if not span.sampled and (not boundaries or span.flags & SpanFlag.GIVEN):
-        return None
-    ends = measure.ends(span)
-    count = int(np.searchsorted(ends[:take], limit - span.start, side="right"))
-    if span.sampled:
-        while count and measure.textless(span, count - 1):
-            count -= 1
-    else:
-        count = measure.last_boundary(span, count)
-    return Cut(span, count, span.start + int(ends[count - 1])) if count else None
+def _same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
+    """Return a remembered context that ends at `node` and was encoded behind the same sampled tokens."""
+    base = cut.sampled_base
+    for span in reversed(node.known_contexts()):
+        if not span.flags & (SpanFlag.GIVEN | SpanFlag.LOST) and end_of(span).sampled_base == base:
+            return span
+    return None
 
 
-def sampled_base(span: TokenSpan | None, take: int, start: int) -> tuple[TokenSpan | None, int, int]:
-    """Where a chain was before its last contexts were added: the same base gives a text the same encoding."""
-    while span is not None and not span.sampled:
-        take, start = span.take, span.start
-        span = span.parent
-    return span, take, start
+def recorded_context(node: RadixNode, cut: Cut, *, any_chain: bool) -> Cut | None:
+    """Return a prompt that was sent with exactly the text of `node`: of the chain of `cut` if there is one."""
+    contexts, base = node.known_contexts(), cut.sampled_base
+    for span in reversed(contexts):
+        if end_of(span).sampled_base == base:
+            return end_of(span)
+    return end_of(contexts[-1]) if contexts and any_chain else None

@@ -1,39 +1,40 @@
 """Nodes of the radix tree, and the generations that end at them.
 
-A node stands for one text: all edges from the root, joined. It owns characters only. What it knows of tokens are pointers:
+A node stands for one text: all edges from the root, joined. It owns characters only. Its knowledge of tokens is pointers:
 
     ends      generations whose prompt + reply is exactly this text, oldest first
     contexts  context spans of prompts that are exactly this text
     through   for each generation R that is continued on this path (None: a fresh start), the newest generation
               behind R whose text runs through this node: the chain to cut when a text leaves the tree here
 
-A node is remembered by the object, so a split puts a *new* node above and the old one keeps its end, its pointers and its
-identity; a merge keeps the lower node for the same reason. Most nodes have one child, one pass and at most one end; so
-these are kept bare and become containers only for a second one (a dict costs 184 bytes, a turn may cost 1,000 in all).
+Others hold the node object, so a split puts a *new* node above and the old one keeps its end, its pointers and its identity;
+a merge keeps the lower node for the same reason. Most nodes have one child, one pass and at most one end, so these are kept
+bare and become containers only for a second one (a dict costs 184 bytes, and a whole turn about 1,000).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Reversible
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.versions import Stamp
 
+T = TypeVar("T")
+
 
 class HiddenToken(NamedTuple):
     """A token, or the tokens of one character, at the end of a reply whose text the reader did not see."""
 
     tokens: int
-    """How many."""
     text: str
-    """What the later text has to go on with to spell it."""
+    """How the later text has to go on to spell it."""
     special: bool
-    """Stays in the chain whether it is spelled or not."""
+    """It stays in the chain whether it is spelled or not."""
     shown: int
-    """Characters of it that the reader did see: a stop string that began inside a token."""
+    """Characters of it that the reader did see: a stop string began inside a token."""
 
 
 class Generation(msgspec.Struct, gc=False, eq=False):
@@ -42,12 +43,12 @@ class Generation(msgspec.Struct, gc=False, eq=False):
     Attributes:
         span: what was sampled; its parents are the prompt.
         node: where its text ends in the tree.
-        continues: the complete reply that its prompt went on from.
+        continues: the complete reply that its prompt continued.
         tail: the hidden tail, for the texts that may spell it.
         serial: the order of recording.
-        tick: when it, or what was below it, was hit last.
-        stamp: the weight version then.
-        retrieved: whether anybody asked for its tokens yet.
+        tick: when it, or something below it, was hit last.
+        stamp: the weight version at that time.
+        retrieved: whether its tokens were ever retrieved.
         namespace, fingerprints: kept by `IdsIndex`.
     """
 
@@ -67,17 +68,17 @@ class Generation(msgspec.Struct, gc=False, eq=False):
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The client's `rid`, SGLang's `meta_info.id`."""
+        """Return the client's `rid` and SGLang's `meta_info.id`."""
         return self.span.request_ids
 
     @property
     def leaf(self) -> bool:
-        """Whether nothing else builds on this generation, so that removing it frees tokens."""
+        """Return whether nothing else builds on this generation, so that removing it frees tokens."""
         return self.span.users == 1
 
 
 class RadixNode(msgspec.Struct, gc=False, eq=False):
-    """See the top of this file. Like spans, nodes are not tracked by the garbage collector; `detach` cuts the cycles."""
+    """A node, see the top of this file. Like spans, nodes are not garbage collected: `detach` cuts the cycles."""
 
     edge: str
     parent: RadixNode | None
@@ -91,21 +92,21 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return f"<RadixNode {edge!r}, {sum(1 for _ in self.each_child())} children, {len(self.generations())} ends>"
 
     def each_child(self) -> Reversible[RadixNode]:
-        """The children, in order of their making."""
+        """Return the children, in order of their making."""
         children = self.children
         if children is None:
             return ()
         return children.values() if isinstance(children, dict) else (children,)
 
     def child(self, character: str) -> RadixNode | None:
-        """The child whose edge begins with `character`."""
+        """Return the child whose edge begins with `character`."""
         children = self.children
         if isinstance(children, dict):
             return children.get(character)
         return children if children is not None and children.edge[0] == character else None
 
     def attach(self, child: RadixNode) -> None:
-        """Put `child` below this node, in place of any other with the same first character."""
+        """Put `child` below this node, replacing one with the same first character."""
         child.parent = self
         children = self.children
         if isinstance(children, dict):
@@ -116,7 +117,6 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
             self.children = {children.edge[0]: children, child.edge[0]: child}
 
     def detach(self, child: RadixNode) -> None:
-        """Take `child` away."""
         child.parent = None
         if isinstance(self.children, dict):
             del self.children[child.edge[0]]
@@ -126,60 +126,36 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
             self.children = None
 
     def generations(self) -> tuple[Generation, ...] | list[Generation]:
-        """The generations that end here, oldest first."""
+        """Return the generations that end here, oldest first."""
         ends = self.ends
         return () if ends is None else ends if isinstance(ends, list) else (ends,)
 
     def add_end(self, generation: Generation) -> None:
-        """A generation ends here; the newest so far."""
-        if self.ends is None:
-            self.ends = generation
-        elif isinstance(self.ends, list):
-            self.ends.append(generation)
-        else:
-            self.ends = [self.ends, generation]
+        self.ends = added(self.ends, generation)
 
     def remove_end(self, generation: Generation) -> None:
-        """Forget a generation that ended here."""
-        if isinstance(self.ends, list):
-            self.ends.remove(generation)
-            if len(self.ends) == 1:
-                self.ends = self.ends[0]
-        else:
-            self.ends = None
+        self.ends = removed(self.ends, generation)
 
     def known_contexts(self) -> tuple[TokenSpan, ...] | list[TokenSpan]:
-        """The contexts that end here, oldest first."""
+        """Return the contexts that end here, oldest first."""
         contexts = self.contexts
         return () if contexts is None else contexts if isinstance(contexts, list) else (contexts,)
 
     def add_context(self, span: TokenSpan) -> None:
-        """A prompt ends here, and this span is the end of its chain."""
-        if self.contexts is None:
-            self.contexts = span
-        elif isinstance(self.contexts, list):
-            self.contexts.append(span)
-        else:
-            self.contexts = [self.contexts, span]
+        self.contexts = added(self.contexts, span)
 
     def remove_context(self, span: TokenSpan) -> None:
-        """Forget a context that ended here."""
-        if isinstance(self.contexts, list):
-            self.contexts.remove(span)
-            if len(self.contexts) == 1:
-                self.contexts = self.contexts[0]
-        else:
-            self.contexts = None
+        self.contexts = removed(self.contexts, span)
 
     def through(self, line: Generation | None) -> Generation | None:
-        """The newest generation behind `line` whose text runs through this node, or ends here."""
+        """Return the newest generation behind `line` whose text runs through this node, or ends here."""
         passes = self._through
         if isinstance(passes, dict):
             return passes.get(line)
         return passes if passes is not None and passes.continues is line else None
 
     def lines(self) -> Iterator[Generation]:
-        """One generation for each line that runs through here."""
+        """Yield one generation for each line that runs through this node."""
         passes = self._through
         if isinstance(passes, dict):
             yield from passes.values()
@@ -187,7 +163,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
             yield passes
 
     def note_pass(self, generation: Generation) -> None:
-        """`generation` runs through here and is the newest of its line."""
+        """Note that `generation` runs through this node and is the newest of its line."""
         passes = self._through
         if isinstance(passes, dict):
             passes[generation.continues] = generation
@@ -197,9 +173,9 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
             self._through = {passes.continues: passes, generation.continues: generation}
 
     def forget_pass(self, generation: Generation) -> bool:
-        """`generation` is gone: let the newest one that is left of its line stand for it. False if it did not stand here.
+        """Replace a removed generation by the newest one left of its line. Return False if it did not stand here.
 
-        Looks at this node's ends and its children's passes, which have to be right already (go bottom-up).
+        This reads the node's ends and its children's passes, which have to be right already: go bottom-up.
         """
         line = generation.continues
         if self.through(line) is not generation:
@@ -223,7 +199,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return True
 
     def split(self, at: int) -> RadixNode:
-        """Cut the edge after `at` characters; returns the new upper node.
+        """Cut the edge after `at` characters and return the new upper node.
 
         parent --"abcdef"--> self      becomes      parent --"abc"--> upper --"def"--> self
         """
@@ -236,13 +212,25 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         upper.attach(self)
         return upper
 
+    def first_characters(self, skip: int, count: int) -> str:
+        """Return how the newest generation through this node goes on, behind the first `skip` characters of its edge."""
+        node = self
+        characters = node.edge[skip : skip + count]
+        while len(characters) < count:
+            children = list(node.each_child())
+            if not children:
+                break
+            node = children[-1]
+            characters += node.edge[: count - len(characters)]
+        return characters
+
     @property
     def removable(self) -> bool:
-        """Whether the node stands for nothing."""
+        """Return whether nothing ends at or below this node."""
         return self.ends is None and self.contexts is None and self.children is None
 
     def merge_down(self) -> None:
-        """Give this node's edge to its only child, if that is all it is good for: the opposite of `split`."""
+        """Merge this node into its only child, if nothing ends here: the opposite of `split`."""
         child = self.children
         if (
             self.parent is None
@@ -257,7 +245,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
 
 
 def common_length(edge: str, text: str, pos: int) -> int:
-    """How many characters of `edge` stand in `text` from `pos` on. By bisection: C compares, Python only decides."""
+    """Return how many characters of `edge` stand in `text` from `pos` on. Bisection leaves the comparing to C."""
     low, high = 0, min(len(edge), len(text) - pos)
     while low < high:
         middle = (low + high + 1) // 2
@@ -266,3 +254,21 @@ def common_length(edge: str, text: str, pos: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+def added(held: T | list[T] | None, item: T) -> T | list[T]:
+    """Add to what is held: nothing, one item, or a list of several."""
+    if held is None:
+        return item
+    if isinstance(held, list):
+        held.append(item)
+        return held
+    return [held, item]
+
+
+def removed(held: T | list[T] | None, item: T) -> T | list[T] | None:
+    """Remove from what is held: the opposite of `added`."""
+    if not isinstance(held, list):
+        return None
+    held.remove(item)
+    return held[0] if len(held) == 1 else held

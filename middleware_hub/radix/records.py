@@ -1,4 +1,4 @@
-"""What goes into the radix tree and what comes out of it."""
+"""What the radix tree takes in and gives out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from middleware_hub.radix.match import Cut
+from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.node import HiddenToken
 from middleware_hub.spans.chain import SpanFlag, Versions
 
 
 class SampledReply(msgspec.Struct, frozen=True):
-    """What a worker sampled, aligned with the text it sent."""
+    """What a worker sampled, aligned with the text it sent; the fields are those of `TokenSpan`."""
 
     ids: bytes
     text: str
@@ -26,7 +26,7 @@ class SampledReply(msgspec.Struct, frozen=True):
     request_ids: tuple[str, ...] = ()
     finish: str = ""
     late: bool = False
-    """The current weight version has changed since it was asked for."""
+    """The current weight version changed after the request was sent."""
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Recall(msgspec.Struct, frozen=True):
     """What is remembered of a whole text.
 
     Attributes:
-        cut: the chain that covers the text up to `cut.start`; a whole reply goes with its hidden tail.
+        cut: the chain that covers the text up to `cut.start`; a whole reply includes its hidden tail.
         exact: one recorded chain covers the whole text.
         request_ids: one for each recorded reply that ends where the longest one ends, newest first.
     """
@@ -53,7 +53,7 @@ class Recall(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Where a text leaves the tree: `matched` characters are recorded, and then `text` differs from `recorded`."""
+    """Where a text leaves the tree: `matched` characters are recorded, then it differs from each of `recorded_after`."""
 
     matched: int
     recorded_before: str
@@ -63,7 +63,7 @@ class Departure:
 
 @dataclass(slots=True)
 class TreeStats:
-    """Counts, kept as things happen; `check` recounts them."""
+    """Running counts of a tree; `check` recounts them."""
 
     nodes: int = 0
     generations: int = 0

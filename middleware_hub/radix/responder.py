@@ -9,20 +9,18 @@ from typing import Protocol
 
 import msgspec
 from msgspec import Raw
-from starlette.types import Message, Send
+from starlette.types import Message
 
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.recording import INTERNAL_ERROR, UNREADABLE, Asked, Recorder, Verdict, summary
 from router.engines.sglang import (
     LOGPROB_FIELDS,
-    EventSplitter,
     GenerateRequest,
     Reply,
     StreamedReply,
     UnreadableReplyError,
     edit_meta,
-    event_data,
     event_index,
     read_reply,
     split_list,
@@ -130,7 +128,7 @@ class _Generation:
 
 
 class Responder:
-    """Stands in the place of the client's `send` for the application inside."""
+    """The editor of one reply: records it, counts what became of it, and tells the client in headers."""
 
     def __init__(
         self,
@@ -138,18 +136,14 @@ class Responder:
         tally: Tally,
         request: GenerateRequest,
         prompts: list[Prompt],
-        send: Send,
         hint: RouteHint,
         *,
         force_logprobs: bool,
     ) -> None:
         self._tally = tally
-        self._send = send
         self._listed = request.listed
         self._prompts = prompts
-        self._start: Message | None = None
-        self._body: list[bytes] = []
-        self._events: EventSplitter | None = None
+        self._streaming = False
         self._counted = False
         sent_at = recorder.judge.workers.moment()
         self._generations = [
@@ -172,46 +166,40 @@ class Responder:
             for _ in range(request.samples)
         ]
 
-    async def send(self, message: Message) -> None:
-        """What the application inside calls with the worker's reply."""
-        if message["type"] == "http.response.start":
-            self._start = message
-            worker = dict(message["headers"]).get(b"x-router-worker", b"").decode("latin-1")
-            for generation in self._generations:
-                generation.worker = worker
-            if message["status"] == 200 and _is_stream(message):
-                self._events = EventSplitter()
-                await self._send(self._head("pending"))
-        elif self._start is None or message["type"] != "http.response.body":
-            await self._send(message)
-        elif self._events is not None:
-            await self._stream(self._events, message)
+    def head(self, start: Message, *, stream: bool) -> Message | None:
+        """Return the head of a stream, of which nothing is known yet. Anything else waits until it is recorded."""
+        worker = dict(start["headers"]).get(b"x-router-worker", b"").decode("latin-1")
+        for generation in self._generations:
+            generation.worker = worker
+        self._streaming = stream
+        return self._with_headers(start, "pending") if stream else None
+
+    def event(self, data: bytes) -> bytes | Raw:
+        """Record an event of a stream, and return what the client sees of it."""
+        if not data.startswith(b"{"):
+            return data
+        number = event_index(data) if self._listed else 0
+        return self._generations[number].event(data) if 0 <= number < len(self._generations) else data
+
+    async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
+        """Record a reply in one piece, and return what the client sees of it."""
+        if start["status"] == 200:
+            body = await self._recorded(body)
         else:
-            self._body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                await self._whole(b"".join(self._body))
+            for generation in self._generations:
+                generation.verdict = Verdict("no", "worker error", f"status {start['status']}")
+        self.close()
+        verdicts = [generation.verdict or Verdict("no") for generation in self._generations]
+        return self._with_headers(start, summary(verdicts)), body
 
     def close(self) -> None:
         """The reply is over, whether it came to its end or not: record what was streamed, count what became of it."""
-        if self._events is not None:
+        if self._streaming:
             for generation in self._generations:
                 generation.close()
         if not self._counted:
             self._counted = True
             self._tally.count([generation.verdict or Verdict("no", "no reply") for generation in self._generations])
-
-    async def _whole(self, body: bytes) -> None:
-        assert self._start is not None
-        if self._start["status"] == 200:
-            body = await self._recorded(body)
-        else:
-            for generation in self._generations:
-                generation.verdict = Verdict("no", "worker error", f"status {self._start['status']}")
-        self.close()
-        head = self._head(summary([generation.verdict or Verdict("no") for generation in self._generations]))
-        head["headers"].append((b"content-length", b"%d" % len(body)))
-        await self._send(head)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _recorded(self, body: bytes) -> bytes:
         if not self._listed:
@@ -228,28 +216,8 @@ class Responder:
             await asyncio.sleep(0)  # a batch may be large
         return b"[%b]" % b",".join(shown)
 
-    async def _stream(self, events: EventSplitter, message: Message) -> None:
-        out = [self._event(event) for event in events.feed(message.get("body", b""))]
-        more = message.get("more_body", False)
-        if not more:
-            out.append(events.flush())
-        body = b"".join(out)
-        if body or not more:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-    def _event(self, event: bytes) -> bytes:
-        data = event_data(event)
-        if data is None or not data.startswith(b"{"):
-            return event
-        number = event_index(data) if self._listed else 0
-        if not 0 <= number < len(self._generations):
-            return event
-        shown = self._generations[number].event(data)
-        return event if shown is data else b"data: " + bytes(shown) + b"\n\n"
-
-    def _head(self, recorded: str) -> Message:
-        assert self._start is not None
-        headers = [h for h in self._start["headers"] if h[0] != b"content-length"]
+    def _with_headers(self, start: Message, recorded: str) -> Message:
+        headers = [h for h in start["headers"] if h[0] != b"content-length"]
         headers += [
             (b"x-radix-recorded", recorded.replace("\n", " ").encode("latin-1", "replace")),
             (b"x-radix-reused-tokens", b"%d" % sum(prompt.reused for prompt in self._prompts)),
@@ -258,8 +226,4 @@ class Responder:
         reasons = dict.fromkeys(reason for prompt in self._prompts for reason in prompt.match.reasons)
         if reasons:
             headers.append((b"x-radix-reasons", ", ".join(reasons).encode()))
-        return {"type": "http.response.start", "status": self._start["status"], "headers": headers}
-
-
-def _is_stream(start: Message) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"])
+        return {**start, "headers": headers}

@@ -11,11 +11,12 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.radix.cover import SharedMask, needed
-from middleware_hub.radix.match import Cut
+from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Recall
 from middleware_hub.radix.tree import Namespace, RadixTree
-from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, Trajectory, flatten, names_of, pack_ids
+from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, names_of, pack_ids
+from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.sglang.json import JSON_ERRORS, decode_object
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits

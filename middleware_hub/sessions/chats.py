@@ -8,8 +8,10 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from middleware_hub.chat.answer import ReplyHead
+from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.keys import setting_of
-from middleware_hub.chat.messages import ChatRequest, Dialect, ReplyHead
+from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.radix.tree import NO_PARENT
 from middleware_hub.sessions.prompt.composing import Composer
 from middleware_hub.sessions.session import Act, Session
@@ -124,7 +126,7 @@ class _Reply:
         while open_ones:
             for index in sorted(open_ones):
                 generation = generations[index]
-                pieces = generation.told.pieces
+                pieces = generation.building.pieces
                 while told[index] < len(pieces):
                     piece, logprobs = pieces[told[index]]
                     told[index] += 1

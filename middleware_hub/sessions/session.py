@@ -17,8 +17,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.keys import KeyFunction
-from middleware_hub.chat.messages import Dialect
 from middleware_hub.chat.refusals import SessionOverError, UnknownSessionError
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo

@@ -1,1 +1,1 @@
-"""Chains of token spans, and the order of their weight versions."""
+"""Chains of token spans, their flat form for a trainer, and the order of their weight versions."""

@@ -1,27 +1,26 @@
 """Token spans: immutable runs of tokens, linked into chains that own every token this process remembers.
 
 A *span* is what one step added: the context that was encoded for a request, or the tokens that a worker sampled.
-Each span is linked to the span before it, so a span together with a count of its tokens names one exact token sequence,
-a *chain*, back to its start. A fork anywhere, also in the middle of a span, is one new link:
+Each span links to the span before it, so a span and a count of its tokens name one exact token sequence, a *chain*,
+back to its start. A fork anywhere, also in the middle of a span, is one new link:
 
     prompt span            reply span                       next context
     [ctx ctx ctx] <------- [tok tok tok tok EOS] <--------- [ctx ctx]            parent=reply, take=5
                                     ^--------------------- [ctx ctx ctx]         parent=reply, take=2: a fork inside
 
-The one rule: **tokens of a span never change.** Indexes (the radix tree) point to spans and may be rebuilt at will.
+The one rule: **tokens of a span never change.** Indexes (the radix tree) point to spans and can be rebuilt at will.
 
-Storage. Ids are int32 and logprobs float32 in `bytes` (33 bytes of overhead each, against 112 for an ndarray, and joined in
-one C call when a chain is flattened). Logprobs are kept as float64 as soon as one of them is not exactly a float32: what
-the engine sent is what comes back. Mask and weight version are kept once a span where they are constant.
-Character ends are not kept at all: `Measure` works them out, on the rare match that ends inside a span.
+Storage. Ids are int32 and logprobs float32 in `bytes`: 33 bytes of overhead each, against 112 for an ndarray, and one
+C call joins them when a chain is flattened. Logprobs are float64 as soon as one of them is not exactly a float32: what
+the engine sent is what comes back. Mask and weight version are kept once per span where they are constant. Character
+ends are not kept: `Measure` computes them on the rare match that ends inside a span.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -31,47 +30,47 @@ ID_BYTES = 4
 """Bytes of one token id in `TokenSpan.ids`."""
 
 _DIALECTS = ("chatcmpl-", "cmpl-", "msg_")
-"""What dialects put in front of a generation's id, in the `id` of their replies."""
+"""The prefixes that dialects add to a generation's id in the `id` of their replies."""
 
 Versions = str | tuple[tuple[str, int], ...]
-"""The weight version of every token of a span, or `(version, end)` runs with ends counted in tokens of the span."""
+"""One weight version for every token of a span, or `(version, end)` runs whose ends count tokens of the span."""
 
 
 class SpanFlag:
     """How the tokens of a span lie over its text, and what is known to be wrong with it.
 
-    Bits of a plain int: those of an `IntFlag` cost a function call and a lookup each time two are put together.
+    The flags are bits of a plain int: combining two members of an `IntFlag` costs a function call and a lookup.
     """
 
     NONE: Final = 0
     BOS: Final = 1
-    """The first token is a BOS that the text does not spell: it has no width."""
+    """The first token is a BOS that the text does not spell: its width is 0."""
     DUMMY: Final = 2
-    """The spelling begins with one space (a dummy prefix) that the text does not have."""
+    """The spelling begins with one space (a dummy prefix) that the text lacks."""
     SKIPS_SPECIAL = 4
     """Special tokens among the visible ones have no text (`skip_special_tokens`)."""
     WHOLE: Final = 8
-    """Where its tokens end in the text is not known: it is reused whole or not at all."""
+    """It is unknown where its tokens end in the text: it is reused whole or not at all."""
     GIVEN: Final = 16
-    """A context whose ids a client chose: another encoding of its text than the tokenizer's, perhaps."""
+    """A context whose ids a client chose; they may differ from the tokenizer's encoding of its text."""
     UNCERTAIN: Final = 32
-    """`version_uncertain`: the weights may have changed in mid-generation and the engine did not say where."""
+    """`version_uncertain`: the weights may have changed during the generation, and the engine did not say where."""
     MISMATCH: Final = 64
     """`engine_mismatch`: the ids do not decode to the text that the engine sent with them."""
     SPLIT: Final = 128
-    """`split_character`: ids and text differ at an edge only, by a character that was cut in half."""
+    """`split_character`: ids and text differ only at an edge, by a character that was cut in half."""
     RECUT: Final = 256
-    """`cut_in_token`: this context spells again the visible part of a token that was sampled and not kept."""
+    """`cut_in_token`: this context re-encodes the visible part of a sampled token that was not kept."""
     UNLIKE: Final = 1024
-    """`template_mismatch`: this context is not what the chat template makes of the messages."""
+    """`template_mismatch`: this context is not what the chat template renders from the messages."""
     FOREIGN: Final = 512
-    """What comes before was recorded under another text than this span's chain has: its character ends mean nothing here."""
+    """The chain before this span was recorded under another text: its character ends mean nothing here."""
     PARENT_LOST: Final = 2048
-    """`unknown_parent`: the request for these tokens named a reply whose tokens are not in front of them."""
+    """`unknown_parent`: the request for these tokens named a reply whose tokens do not precede them."""
     AFTER_MISMATCH: Final = 4096
-    """`engine_mismatch`: before these tokens ends a reply whose ids do not spell its text; the text was encoded instead."""
+    """`engine_mismatch`: a reply whose ids do not spell its text ends before these tokens; its text was encoded instead."""
     LOST: Final = PARENT_LOST | AFTER_MISMATCH
-    """Sampled tokens are known to be missing from what is in front of these."""
+    """Sampled tokens are known to be missing before these."""
 
 
 REASONS: tuple[tuple[int, str], ...] = (
@@ -83,7 +82,7 @@ REASONS: tuple[tuple[int, str], ...] = (
     (SpanFlag.PARENT_LOST, "unknown_parent"),
     (SpanFlag.AFTER_MISMATCH, "engine_mismatch"),
 )
-"""What a flag is called in answers and counters."""
+"""The name of each flag in answers and counters."""
 
 UNKNOWN_REPLY = "unknown_reply"
 INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY})
@@ -91,17 +90,16 @@ INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", U
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as the bytes a span keeps. Raises OverflowError for an id beyond int32."""
+    """Return token ids as the bytes a span keeps. Raises OverflowError for an id beyond int32."""
     return array("i", ids).tobytes()
 
 
 def unpack_ids(ids: bytes) -> list[int]:
-    """The opposite of `pack_ids`."""
     return memoryview(ids).cast("i").tolist()
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """Logprobs as bytes: float32 if every one of them is exactly a float32, else float64. Lossless either way."""
+    """Return logprobs as bytes: float32 if every one of them is exactly a float32, else float64. Lossless either way."""
     short = array("f", logprobs)
     return short.tobytes() if short.tolist() == list(logprobs) else array("d", logprobs).tobytes()
 
@@ -109,27 +107,27 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 class TokenSpan(msgspec.Struct, gc=False, eq=False):
     """A run of tokens added by one step, behind the first `take` tokens of `parent`.
 
-    A `msgspec.Struct` that Python's garbage collector does not track: its full passes would stall an event loop for as long
-    as there are spans (50 ms at 60,000 objects, measured). What is cyclic here (`owner`) is cut by hand when it goes.
+    Python's garbage collector does not track this `msgspec.Struct`: its full passes would stall an event loop (50 ms at 60,000
+    objects, measured). The one cycle (`owner`) is cut by hand when a span is removed.
 
     Attributes:
         parent: the span before this one, or None at the start of a chain.
-        take: how many tokens of `parent` the chain goes through (a fork inside it takes fewer than all).
+        take: how many tokens of `parent` the chain goes through (fewer than all for a fork inside it).
         start: the character of the chain's text at which this span begins. Ends of earlier tokens are clipped to it,
             because a hidden tail is as wide as the later text spelled it: ten characters for `<|im_end|>`, or none.
         ids: int32 token ids, packed.
         width: characters of the span's text.
         logprobs: float32 or float64, packed; None for a context, and for a reply that came without.
         versions: weight version(s) of sampled tokens; None for a context (loss mask 0).
-        request_ids: names of a sampled reply: the client's `rid`, SGLang's `meta_info.id`.
-        finish: how a sampled reply ended: `stop`, `length`, or `abort` for all that did not come to its end.
         flags: see `SpanFlag`.
-        visible: the first so many tokens have their text in the span's text; behind them is the hidden tail. -1: all.
-        ends: int32 character ends relative to `start`, packed, where they cannot be worked out from the ids; else None
+        visible: the number of leading tokens whose text is in the span's text; the rest is the hidden tail. -1: all.
+        ends: int32 character ends relative to `start`, packed, where they cannot be computed from the ids; else None
             until a match needs them.
-        offset: tokens of the chain before this span; worked out.
-        users: spans, generations and requests in flight that build on this span (kept by `RadixTree`).
-        owner: what the tree has to look at when `users` falls (a Generation, or the node of a context).
+        request_ids: names of a sampled reply: the client's `rid`, SGLang's `meta_info.id`.
+        finish: how a sampled reply ended: `stop`, `length`, or `abort` for every reply that was cut short.
+        offset: tokens of the chain before this span; computed.
+        users: spans, generations and requests in progress that build on this span (kept by `RadixTree`).
+        owner: what the tree checks when `users` falls (a Generation, or the node of a context).
     """
 
     parent: TokenSpan | None
@@ -160,7 +158,6 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
             self.visible = count
 
     def __len__(self) -> int:
-        """Tokens of this span."""
         return len(self.ids) // ID_BYTES
 
     def __repr__(self) -> str:
@@ -173,26 +170,26 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         return self.versions is not None
 
     def named(self, request_id: str) -> bool:
-        """Whether this reply is called so: as it was recorded, or as a dialect made its own id of the name."""
+        """Whether this reply has that name: as recorded, or as the id that a dialect made of it."""
         return bool(self.request_ids) and any(name in self.request_ids for name in names_of(request_id))
 
     @property
     def text_end(self) -> int:
-        """The character of the chain's text at which this span's own text ends."""
+        """Return the character of the chain's text at which this span's own text ends."""
         return self.start + self.width
 
 
 def names_of(request_id: str) -> tuple[str, ...]:
-    """The names that a reply may be recorded under: as the caller wrote it, and without the prefix of a dialect."""
+    """Return the names a reply may be recorded under: the given one, and the same without a dialect's prefix."""
     prefix = next((prefix for prefix in _DIALECTS if request_id.startswith(prefix)), None)
     return (request_id,) if prefix is None else (request_id, request_id.removeprefix(prefix))
 
 
 class Measure(Protocol):
-    """Works out where tokens end in their text; the tokenizer seam implements it."""
+    """Computes where tokens end in their text; the tokenizer's vocabulary implements it."""
 
     def ends(self, span: TokenSpan) -> NDArray[np.int32]:
-        """Character ends relative to `span.start`, one a token, never falling."""
+        """Return character ends relative to `span.start`, one per token, never falling."""
         ...
 
     def textless(self, span: TokenSpan, index: int) -> bool:
@@ -200,19 +197,19 @@ class Measure(Protocol):
         ...
 
     def last_boundary(self, span: TokenSpan, count: int) -> int:
-        """How many of the first `count` tokens end at a place behind which encoding is provably compositional; 0: none.
+        """Return how many of the first `count` tokens end where encoding is provably compositional; 0 if there is no such place.
 
-        Such a place is behind an added token that the text spells (and that no neighbour can swallow or lengthen).
+        Such a place is behind an added token that the text spells and that no neighbour can swallow or lengthen.
         """
         ...
 
     def straddled(self, text: str, position: int) -> int | None:
-        """Where an added token begins that a text spells around `position`; None if there is none."""
+        """Return where the added token begins that a text spells around `position`, or None."""
         ...
 
 
 def links(span: TokenSpan | None, take: int) -> Iterator[tuple[TokenSpan, int]]:
-    """The spans of a chain with the number of their tokens that belong to it, last one first."""
+    """Yield the spans of a chain, last one first, each with the number of its tokens in the chain."""
     while span is not None:
         yield span, take
         take = span.take
@@ -220,119 +217,7 @@ def links(span: TokenSpan | None, take: int) -> Iterator[tuple[TokenSpan, int]]:
 
 
 def chain_ids(span: TokenSpan | None, take: int) -> bytes:
-    """All token ids of a chain, packed, in one pass."""
+    """Return all token ids of a chain, packed, in one pass."""
     parts = [s.ids if ID_BYTES * n == len(s.ids) else s.ids[: ID_BYTES * n] for s, n in links(span, take)]
     parts.reverse()
     return b"".join(parts)
-
-
-class Turn(NamedTuple):
-    """A sampled reply in a sequence: its tokens are `start` to `end`, half-open.
-
-    Of a reply that the sequence leaves in its middle these are the tokens up to there.
-    """
-
-    span: TokenSpan
-    start: int
-    end: int
-
-    @property
-    def request_id(self) -> str:
-        """What it is called; empty if neither the client nor the engine gave it a name."""
-        return self.span.request_ids[0] if self.span.request_ids else ""
-
-    @property
-    def version(self) -> str:
-        """The weight version of its last token, as an engine gives one version for a whole reply."""
-        versions = self.span.versions
-        assert versions is not None
-        if isinstance(versions, str):
-            return versions
-        return next(version for version, end in versions if end >= self.end - self.start)
-
-    def described(self, offset: int = 0) -> dict[str, Any]:
-        """As it stands in answers, with positions counted from `offset`."""
-        return {
-            "request_id": self.request_id,
-            "start": self.start - offset,
-            "end": self.end - offset,
-            "version": self.version,
-            "finish": self.span.finish,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """A chain laid flat: aligned arrays, one entry a token.
-
-    Attributes:
-        token_ids: int32.
-        loss_mask: uint8; 1 where the token was sampled.
-        logprobs: float64, 0.0 where the token is context; None if any sampled token came without one.
-        weight_versions: half-open token ranges `(version, start, end)` over sampled tokens, in order, joined where equal.
-        turns: the sampled replies, in order.
-        reasons: why this sequence is not, or not in every way, exact.
-    """
-
-    token_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.uint8]
-    logprobs: NDArray[np.float64] | None
-    weight_versions: tuple[tuple[str, int, int], ...]
-    turns: tuple[Turn, ...]
-    reasons: tuple[str, ...]
-
-    @property
-    def response_length(self) -> int:
-        """Tokens from the first sampled one to the end; 0 if none was sampled."""
-        return len(self.token_ids) - self.weight_versions[0][1] if self.weight_versions else 0
-
-
-def flatten(span: TokenSpan | None, take: int, tail: bytes = b"") -> Trajectory:
-    """Lay a chain flat, with `tail` (packed ids, encoded just now: mask 0) behind it."""
-    chain = list(links(span, take))
-    chain.reverse()
-    return flatten_chain(chain, tail)
-
-
-def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> Trajectory:
-    """The same for a chain that was taken down already: its spans, first one first, with how many of their tokens are in it."""
-    token_ids = np.frombuffer(
-        b"".join([s.ids[: ID_BYTES * n] for s, n in chain] + ([tail] if tail else [])), dtype=np.int32
-    )
-    loss_mask = np.zeros(len(token_ids), dtype=np.uint8)
-    logprobs: NDArray[np.float64] | None = np.zeros(len(token_ids), dtype=np.float64)
-    runs: list[tuple[str, int, int]] = []
-    turns: list[Turn] = []
-    flags = SpanFlag.NONE
-    for s, n in chain:
-        flags |= s.flags
-        if s.versions is None or not n:
-            continue
-        low, high = s.offset, s.offset + n
-        turns.append(Turn(s, low, high))
-        loss_mask[low:high] = 1
-        if s.logprobs is None:
-            logprobs = None
-        elif logprobs is not None:
-            kind = np.float32 if len(s.logprobs) == len(s.ids) else np.float64
-            logprobs[low:high] = np.frombuffer(s.logprobs, dtype=kind)[:n]
-        for version, begin, end in _version_runs(s.versions, n):
-            if runs and runs[-1][0] == version and runs[-1][2] == low + begin:
-                runs[-1] = (version, runs[-1][1], low + end)
-            else:
-                runs.append((version, low + begin, low + end))
-    reasons = list(dict.fromkeys(name for flag, name in REASONS if flags & flag))
-    if logprobs is None:
-        reasons.append("no_logprobs")
-    return Trajectory(token_ids, loss_mask, logprobs, tuple(runs), tuple(turns), tuple(reasons))
-
-
-def _version_runs(versions: Versions, count: int) -> Iterable[tuple[str, int, int]]:
-    if isinstance(versions, str):
-        yield versions, 0, count
-        return
-    begin = 0
-    for version, end in versions:
-        if begin < min(end, count):
-            yield version, begin, min(end, count)
-        begin = max(begin, end)

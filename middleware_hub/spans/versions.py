@@ -1,10 +1,10 @@
 """The order of weight versions, which are strings.
 
-Integers compare as integers, `default` is older than any of them, any other string is one newer than everything known when
-it first appeared. Usually versions only grow. They fall when a run is resumed from an older checkpoint: then what was last
-hit before the fall must count as hit at the fall, or it would outlive everything (its version never comes to lie behind).
-Rather than re-stamping every leaf, a stamp carries the *era* it was made in, and stamps of earlier eras read as the
-version with which the present era began.
+Integers compare as integers, `default` is older than any of them, and any other string is one newer than everything known
+when it first appeared. Versions normally only grow. They fall when a run is resumed from an older checkpoint: then a hit
+from before the fall must count as a hit at the fall, or it would outlive everything, because its version never becomes old.
+Instead of re-stamping every leaf, a stamp carries the *era* it was made in, and stamps of earlier eras read as the version
+with which the present era began.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from middleware_hub.spans.chain import Versions
 
 DEFAULT = "default"
 MOST_DIGITS = 18
-"""A longer integer is a name."""
+"""A longer integer is treated as a name."""
 FALL_AFTER = 3
-"""So many replies in a row below the current version make theirs the current one."""
+"""After this many replies in a row below the current version, their version becomes the current one."""
 
 
 class Stamp(NamedTuple):
@@ -28,10 +28,10 @@ class Stamp(NamedTuple):
 
 
 class WorkerVersions:
-    """Which weight version each worker was last seen with, and since when.
+    """Which weight version each worker last reported, and since when.
 
-    An engine that does not say where in a reply the weights changed says only the version at its end. All tokens are of that
-    one if the worker was known to have it when the request was sent.
+    An engine that does not say where in a reply the weights changed reports only the version at its end. All tokens have that
+    version if the worker was known to have it when the request was sent.
     """
 
     def __init__(self) -> None:
@@ -40,18 +40,18 @@ class WorkerVersions:
         self._now = 0
 
     def moment(self) -> int:
-        """The time at which a request is sent; later ones are greater."""
+        """Return a logical time for a request that is sent now; later ones are greater."""
         self._now += 1
         return self._now
 
     def observe(self, worker: str, version: str) -> None:
-        """A reply of this worker ended under this version."""
+        """Note that a reply of this worker ended under this version."""
         known = self._known(worker)
         if known is None or known[0] != version:
             self._seen[worker] = version, self.moment()
 
     def set_everywhere(self, version: str) -> None:
-        """All workers were set to this version."""
+        """Note that all workers were set to this version."""
         self._seen.clear()
         self._everywhere = version, self.moment()
 
@@ -65,7 +65,7 @@ class WorkerVersions:
 
 
 class VersionClock:
-    """The current weight version, and how long ago another one was."""
+    """The current weight version, and the age of earlier ones."""
 
     def __init__(self) -> None:
         self.current: str | None = None
@@ -80,11 +80,11 @@ class VersionClock:
 
     @property
     def known(self) -> list[str]:
-        """Every version seen, oldest first."""
+        """Return every version seen, oldest first."""
         return sorted(self._orders, key=self._orders.__getitem__) if self.current is not None else []
 
     def order(self, version: str) -> int:
-        """The place of a version among all; a string never seen before is the newest from now on."""
+        """Return the place of a version among all; an unknown string becomes the newest."""
         place = self._orders[version] = self._place(version)
         self._newest = max(self._newest, place)
         return place
@@ -97,9 +97,10 @@ class VersionClock:
         return int(version) if number else self._newest + 1
 
     def observe(self, version: str, *, late: bool = False) -> None:
-        """A reply came with this version; `late` if it was asked for before the current version became that.
+        """Note that a reply came with this version.
 
-        A late one may still be of the version before: that is no sign of a run that was resumed.
+        `late` says that the current version changed after the request was sent. A late reply may still have the previous version:
+        that is no sign of a resumed run.
         """
         if version == self.current:
             self._below = 0
@@ -114,7 +115,7 @@ class VersionClock:
             self._fall(version)
 
     def observe_reply(self, versions: Versions, *, late: bool = False) -> None:
-        """The same for all versions of a reply. They become known in the order of their appearance; the last one is its own."""
+        """Note all versions of a reply, in the order of their appearance; the last one is the reply's own."""
         if isinstance(versions, str):
             self.observe(versions, late=late)
             return
@@ -123,20 +124,20 @@ class VersionClock:
         self.observe(versions[-1][0], late=late)
 
     def set(self, version: str) -> None:
-        """The fleet was set to this version through the router."""
+        """Note that the fleet was set to this version through the router."""
         if version != self.current:
             (self._become if self.order(version) >= self.now.order else self._fall)(version)
 
     def age(self, stamp: Stamp) -> int:
-        """How many versions ago a stamp was made; 0 for the current one."""
+        """Return how many versions ago a stamp was made; 0 for the current one."""
         return self.now.order - (stamp.order if stamp.era == self._era else self._era_began)
 
     def distance(self, version: str) -> int:
-        """How many versions behind the current one `version` is (negative: ahead). Asking makes nothing known."""
+        """Return how many versions `version` is behind the current one (negative: ahead), without making it known."""
         return self.now.order - self._place(version)
 
     def staleness(self, versions: Versions) -> int:
-        """How many versions behind the current one the oldest of these tokens is; 0 if they are as new."""
+        """Return how many versions the oldest of these tokens is behind the current one; 0 if none is."""
         if versions == self.current:
             return 0
         names = (versions,) if isinstance(versions, str) else (version for version, _ in versions)

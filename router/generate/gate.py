@@ -1,67 +1,66 @@
-"""The beginning of a stream, held back until it is known whether it is one."""
+"""The beginning of a stream, held back until its first event tells whether it is one."""
 
 from __future__ import annotations
 
 from starlette.types import Message, Send
 
 from router.engines.sglang.attempt import renamed, was_aborted, was_refused
-from router.engines.sglang.stream import EventSplitter, event_data
+from router.http.reply import EditedReply
 
 
 class Gate:
-    """Holds a stream back until its first event is there, and for good if that says nothing but `aborted`.
+    """Holds a stream back until its first event is there, and for good if that event says nothing but `aborted`.
 
-    With a `name` the events are given that id: to the worker the generation had another one.
+    Attributes:
+        send: what the application inside calls.
+        opened: whether the reply goes on to the client.
+        refused: whether a later attempt brought an error instead of a stream.
+        held: what the client did not get, while the gate is not open.
     """
 
-    def __init__(self, send: Send, name: str | None, *, again: bool) -> None:
-        """`again`: there is an aborted reply already, which is better than none."""
-        self._send = send
-        self._again = again
-        self.refused = False
+    def __init__(self, client: Send, name: str | None, *, again: bool) -> None:
+        """`name`: the id that events get, where the worker knows another one. `again`: this is not the first attempt, and an
+        aborted reply is better than a refused one.
+        """
+        self._client = client
         self._name = name
-        self._events = EventSplitter()
+        self._again = again
         self._judged = False
-        self.held: list[Message] = []
+        self._reply = EditedReply(self, self._hold)
+        self.send = self._reply.send
         self.opened = False
+        self.refused = False
+        self.held: list[Message] = []
 
-    async def send(self, message: Message) -> None:
-        """What the application inside calls."""
-        if self.opened and self._name is None:
-            await self._send(message)
-            return
-        if message["type"] == "http.response.start":
-            kind = dict(message["headers"]).get(b"content-type", b"")
-            self.refused = self._again and message["status"] != 200
-            if not self.refused and (message["status"] != 200 or not kind.startswith(b"text/event-stream")):
-                self._name = None
-                self._judged = self.opened = True
-        else:
-            message = self._looked_at(message)
+    def head(self, start: Message, *, stream: bool) -> Message:
+        """Return the head as it is. What is no stream is an error, which only a first attempt passes on."""
+        if not stream:
+            self._judged = True
+            self.refused = self._again and start["status"] != 200
+            self.opened = not self.refused
+        return start
+
+    def event(self, data: bytes) -> bytes:
+        """Judge the first event, and return each under the client's id."""
+        if not self._judged:
+            self._judged = True
+            self.refused = self._again and was_refused(data)
+            self.opened = not self.refused and not was_aborted(data)
+            if self.refused or (self.opened and self._name is None):
+                self._reply.pass_on()
+        if self._name is None or self.refused or not data.startswith(b"{"):
+            return data
+        return renamed(data, self._name)
+
+    async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
+        """Never called: nothing waits for the end of a body here."""
+        raise AssertionError
+
+    async def _hold(self, message: Message) -> None:
+        if not self._judged and message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.opened = True  # a stream that ends without an event was not aborted
         self.held.append(message)
         if self.opened:
             held, self.held = self.held, []
-            for kept in held:
-                await self._send(kept)
-
-    def _looked_at(self, message: Message) -> Message:
-        """The message with whole events in it, each under its name."""
-        if self.refused:
-            return message
-        events = list(self._events.feed(message.get("body", b"")))
-        over = not message.get("more_body", False)
-        if not self._judged and (events or over):
-            # The first event may come in many pieces; a stream that ends without one was not aborted.
-            self._judged = True
-            first = (event_data(events[0]) or b"") if events else b""
-            self.refused = self._again and was_refused(first)
-            self.opened = not self.refused and not was_aborted(first)
-        if over or (self.opened and self._name is None):
-            events.append(self._events.flush())
-        return {**message, "body": b"".join(self._named(event) for event in events)}
-
-    def _named(self, event: bytes) -> bytes:
-        data = None if self._name is None else event_data(event)
-        if self._name is None or data is None or not data.startswith(b"{"):
-            return event
-        return b"data: " + renamed(data, self._name) + b"\n\n"
+            for one in held:
+                await self._client(one)

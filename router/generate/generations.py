@@ -21,11 +21,12 @@ from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError, ClientDisconnectedError
 from router.generate.abort_retries import Retries, StreamJob, WholeJob
 from router.generate.fleet import Fleet
-from router.generate.request_ids import Undisguising, disguised
+from router.generate.request_ids import disguised
 from router.generate.resend import send_on
 from router.http.asgi import KEPT, header, read_json
 from router.http.json_cost import LIGHT
 from router.http.offload import beside
+from router.http.reply import EditedReply
 from router.observability.metrics import RouterMetrics
 from router.proxy.in_flight import Flight
 
@@ -70,7 +71,7 @@ class Generations:
         names = () if attempt is None else attempt.rids
         if self._isolated and not state.get(KEPT) and not _made_up_here(made, attempt):
             body, attempt, disguise = disguised(body, attempt)
-            send = send if disguise is None else Undisguising(disguise, send).send
+            send = send if disguise is None else EditedReply(disguise, send).send
         flight = Flight(names, None if attempt is None else attempt.rids, tenant=caller_of(scope).tenant)
         flight.whole = attempt is not None and not attempt.stream
         flights = self._fleet.flights

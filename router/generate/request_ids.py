@@ -11,11 +11,10 @@ import re
 from collections.abc import Sequence
 
 import msgspec
-from starlette.types import Message, Send
+from starlette.types import Message
 
 from router.engines.sglang.attempt import Attempt, new_rid
 from router.engines.sglang.json import is_null, parse_object
-from router.engines.sglang.stream import EventSplitter
 from router.errors import BadRequestError
 
 _STEM, _NUMBER = 24, 8
@@ -40,6 +39,18 @@ class Disguise:
             self._names[made_up.encode()] = f'"{opening}'.encode(), msgspec.json.encode(name)
         self.rids = tuple(rids)
         self._stem = stem.encode()
+
+    def head(self, start: Message, *, stream: bool) -> Message | None:
+        """Return the head of a stream as it is: there are no ids in it."""
+        return start if stream else None
+
+    def event(self, data: bytes) -> bytes:
+        """Return an event under the client's names."""
+        return self.taken_off(data)
+
+    async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
+        """Return a reply in one piece under the client's names."""
+        return start, self.taken_off(body)
 
     def taken_off(self, reply: bytes) -> bytes:
         """JSON of a worker with the client's names in it: an id is the whole of a string, wherever it stands."""
@@ -75,44 +86,3 @@ def disguised(body: bytes, attempt: Attempt | None) -> tuple[bytes, Attempt | No
     if attempt is not None:
         attempt = msgspec.structs.replace(attempt, fields=fields)
     return msgspec.json.encode(fields), attempt, None
-
-
-class Undisguising:
-    """Stands in the place of `send`: the client gets its names back."""
-
-    def __init__(self, disguise: Disguise, send: Send) -> None:
-        self._disguise = disguise
-        self._send = send
-        self._start: Message | None = None
-        self._events: EventSplitter | None = None
-        self._body: list[bytes] = []
-
-    async def send(self, message: Message) -> None:
-        """What the application inside calls."""
-        if message["type"] == "http.response.start":
-            if dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
-                self._events = EventSplitter()
-                await self._send(message)
-            else:
-                self._start = message
-        elif self._events is not None:
-            await self._stream(self._events, message)
-        else:
-            self._body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                await self._whole()
-
-    async def _stream(self, events: EventSplitter, message: Message) -> None:
-        """Whole events only: an id may come in two pieces."""
-        body, more = b"".join(events.feed(message.get("body", b""))), message.get("more_body", False)
-        if not more:
-            body += events.flush()
-        if body or not more:
-            await self._send({**message, "body": self._disguise.taken_off(body)})
-
-    async def _whole(self) -> None:
-        assert self._start is not None
-        body = self._disguise.taken_off(b"".join(self._body))
-        headers = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
-        await self._send({**self._start, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -10,8 +10,9 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.engines.sglang.attempt import Attempt
-from router.generate.request_ids import Disguise, Undisguising
+from router.generate.request_ids import Disguise
 from router.http.asgi import replay, with_body
+from router.http.reply import EditedReply
 from router.proxy.in_flight import FLIGHT, Flight
 
 
@@ -44,7 +45,7 @@ class _Renewal:
         """The request under new ids, each of which begins with the old one."""
         disguise = Disguise(self._attempt.rids, begin_with_names=True)
         self._flight.rids = dict(zip(self._flight.rids, disguise.rids, strict=True))
-        self._send = Undisguising(disguise, self._outward).send
+        self._send = EditedReply(disguise, self._outward).send
         return msgspec.structs.replace(self._attempt, rids=disguise.rids).encode()
 
     async def send(self, message: Message) -> None:

@@ -99,13 +99,6 @@ class Upstream(Protocol):
         """
 
 
-def is_event_stream(response: UpstreamResponse) -> bool:
-    """Whether a reply comes as server-sent events."""
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers
-    )
-
-
 def retry_after(response: UpstreamResponse) -> float | None:
     """Seconds after which a worker wants to be asked again; a date is as good as a number (RFC 9110, 10.2.3)."""
     for name, value in response.headers:

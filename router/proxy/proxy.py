@@ -23,6 +23,7 @@ from router.engines.sglang.stream import END_BYTES, has_ended
 from router.errors import NoWorkerError
 from router.http.asgi import HeaderList, gather_body, has_body, read_body, reply_headers
 from router.http.disconnect import ClientConnection
+from router.http.reply import is_event_stream
 from router.http.upstream import (
     ClosedBeforeReplyError,
     ConnectFailedError,
@@ -30,7 +31,6 @@ from router.http.upstream import (
     UpstreamBrokenError,
     UpstreamFailure,
     UpstreamResponse,
-    is_event_stream,
     retry_after,
 )
 from router.observability.metrics import RouterMetrics
@@ -219,12 +219,12 @@ class Proxy:
         )
         try:
             first = piece = await response.read()
-            if request.flight is not None and (request.flight.whole or is_event_stream(response)):
+            if request.flight is not None and (request.flight.whole or is_event_stream(response.headers)):
                 begun, looked_at = bytearray(first), 0
                 while piece and (request.flight.whole or begun.find(b"\n\n", looked_at) < 0):
                     looked_at = max(0, len(begun) - 1)
                     begun += (piece := await response.read())
-                if not piece and response.status == 200 and is_event_stream(response) and not has_ended(begun):
+                if not piece and response.status == 200 and is_event_stream(response.headers) and not has_ended(begun):
                     raise UpstreamBrokenError("its stream ended before its end")
                 first = bytes(begun)
             return response, first
@@ -293,7 +293,7 @@ class Proxy:
         if not request.alone or request.flight is None:
             return None
         ids = request.query.token_ids is not None
-        if is_event_stream(response):
+        if is_event_stream(response.headers):
             return StreamBeginnings(lease.replied, ids=ids, enough=ENOUGH_IDS)
         if request.flight.whole:
             tell_whole(first, lease.replied, ids=ids)
@@ -315,7 +315,7 @@ class Proxy:
         headers.append((b"x-router-reason", lease.reason.encode("latin-1", "replace")))
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         chunk, seconds = first, self._config.stream_idle_timeout
-        ends_with_done = request.ends_with_done and response.status == 200 and is_event_stream(response)
+        ends_with_done = request.ends_with_done and response.status == 200 and is_event_stream(response.headers)
         end = b""
         while chunk:
             end = end[-END_BYTES:] + chunk[-END_BYTES:]
@@ -348,7 +348,7 @@ class Proxy:
 
 def _status(response: UpstreamResponse, first: bytes) -> int:
     """The status of a reply. Of a stream it is 200 whatever happened; then its first event tells."""
-    if response.status == 200 and is_event_stream(response):
+    if response.status == 200 and is_event_stream(response.headers):
         return refusal_status(first) or 200
     return response.status
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from middleware_hub.sessions.export.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie
-from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, Turn, flatten_chain, links
+from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links
+from middleware_hub.spans.trajectory import Turn, flatten_chain
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
 """What trajectories have one entry a token of."""

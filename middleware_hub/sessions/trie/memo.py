@@ -21,8 +21,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
+from middleware_hub.chat.dialect import Recalled
 from middleware_hub.chat.keys import KeyedMessage, KeyFunction
-from middleware_hub.chat.messages import Message, Recalled
+from middleware_hub.chat.messages import Message
 from middleware_hub.sessions.trie.nodes import Conversation, Landmark
 
 MOST_BODIES = 8
@@ -66,10 +67,6 @@ class KnownBody(msgspec.Struct, eq=False):
             else:
                 high = middle
         return bisect_right(self.ends, low)
-
-
-class _Recalled(Recalled, frozen=True):
-    source: KnownBody
 
 
 class MemoRoom:
@@ -130,7 +127,7 @@ class MessageMemo:
         if best is None or not most:
             return None
         short = b"%b%b%b" % (best.text[: best.begin], self._mark, body[best.ends[most - 1] :])
-        return _Recalled(short, self._mark, most, best.messages[: best.counts[most - 1]], best)
+        return Recalled(short, self._mark, most, best.messages[: best.counts[most - 1]], best)
 
     def keep(
         self,
@@ -142,8 +139,9 @@ class MessageMemo:
     ) -> Conversation:
         """See `Memo`."""
         head = [KeyedMessage(message, self._key(message)) for message in front]
-        if isinstance(recalled, _Recalled):
-            known, items = recalled.source, recalled.items
+        known = None if recalled is None else recalled.source
+        if recalled is not None and isinstance(known, KnownBody):
+            items = recalled.items
             if len(known.ends) == items + len(listed) and body.startswith(known.text):
                 return Conversation(head, known.messages, known.landmark)  # the same once more
             if items < len(known.ends):  # it goes on in another way

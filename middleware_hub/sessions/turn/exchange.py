@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from middleware_hub.chat.messages import Answer
+from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.refusals import SessionOverError
 from middleware_hub.sessions.turn.generation import Generation
 from router.errors import RouterError

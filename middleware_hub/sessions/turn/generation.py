@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Scope
 
-from middleware_hub.chat.messages import Answer, ChatRequest, Finish
+from middleware_hub.chat.answer import Answer, Finish
+from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.chat.refusals import SessionOverError, refusal
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.radix.recording import Asked, Judge, Verdict
@@ -24,7 +25,7 @@ from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.composing import spoken
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
-from middleware_hub.sessions.turn.answer import Told
+from middleware_hub.sessions.turn.answer import AnswerBuilder
 from middleware_hub.sessions.turn.reasoning import thought_before
 from middleware_hub.sessions.turn.worker_request import never, worker_request
 from middleware_hub.sessions.turn.worker_stream import WorkerStream
@@ -106,7 +107,7 @@ class Generation:
             parent=turn.named if turn.unknown_parent else prompt.parent,
         )
         self._aborting = False
-        self.told = Told(handle.generation_id, request, turn.node, parser, judge.tokenizer.vocabulary)
+        self.building = AnswerBuilder(handle.generation_id, request, turn.node, parser, judge.tokenizer.vocabulary)
         self.answer: Answer | None = None
         self.error: RouterError | None = None
         self.verdict: Verdict | None = None
@@ -208,7 +209,7 @@ class Generation:
             raise refusal(start["status"], body)
         self.begun = True
         reply, short = read_reply(body)
-        self.told.whole(reply.text, read_fields(body)[1] if self._request.top_logprobs else {})
+        self.building.whole(reply, read_fields(body)[1] if self._request.top_logprobs else {})
         self._finish(asked, reply, *read_fields(short))
 
     async def _stream(self) -> None:
@@ -233,7 +234,7 @@ class Generation:
 
     def _event(self, streamed: StreamedReply) -> None:
         self.begun = True
-        if self.told.event(streamed):
+        if self.building.event(streamed):
             self._bell()
 
     def _asked(self) -> Asked:
@@ -248,17 +249,17 @@ class Generation:
 
     def _finish(self, asked: Asked, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw]) -> None:
         """It is over: commit it, and answer."""
-        self.told.end()
+        self.building.end()
         # Copies, for a slice would keep all of the reply in memory for as long as there is the session.
         extra = {name: value.copy() for name, value in further_fields(fields, meta).items()}
-        self._commit(asked, reply, self.told.finish(reply), extra)
-        self.answer = self.told.answer(reply, meta, extra, prompt_tokens=self.prompt_tokens)
+        self._commit(asked, reply, self.building.finish(reply), extra)
+        self.answer = self.building.answer(reply, meta, extra, prompt_tokens=self.prompt_tokens)
 
     def _keep(self, asked: Asked, streamed: StreamedReply) -> None:
         """It was ended on purpose: what was sampled was sampled."""
         reply = streamed.reply()
         if reply is not None and reply.ids and not self._trie.closed:
-            self.told.end()
+            self.building.end()
             self._commit(asked, reply, "abort", {})
 
     def _commit(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
@@ -292,9 +293,9 @@ class Generation:
             request_ids=sampled.request_ids,
             finish=sampled.finish,
         )
-        message, in_place = spoken(self._request, self._turn, self.told.content)
-        self.told.add_calls(message)
-        reasoning = self.told.reasoning
+        message, in_place = spoken(self._request, self._turn, self.building.content)
+        self.building.add_calls(message)
+        reasoning = self.building.reasoning
         if in_place:
             reasoning = thought_before(self._request, self._turn, self._prompt) + reasoning
         shown = sampled.tail[0].shown if sampled.tail else 0

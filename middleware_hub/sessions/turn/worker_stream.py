@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from starlette.types import Message
 
-from middleware_hub.chat.refusals import refusal
+from middleware_hub.chat import refusals
 from router.engines.sglang import EventSplitter, Reply, StreamedReply, event_data
-from router.engines.sglang.attempt import refusal_status
 from router.engines.sglang.stream import DONE
 from router.errors import RouterError, UpstreamError
 
@@ -48,22 +47,18 @@ class WorkerStream:
     def _feed(self, data: bytes) -> None:
         if self._error is not None:
             return
-        streamed = self.streamed
-        streamed.feed(data)
-        if streamed.error is not None:
-            self._error = refusal(refusal_status(data) or 502, streamed.error)
-        elif data != DONE:
-            # A worker that cannot serve a request says so in an abort with a status.
-            status = refusal_status(data) if streamed.finished else None
-            if status is None:
-                self._on_event(streamed)
-            else:
-                self._error = refusal(status, bytes(streamed.last_meta["finish_reason"]))
+        try:
+            refusals.feed(self.streamed, data)
+        except RouterError as error:
+            self._error = error
+        else:
+            if data != DONE:
+                self._on_event(self.streamed)
 
     def reply(self) -> Reply:
         """The whole reply, when all messages have come. Raises RouterError: what the worker said instead, or left out."""
         if self._status != 200:
-            raise refusal(self._status, b"".join(self._refused))
+            raise refusals.refusal(self._status, b"".join(self._refused))
         if self._error is not None:
             raise self._error
         reply = self.streamed.reply()

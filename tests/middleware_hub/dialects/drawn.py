@@ -7,17 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from middleware_hub.chat.messages import (
-    Answer,
-    ChatRequest,
-    DialectStream,
-    Piece,
-    Reasoning,
-    ReplyHead,
-    Text,
-    TokenLogprob,
-    ToolCall,
-)
+from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.dialect import DialectStream
+from middleware_hub.chat.messages import ChatRequest, Piece, Reasoning, Text, ToolCall
 
 HEAD = ReplyHead("0123abcd", 1_700_000_000, "tiny")
 ASKED = ChatRequest(messages=[{"role": "user", "content": "Hi"}])

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from middleware_hub.chat.messages import Answer, Finish, Piece, Reasoning, ReplyHead, Text, ToolCall
+from middleware_hub.chat.answer import Answer, Finish, ReplyHead
+from middleware_hub.chat.messages import Piece, Reasoning, Text, ToolCall
 from middleware_hub.dialects.anthropic import Anthropic
 from router.errors import (
     BadRequestError,

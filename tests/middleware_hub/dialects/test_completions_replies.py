@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
 
-from middleware_hub.chat.messages import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.dialects.completions_replies import DONE, Choices, LegacyLogprobs
 from middleware_hub.dialects.completions_requests import CompletionRequest
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
-from middleware_hub.chat.messages import Answer, Dialect
+from middleware_hub.chat.answer import Answer
+from middleware_hub.chat.dialect import Dialect
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.fields import DEEPEST
 from middleware_hub.dialects.openai import OpenAI

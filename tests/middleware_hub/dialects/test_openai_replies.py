@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from middleware_hub.chat.messages import Answer, ChatRequest, Piece, ReplyHead, Text, TokenLogprob, ToolCall
+from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
 from middleware_hub.dialects.openai import OpenAI
 from router.errors import BadRequestError, NoWorkerError
 from tests.middleware_hub.dialects.drawn import ASKED, HEAD, TOKENS, answers, pieces, streamed

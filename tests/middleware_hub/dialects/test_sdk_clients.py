@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.chat.messages import Answer, ChatRequest, Dialect, Piece, Text
+from middleware_hub.chat.answer import Answer
+from middleware_hub.chat.dialect import Dialect
+from middleware_hub.chat.messages import ChatRequest, Piece, Text
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from router.errors import BadRequestError, NoWorkerError, QueueFullError, RouterError

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from middleware_hub.radix.cover import SharedMask, needed
 from middleware_hub.radix.node import Generation
-from middleware_hub.spans.chain import TokenSpan, flatten, links
+from middleware_hub.spans.chain import TokenSpan, links
+from middleware_hub.spans.trajectory import flatten
 from tests.middleware_hub.radix.test_tree import NS, Talk
 from tests.middleware_hub.toy import AB, BA, EOS, SPACE, A, B
 

@@ -14,21 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.radix.match import Cut, PrefixMatch
+from middleware_hub.radix.match import PrefixMatch
+from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, Departure, Recall, SampledReply, TreeStats
 from middleware_hub.radix.tree import NO_PARENT, RadixTree
-from middleware_hub.radix.walk import BESIDE, walk_down
-from middleware_hub.spans.chain import (
-    SpanFlag,
-    Versions,
-    chain_ids,
-    flatten,
-    links,
-    pack_ids,
-    pack_logprobs,
-    unpack_ids,
-)
+from middleware_hub.radix.match import MOST_CANDIDATES, walk_down
+from middleware_hub.spans.chain import SpanFlag, Versions, chain_ids, links, pack_ids, pack_logprobs, unpack_ids
+from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_context, align_reply
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from tests.middleware_hub.toy import AB, BA, EOS, EOT, LT, NOTHING, SPACE, SPACE_A, A, B, T, encode, toy_vocabulary
@@ -257,10 +250,10 @@ def test_a_hundred_thousand_siblings_under_one_prompt() -> None:
 
 def test_of_many_siblings_only_some_are_looked_at_for_a_cut() -> None:
     talk = Talk()
-    for i in range(4 * BESIDE):
+    for i in range(4 * MOST_CANDIDATES):
         talk.say("b", [AB if i % 2 else A, *encode(format(i, "07b").replace("0", "a ").replace("1", "b "))], f"r{i}")
     walk = walk_down(talk.tree._roots[NS], "bab<")
-    assert 0 < len(list(walk.beside(None, 0))) <= 2 * BESIDE
+    assert 0 < len(list(walk.candidates(None, 0))) <= 2 * MOST_CANDIDATES
 
 
 # Reading writes nothing --------------------------------------------------------------------------------------------------
@@ -563,9 +556,9 @@ def test_the_chains_beside_a_text_come_furthest_first_and_then_newest_first() ->
     talk.say(" ", [A, A, A], "r3")
     talk.say(" ", [AB, B], "r4")
     walk = walk_down(talk.tree._roots[NS], " ab<")
-    found = [(generation.request_ids[0], limit) for generation, limit in walk.beside(None, 0)]
+    found = [(generation.request_ids[0], limit) for generation, limit in walk.candidates(None, 0)]
     assert found == [("r4", 3), ("r2", 3), ("r1", 3), ("r3", 2)]
-    assert [g.request_ids[0] for g, _ in walk.beside(None, 2)] == ["r4", "r2", "r1"], "none below the floor"
+    assert [g.request_ids[0] for g, _ in walk.candidates(None, 2)] == ["r4", "r2", "r1"], "none below the floor"
     assert walk.limit == 3
 
 

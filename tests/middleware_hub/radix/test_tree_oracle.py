@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from middleware_hub.radix.records import Context, SampledReply
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import SpanFlag, chain_ids, flatten, pack_ids, pack_logprobs, unpack_ids
+from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, pack_logprobs, unpack_ids
+from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_context, align_reply
 from tests.middleware_hub.toy import EOS, EOT, PIECES, encode, toy_vocabulary
 

@@ -14,7 +14,8 @@ from starlette.types import Message
 
 from router.engines.sglang.attempt import Attempt
 from router.errors import BadRequestError
-from router.generate.request_ids import Disguise, Undisguising, disguised
+from router.generate.request_ids import Disguise, disguised
+from router.http.reply import EditedReply
 from router.proxy.in_flight import RID_LENGTH
 
 NAMES = st.lists(st.text(max_size=40), min_size=1, max_size=4)
@@ -78,7 +79,7 @@ def test_a_reply_in_pieces(names: list[str], cuts: list[int], stream: bool) -> N
         sent.append(message)
 
     async def main() -> None:
-        undisguising = Undisguising(disguise, send)
+        undisguising = EditedReply(disguise, send)
         await undisguising.send(start)
         for number, piece in enumerate(pieces):
             more = number < len(pieces) - 1

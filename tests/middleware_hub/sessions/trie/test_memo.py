@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from starlette.types import Message as AsgiMessage
 
+from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.keys import canonical, setting_of
-from middleware_hub.chat.messages import ChatRequest, Dialect
+from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.sessions.export.trajectories import topology

@@ -1,0 +1,139 @@
+"""Where a text may cut a recorded chain: rules 5 and 6 of exactness, as pure functions on spans.
+
+text:      |  prompt  |   reply   |<|im_end|>|   next context   | half of a rep
+chain:     [ context  ][  sampled  (EOS)    ][     context      ][ sampled ... ]
+                                   ^ resolve_complete: the whole reply, its hidden tail consumed where spelled
+                                                                         ^ resolve_partial: whole sampled tokens
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from middleware_hub.radix.node import Generation, HiddenToken
+from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan
+
+
+class Cut(NamedTuple):
+    """A chain, and the character of the text from which the rest has to be encoded."""
+
+    span: TokenSpan | None
+    take: int
+    start: int
+    recut: bool = False
+    """The rest begins inside a sampled token whose other half the reader never saw (`cut_in_token`)."""
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens of the chain."""
+        return 0 if self.span is None else self.span.offset + self.take
+
+    @property
+    def sampled_base(self) -> tuple[TokenSpan | None, int, int]:
+        """Return the chain and start without the last contexts: equal bases give a text equal encodings."""
+        span, take, start, _ = self
+        while span is not None and not span.sampled:
+            take, start = span.take, span.start
+            span = span.parent
+        return span, take, start
+
+
+FRESH = Cut(None, 0, 0)
+"""Nothing is reused: the text is a start."""
+
+
+def end_of(span: TokenSpan) -> Cut:
+    """Return the cut that keeps a whole chain."""
+    return Cut(span, len(span), span.text_end)
+
+
+def resolve_complete(generation: Generation, text: str, position: int) -> Cut | None:
+    """Continue a complete reply that ends at `position` of `text`; None if this text must not continue it."""
+    span, tail = generation.span, generation.tail
+    shown = tail[0].shown if tail else 0
+    taken, spelled = (0, position) if position == len(text) else spell_tail(tail, text, position)
+    if span.visible + taken == 0 or (span.width == 0 and spelled == position):
+        # Nothing of it is left: an empty reply whose tail is not spelled, or only half a token, which is encoded again.
+        return None
+    if shown and not taken:
+        return Cut(span, span.visible, position - shown, recut=True)
+    return Cut(span, span.visible + taken, spelled)
+
+
+def spell_tail(tail: tuple[HiddenToken, ...], text: str, position: int) -> tuple[int, int]:
+    """Return how many hidden tokens stay when the text goes on at `position`, and the position behind what it spells."""
+    taken, index = 0, 0
+    while index < len(tail):
+        if tail[index].special:
+            end = index
+            while end < len(tail) and tail[end].special:
+                end += 1
+            position = _spell_special([token.text for token in tail[index:end]], text, position)
+            taken += sum(token.tokens for token in tail[index:end])
+            index = end
+        elif text.startswith(tail[index].text, position):
+            position += len(tail[index].text)
+            taken += tail[index].tokens
+            index += 1
+        else:
+            break
+    return taken, position
+
+
+def _spell_special(literals: list[str], text: str, position: int) -> int:
+    """Special tokens stay in any case. The text may spell all of them, the last ones, the first ones, or none."""
+    for first in range(len(literals)):
+        joined = "".join(literals[first:])
+        if text.startswith(joined, position):
+            return position + len(joined)
+    for literal in literals:
+        if not text.startswith(literal, position):
+            break
+        position += len(literal)
+    return position
+
+
+def resolve_partial(
+    generation: Generation, limit: int, line: Generation | None, measure: Measure, *, boundaries: bool = True
+) -> Cut | None:
+    """Reuse the tokens of a chain whose text agrees with ours in `limit` characters but not to its end.
+
+    Only tokens behind `line`, the complete generation that is continued anyway, count; None if there are none. Sampled
+    tokens are reused up to the last one that lies wholly inside. Context behind that is reused only up to a compositional
+    boundary, and not at all with `boundaries=False`.
+    """
+    stop = None if line is None else line.span
+    child = generation.span
+    if child is stop:
+        return None
+    inside = _cut_inside(child, child.visible, limit, measure, boundaries)
+    while inside is None:
+        span, take, end = child.parent, child.take, child.start
+        if span is None or span is stop:
+            return None
+        if span.sampled and take and end <= limit and not span.flags & SpanFlag.MISMATCH:
+            # The recorded chain goes on behind this reply as our text does: keep the part of the reply that it kept.
+            return Cut(span, take, end)
+        if child.flags & SpanFlag.FOREIGN:
+            return None
+        inside = _cut_inside(span, take, min(limit, end), measure, boundaries)
+        child = span
+    return inside
+
+
+def _cut_inside(span: TokenSpan, take: int, limit: int, measure: Measure, boundaries: bool) -> Cut | None:
+    """Cut the first `take` tokens of one span for a text that agrees up to character `limit`."""
+    if span.start >= limit or span.flags & SpanFlag.MISMATCH:
+        return None
+    if not span.sampled and (not boundaries or span.flags & SpanFlag.GIVEN):
+        return None
+    ends = measure.ends(span)
+    count = int(np.searchsorted(ends[:take], limit - span.start, side="right"))
+    if span.sampled:
+        while count and measure.textless(span, count - 1):
+            count -= 1
+    else:
+        count = measure.last_boundary(span, count)
+    return Cut(span, count, span.start + int(ends[count - 1])) if count else None

@@ -1,0 +1,219 @@
+"""Indexes onto recorded replies other than their text: by ids, by name, and by last hit.
+
+A client that sends ids (a partial rollout, resumed from what was retrieved) continues a chain although the text of its ids
+need not be the text under which the chain was recorded: special tokens are spelled in one and may be silent in the other.
+So `IdsIndex` finds chains by a fingerprint of their ids: a polynomial over all of them modulo 2^64. It grows by the new
+tokens only, and all prefixes of a request cost one running sum. A hit is compared id for id before it counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from middleware_hub.radix.node import Generation, added, removed
+from middleware_hub.spans.chain import ID_BYTES, TokenSpan, links, names_of
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers never vanish
+_MASK = (1 << 64) - 1
+_FEW_TOKENS = 8
+"""Up to this many tokens, Python sums faster than numpy starts."""
+_Entry = tuple[int, int, Generation]
+_FEW_ENTRIES = 64
+
+
+class IdsIndex:
+    """Chains by namespace and fingerprint, each with and without its hidden tail."""
+
+    def __init__(self) -> None:
+        self._powers: NDArray[np.uint64] = np.ones(1, dtype=np.uint64)
+        self._chains: dict[tuple[str, ...], dict[int, Generation]] = {}
+
+    def add(self, namespace: tuple[str, ...], generation: Generation) -> None:
+        """Add a reply; of equal chains the newest answers."""
+        span = generation.span
+        whole = self._fingerprint(span)
+        generation.namespace, generation.fingerprints = namespace, (whole,)
+        if span.width and 0 < span.visible < len(span):
+            # An empty reply is not there at all without its hidden tail.
+            generation.fingerprints = whole, (whole - self._sum(span, span.visible, len(span))) & _MASK
+        self._chains.setdefault(namespace, {}).update(dict.fromkeys(generation.fingerprints, generation))
+
+    def remove(self, generation: Generation) -> None:
+        """Remove a reply; an equal chain with the same text takes its place."""
+        chains = self._chains[generation.namespace]
+        for fingerprint in generation.fingerprints:
+            if chains.get(fingerprint) is generation:
+                del chains[fingerprint]
+                for other in generation.node.generations():
+                    if other is not generation and fingerprint in other.fingerprints:
+                        chains[fingerprint] = other
+        if not chains:
+            del self._chains[generation.namespace]
+
+    def longest(self, namespace: tuple[str, ...], ids: bytes, parent: str | None) -> tuple[Generation, int] | None:
+        """Return the longest chain that packed ids begin with, and how many tokens of its reply are among them.
+
+        `parent` restricts the search to replies with this request id.
+        """
+        chains = self._chains.get(namespace)
+        if not chains:
+            return None
+        for fingerprint in reversed(np.cumsum(np.multiply(*self._factors(ids, 0)), dtype=np.uint64).tolist()):
+            found = chains.get(fingerprint)
+            if found is None:
+                continue
+            for generation in (found, *reversed(found.node.generations())):
+                if parent is not None and not generation.span.named(parent):
+                    continue
+                for known, take in zip(
+                    generation.fingerprints, (len(generation.span), generation.span.visible), strict=False
+                ):
+                    if known == fingerprint and begins_with(ids, generation.span, take):
+                        return generation, take
+        return None
+
+    def _fingerprint(self, span: TokenSpan) -> int:
+        """Return the fingerprint of a whole chain, computed from the last reply in it whose own fingerprint is known."""
+        total = self._sum(span, 0, len(span))
+        for part, count in links(span.parent, span.take):
+            owner: Any = part.owner
+            if isinstance(owner, Generation) and owner.fingerprints:
+                total += owner.fingerprints[0]
+                if count < len(part):
+                    total -= self._sum(part, count, len(part))
+                break
+            total += self._sum(part, 0, count)
+        return total & _MASK
+
+    def _sum(self, span: TokenSpan, begin: int, end: int) -> int:
+        """Return what some tokens of a span add to the fingerprint of their chain."""
+        if end - begin > _FEW_TOKENS:
+            return int(np.dot(*self._factors(span.ids[ID_BYTES * begin : ID_BYTES * end], span.offset + begin)))
+        self._reach(span.offset + end)
+        ids = memoryview(span.ids).cast("i")
+        return sum((ids[k] + 1) * int(self._powers[span.offset + k]) for k in range(begin, end))
+
+    def _factors(self, ids: bytes, offset: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the two factors of what each token adds at its place (modulo 2^64, as uint64 wraps)."""
+        values = np.frombuffer(ids, dtype=np.int32).astype(np.uint64) + np.uint64(1)
+        end = offset + len(values)
+        self._reach(end)
+        return values, self._powers[offset:end]
+
+    def _reach(self, end: int) -> None:
+        """Compute powers up to `end`."""
+        while len(self._powers) < end:
+            grown = self._powers * _power(len(self._powers))
+            self._powers = np.concatenate([self._powers, grown])
+
+
+def _power(exponent: int) -> np.uint64:
+    return np.uint64(pow(int(_BASE), exponent, 1 << 64))
+
+
+def begins_with(ids: bytes, span: TokenSpan, take: int) -> bool:
+    """Return whether packed ids begin with a chain."""
+    for part, count in links(span, take):
+        low, size = ID_BYTES * part.offset, ID_BYTES * count
+        if ids[low : low + size] != (part.ids if size == len(part.ids) else part.ids[:size]):
+            return False
+    return True
+
+
+class ReplyNames:
+    """Replies by namespace and name (the client's `rid`, or SGLang's `meta_info.id`). Of equal names the newest answers."""
+
+    def __init__(self) -> None:
+        self._replies: dict[tuple[str, ...], dict[str, Generation | list[Generation]]] = {}
+
+    def add(self, generation: Generation) -> None:
+        if not generation.request_ids:
+            return
+        replies = self._replies.setdefault(generation.namespace, {})
+        for name in generation.request_ids:
+            replies[name] = added(replies.get(name), generation)
+
+    def remove(self, generation: Generation) -> None:
+        if not generation.request_ids:
+            return
+        replies = self._replies[generation.namespace]
+        for name in generation.request_ids:
+            left = removed(replies[name], generation)
+            if left is None:
+                del replies[name]
+            else:
+                replies[name] = left
+        if not replies:
+            del self._replies[generation.namespace]
+
+    def newest(self, namespace: tuple[str, ...], request_id: str) -> Generation | None:
+        replies = self._replies.get(namespace, {})
+        for name in names_of(request_id):
+            known = replies.get(name)
+            if known is not None:
+                return known[-1] if isinstance(known, list) else known
+        return None
+
+
+class Leaves:
+    """The replies that may be collected: two heaps by last hit, one of retrieved replies and one of the others.
+
+    An outdated entry is not removed, but recognised when it comes up. It is outdated when its generation was hit again, is no
+    leaf any more, was retrieved meanwhile, or is gone. Where everything is retrieved sooner or later nothing comes up in the
+    other heap. So a heap is also purged when it is twice as long as after the last purge, or it would keep removed generations
+    in memory.
+    """
+
+    def __init__(self) -> None:
+        self._heaps: dict[bool, list[_Entry]] = {True: [], False: []}
+        self._kept = {True: 0, False: 0}
+        self._pushes = 0
+
+    def offer(self, generation: Generation) -> None:
+        """Add a generation that became a leaf, or a leaf of the other kind."""
+        if not generation.leaf:
+            return
+        kind = generation.retrieved
+        heap = self._heaps[kind]
+        self._pushes += 1
+        heapq.heappush(heap, (generation.tick, self._pushes, generation))
+        if len(heap) > 2 * self._kept[kind] + _FEW_ENTRIES:
+            heap[:] = [entry for entry in heap if _current(entry, kind)]
+            heapq.heapify(heap)
+            self._kept[kind] = len(heap)
+
+    def pop(self, outdated: Callable[[Generation], bool]) -> Generation | None:
+        """Return the next reply to collect; None if there is none.
+
+        `outdated` says of an unretrieved reply whether it is so old that nobody will retrieve it: those go before all others.
+        """
+        unretrieved = self._first(retrieved=False)
+        kinds = (False,) if unretrieved is not None and outdated(unretrieved) else (True, False)
+        for retrieved in kinds:
+            found = self._first(retrieved=retrieved)
+            if found is not None:
+                heapq.heappop(self._heaps[retrieved])
+                return found
+        return None
+
+    def _first(self, *, retrieved: bool) -> Generation | None:
+        """Return the least recently hit leaf of a kind."""
+        heap = self._heaps[retrieved]
+        while heap and not _current(heap[0], retrieved):
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+
+def _current(entry: _Entry, retrieved: bool) -> bool:
+    tick, _, generation = entry
+    return (
+        generation.tick == tick
+        and generation.retrieved is retrieved
+        and generation.span.owner is generation
+        and generation.leaf
+    )

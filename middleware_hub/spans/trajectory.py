@@ -1,0 +1,124 @@
+"""A chain laid flat for a trainer: aligned arrays with one entry per token, and the sampled replies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from middleware_hub.spans.chain import ID_BYTES, REASONS, SpanFlag, TokenSpan, Versions, links
+
+
+class Turn(NamedTuple):
+    """A sampled reply in a sequence: its tokens are `start` to `end`, half-open.
+
+    Where the sequence leaves a reply in its middle, `end` is the last token it keeps.
+    """
+
+    span: TokenSpan
+    start: int
+    end: int
+
+    @property
+    def request_id(self) -> str:
+        """Return the reply's first name; empty if neither the client nor the engine gave one."""
+        return self.span.request_ids[0] if self.span.request_ids else ""
+
+    @property
+    def version(self) -> str:
+        """Return the weight version of the last token: an engine also gives one version for a whole reply."""
+        versions = self.span.versions
+        assert versions is not None
+        if isinstance(versions, str):
+            return versions
+        return next(version for version, end in versions if end >= self.end - self.start)
+
+    def described(self, offset: int = 0) -> dict[str, Any]:
+        """Return the turn as answers show it, with positions counted from `offset`."""
+        return {
+            "request_id": self.request_id,
+            "start": self.start - offset,
+            "end": self.end - offset,
+            "version": self.version,
+            "finish": self.span.finish,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A chain laid flat: aligned arrays, one entry per token.
+
+    Attributes:
+        token_ids: int32.
+        loss_mask: uint8; 1 where the token was sampled.
+        logprobs: float64, 0.0 where the token is context; None if any sampled token came without one.
+        weight_versions: half-open token ranges `(version, start, end)` over sampled tokens, in order; equal neighbours are joined.
+        turns: the sampled replies, in order.
+        reasons: why this sequence is not exact, or not in every way.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    logprobs: NDArray[np.float64] | None
+    weight_versions: tuple[tuple[str, int, int], ...]
+    turns: tuple[Turn, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def response_length(self) -> int:
+        """Return the number of tokens from the first sampled one to the end; 0 if none was sampled."""
+        return len(self.token_ids) - self.weight_versions[0][1] if self.weight_versions else 0
+
+
+def flatten(span: TokenSpan | None, take: int, tail: bytes = b"") -> Trajectory:
+    """Lay a chain flat, followed by `tail` (packed ids, encoded just now: mask 0)."""
+    chain = list(links(span, take))
+    chain.reverse()
+    return flatten_chain(chain, tail)
+
+
+def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> Trajectory:
+    """Lay flat a chain given as its spans, first one first, each with the number of its tokens in the chain."""
+    token_ids = np.frombuffer(
+        b"".join([s.ids[: ID_BYTES * n] for s, n in chain] + ([tail] if tail else [])), dtype=np.int32
+    )
+    loss_mask = np.zeros(len(token_ids), dtype=np.uint8)
+    logprobs: NDArray[np.float64] | None = np.zeros(len(token_ids), dtype=np.float64)
+    runs: list[tuple[str, int, int]] = []
+    turns: list[Turn] = []
+    flags = SpanFlag.NONE
+    for s, n in chain:
+        flags |= s.flags
+        if s.versions is None or not n:
+            continue
+        low, high = s.offset, s.offset + n
+        turns.append(Turn(s, low, high))
+        loss_mask[low:high] = 1
+        if s.logprobs is None:
+            logprobs = None
+        elif logprobs is not None:
+            kind = np.float32 if len(s.logprobs) == len(s.ids) else np.float64
+            logprobs[low:high] = np.frombuffer(s.logprobs, dtype=kind)[:n]
+        for version, begin, end in _version_runs(s.versions, n):
+            if runs and runs[-1][0] == version and runs[-1][2] == low + begin:
+                runs[-1] = (version, runs[-1][1], low + end)
+            else:
+                runs.append((version, low + begin, low + end))
+    reasons = list(dict.fromkeys(name for flag, name in REASONS if flags & flag))
+    if logprobs is None:
+        reasons.append("no_logprobs")
+    return Trajectory(token_ids, loss_mask, logprobs, tuple(runs), tuple(turns), tuple(reasons))
+
+
+def _version_runs(versions: Versions, count: int) -> Iterable[tuple[str, int, int]]:
+    if isinstance(versions, str):
+        yield versions, 0, count
+        return
+    begin = 0
+    for version, end in versions:
+        if begin < min(end, count):
+            yield version, begin, min(end, count)
+        begin = max(begin, end)
