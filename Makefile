@@ -78,7 +78,7 @@ bench: $(VENV)/.test ## measure, half an hour; results go to benchmarks/results,
 soak: $(VENV)/.bench ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
 	@$(PY) -m benchmarks.soaking.soak --page docs/performance.md $(ARGS)
 
-reference: $(VENV)/.test ## renew docs/reference.md, the tables of flags and metrics, out of the code
+reference: $(VENV)/.test ## make the tables of docs/reference.md (flags, metrics) from the code
 	@$(PY) scripts/make_reference.py $(ARGS)
 
 clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay
