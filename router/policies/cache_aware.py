@@ -74,6 +74,8 @@ class CacheAware:
         ids: the tree of prompts whose ids are known.
     """
 
+    reads_prompts = True
+
     def __init__(self, config: CacheAwareConfig | None = None, index: KvIndex | None = None) -> None:
         """`index`: by default, a new one if the configuration asks for KV events."""
         self._config = config or CacheAwareConfig()

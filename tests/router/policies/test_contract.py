@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from router.config import CacheAwareConfig
 from router.policies import POLICIES, create_policy
-from router.policies.base import Decision, ForgetsWorkers, Policy, RouteQuery
+from router.policies.base import Decision, ForgetsWorkers, Policy, ReadsPrompts, RouteQuery
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.workers.pool import Lease, WorkerPool
@@ -144,6 +144,29 @@ def test_memory_does_not_grow_with_requests(name: str) -> None:
             steps += 1
         assert steps > 100, "it is not done at once"
         assert 19_000 < policy.texts.size <= 20_000
+
+
+class WatchedQuery:
+    """A query that records which of its fields are read."""
+
+    def __init__(self, query: RouteQuery) -> None:
+        self.query = query
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self.query, name)
+
+
+@EVERY
+def test_a_policy_that_reads_prompts_says_so(name: str) -> None:
+    """Otherwise it would get no prompts without a middleware; and nothing reads a prompt in vain."""
+    policy, read = create_policy(name), set[str]()
+    for query in queries(random.Random(11), 50):
+        watched: Any = WatchedQuery(query)
+        policy.select(fleet(3), watched)
+        read |= watched.read
+    assert isinstance(policy, ReadsPrompts) == bool(read & {"text", "token_ids"}), f"see ReadsPrompts about {name}"
 
 
 @EVERY
