@@ -66,7 +66,7 @@ def create(calls: str, reasoning: str, tools: Sequence[Tool] | None, *, starts_i
     """
     reasons = reasoning_parser(reasoning)
     if reasons is None and reasoning in ("harmony", "gpt-oss") and NAMES.get(calls) is not Harmony:
-        # Channels have to be told apart, although calls in them are not wanted.
+        # Channels have to be separated, although calls in them are not wanted.
         return ReplyParser(Harmony(()))
     parser = call_parser(calls)(tools or ())
     return ReplyParser(parser, None if reasons is None else reasons(starts_inside=starts_inside))

@@ -23,6 +23,7 @@ from middleware_hub.spans.chain import SpanFlag, Versions, chain_ids, links, pac
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_context, align_reply
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.toy import AB, BA, EOS, EOT, LT, NOTHING, SPACE, SPACE_A, A, B, T, encode, toy_vocabulary
 
 NS = ("", "", "")
@@ -142,7 +143,7 @@ class Talk:
         """Down to so many tokens; what is left is in order."""
         self.tree.max_tokens = max_tokens
         assert self.tree.collect() is False
-        self.tree.check()
+        recount(self.tree)
 
 
 def kept(match: PrefixMatch) -> list[int]:
@@ -177,7 +178,7 @@ def test_a_conversation_of_thousands_of_turns_is_one_chain() -> None:
     assert sys.getrecursionlimit() < TURNS
     talk = Talk()
     text = long_chain(talk, TURNS)
-    talk.tree.check()
+    recount(talk.tree)
     assert talk.tree.stats.generations == TURNS
     match = talk.match(text + "ab")
     assert match.cut.tokens == 4 * TURNS
@@ -199,7 +200,7 @@ def test_a_deep_conversation_is_recorded_cut_and_collected_without_recursion() -
     assert kept(match) == [SPACE, A, B, EOS] * (TURNS // 2 - 1) + [SPACE, A]
     turn = talk.say(cut + " ", [A, EOS])
     assert recalled(talk.tree.recall(NS, turn.text)) == turn.ids
-    talk.tree.check()
+    recount(talk.tree)
     talk.collect(4 * TURNS // 2)
     assert 0 < talk.tree.stats.tokens <= 4 * TURNS // 2
     talk.collect(0)
@@ -211,7 +212,7 @@ def test_a_deep_tree_is_cleared_link_by_link() -> None:
     talk = Talk()
     long_chain(talk, 20_000)
     talk.tree.clear()
-    talk.tree.check()
+    recount(talk.tree)
     assert talk.tree.stats == TreeStats()
 
 
@@ -227,7 +228,7 @@ def test_a_hundred_thousand_siblings_under_one_prompt() -> None:
         reply = SampledReply(pack_ids([i, many]), chr(0x10000 + i) + prompt, "1", request_ids=(str(i),))
         tree.record(match, Context(pack_ids([many])), reply)
     tree.unpin(match)
-    tree.check()
+    recount(tree)
     assert tree.stats.generations == many
     assert tree.stats.tokens == 2 * many + 1, "the prompt is there once"
     for i in (0, many // 2, many - 1):
@@ -241,7 +242,7 @@ def test_a_hundred_thousand_siblings_under_one_prompt() -> None:
     tree.max_tokens = many
     while tree.collect(seconds=0.001):
         pass
-    tree.check()
+    recount(tree)
     assert tree.stats.tokens <= many
     last = prompt + chr(0x10000 + many - 2) + prompt
     assert recalled(tree.recall(NS, last)) == [many, many - 2, many]
@@ -295,7 +296,7 @@ def test_no_lookup_leaves_a_trace(lookups: list[str]) -> None:
         talk.match(text, namespace=("nobody", "", ""))
     assert everything(talk, turns) == before
     assert [(talk.match(text), talk.tree.departure(NS, text)) for text in texts] == answers
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_a_namespace_that_was_only_asked_about_does_not_exist() -> None:
@@ -353,7 +354,7 @@ def test_two_tokenizations_of_one_text_never_mix() -> None:
     for name, turn in (("halves", halves), ("whole", whole)):
         found = talk.tree.recall(NS, " aba b", request_id=f"after-{name}")
         assert recalled(found) == [*turn.ids, SPACE, B, EOS]
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_equal_ids_with_other_logprobs_and_versions_are_two_chains() -> None:
@@ -432,7 +433,7 @@ def test_a_named_parent_is_continued_where_a_longer_one_would_be() -> None:
     assert turn.ids == [*short.ids, *encode("ab "), B]
     assert talk.match(turn.text + "a").continues is turn.generation
     assert talk.sent("abab ") == [*long.ids, SPACE]
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_a_parent_of_none_makes_all_of_the_text_context() -> None:
@@ -447,7 +448,7 @@ def test_a_parent_of_none_makes_all_of_the_text_context() -> None:
     assert talk.match("abab a").continues is not turn.generation
     assert talk.match("abab b").continues is turn.generation, "what was recorded so is as good a reply as any"
     assert talk.match_ids([A, BA, B, EOS, A], parent=NO_PARENT).cut.tokens == 0
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_an_unknown_parent_is_counted_and_treated_as_if_it_were_not_there() -> None:
@@ -522,7 +523,7 @@ def test_tokens_behind_a_reply_come_only_from_chains_that_continue_it() -> None:
     later = talk.say("ba", [SPACE, BA, B], "descendant", parent="first")
     assert later.generation.continues is first.generation
     assert talk.sent("ba ba ") == [*first.ids, SPACE, BA, SPACE]
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_the_furthest_of_several_chains_is_cut_when_a_text_leaves_them_in_one_place() -> None:
@@ -632,7 +633,7 @@ def test_a_half_shown_token_is_kept_only_if_the_text_spells_all_of_it() -> None:
     assert later.ids == [T, SPACE, A, LT, B]
     assert flatten(later.generation.span, 1).reasons == ("cut_in_token",)
     assert recalled(talk.tree.recall(NS, turn.text)) == turn.ids
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_an_empty_reply_is_not_continued_without_its_hidden_tail() -> None:
@@ -689,12 +690,12 @@ def test_ids_continue_a_chain_whose_text_is_another() -> None:
     assert later.ids == [*ids, B, A, EOS]
     assert flatten(later.generation.span, 3).loss_mask.tolist() == [0, 1, 1, 1, 1, 0, 1, 1, 1]
     assert recalled(talk.tree.recall(NS, later.text)) == later.ids
-    talk.tree.check()
+    recount(talk.tree)
     last = talk.say_ids([*later.ids, SPACE], [A], "r3")
     assert last.ids == [*later.ids, SPACE, A]
     assert last.generation.span.parent is not None
     assert last.generation.span.parent.parent is later.generation.span
-    talk.tree.check()
+    recount(talk.tree)
     talk.collect(0)
 
 
@@ -706,7 +707,7 @@ def test_ids_that_end_where_a_chain_does_need_no_context() -> None:
     later = talk.say_ids(turn.ids, [SPACE], "r2")
     assert later.generation.span.parent is turn.generation.span
     assert later.ids == [*turn.ids, SPACE]
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_ids_continue_a_chain_with_its_hidden_tail_and_without() -> None:
@@ -790,7 +791,7 @@ def test_namespaces_never_answer_for_each_other(other: tuple[str, ...]) -> None:
     found = talk.tree.recall(other, "aba")
     assert found is not None
     assert found.request_ids == ("r2",)
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_namespaces_share_one_budget_and_an_empty_one_is_gone() -> None:
@@ -1029,7 +1030,7 @@ def test_the_chain_of_a_request_in_flight_is_never_collected() -> None:
     later = talk.answer(match, [SPACE], [A])
     assert later.ids == [*first.ids, SPACE, A]
     talk.tree.unpin(match)
-    talk.tree.check()
+    recount(talk.tree)
     talk.collect(0)
     assert talk.tree.stats.tokens == 0
 
@@ -1044,7 +1045,7 @@ def test_a_pinned_prompt_outlives_the_replies_to_it() -> None:
     assert talk.alive(turn) == [False]
     assert kept(match) == encode("ab ")
     again = talk.answer(match, [], [A], "r2")
-    talk.tree.check()
+    recount(talk.tree)
     assert again.ids == [*encode("ab "), A]
     talk.tree.unpin(match)
     talk.collect(0)
@@ -1089,7 +1090,7 @@ def test_a_split_touches_no_span_and_no_node_that_was_there() -> None:
     assert first.generation.node is node
     assert node.edge == "ab"
     assert [(span, take, span.ids) for span, take in links(first.generation.span, 4)] == before
-    talk.tree.check()
+    recount(talk.tree)
 
 
 def test_collection_works_in_steps_and_ends() -> None:
@@ -1099,7 +1100,7 @@ def test_collection_works_in_steps_and_ends() -> None:
     talk.tree.max_tokens = 50
     steps, before = 1, talk.tree.stats.tokens
     while talk.tree.collect(seconds=0):
-        talk.tree.check()
+        recount(talk.tree)
         assert talk.tree.stats.tokens < before, "every step gets on, however little time it has"
         before, steps = talk.tree.stats.tokens, steps + 1
     assert steps > 10
@@ -1162,7 +1163,7 @@ def test_everything_is_in_order_after_every_collection(steps: list[tuple[str, in
             for match in pinned:
                 for span, _ in links(match.cut.span, match.cut.take):
                     assert not isinstance(span.owner, Generation) or span.owner.span is span
-        talk.tree.check()
+        recount(talk.tree)
     for match in pinned:
         talk.tree.unpin(match)
     talk.collect(0)
@@ -1194,7 +1195,7 @@ def test_a_cleared_tree_has_forgotten_everything_and_can_be_used_again() -> None
     talk.collect(talk.tree.stats.tokens - 1)
     evicted, tokens = dict(talk.tree.stats.evicted), talk.tree.stats.evicted_tokens
     talk.tree.clear()
-    talk.tree.check()
+    recount(talk.tree)
     assert talk.tree.stats == TreeStats(evicted=talk.tree.stats.evicted, evicted_tokens=tokens)
     assert talk.tree.stats.evicted == evicted, "what was counted stays counted"
     for turn in turns:
