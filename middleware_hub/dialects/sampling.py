@@ -22,7 +22,7 @@ from middleware_hub.dialects.fields import (
     check_depth,
     wrong,
 )
-from router.engines.sglang import patterns
+from router.engines.sglang.hazards import pattern_fault
 from router.errors import BadRequestError
 
 LARGEST = 2**31 - 1
@@ -143,7 +143,7 @@ def _add_patterns(sampling: dict[str, Any], found: str | list[str] | None) -> No
         limits = f"at most {_MOST_STOPS} patterns of at most {_LONGEST_PATTERN} bytes each"
         raise BadRequestError(f"`stop_regex` must be {limits}", param="stop_regex")
     for pattern in listed:
-        fault = patterns.fault(pattern)
+        fault = pattern_fault(pattern)
         if fault is not None:
             raise BadRequestError(f"`stop_regex` {pattern!r} is no regular expression: {fault}", param="stop_regex")
     sampling["stop_regex"] = listed

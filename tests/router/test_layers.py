@@ -59,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.http.*",
         "router.kv_cache.subscriptions",
         "router.observability.*",
+        "router.proxy.in_flight",
         "router.workers.allowed",
         "middleware_hub.metrics",
         "middleware_hub.sessions.metrics",
@@ -109,7 +110,7 @@ ONLY_IN = {
         "router.embedded.models.vocabulary",
     ),
 }
-MAY_EMBED = ("router.demo.cli", "router.demo.agent_")
+MAY_EMBED = "router.demo."
 """The demos, which start it."""
 
 ORDER = list(LAYERS)
