@@ -25,16 +25,7 @@ from router.errors import BadRequestError
 
 # In the order of detection: a template gets the first parser whose tags it spells all, and some spell tags of another
 # format, too. Errors list the most common one first.
-_CALL_PARSERS: tuple[type[NamedCallParser], ...] = (
-    Harmony,
-    Gemma4,
-    DeepSeek,
-    Glm,
-    QwenCoder,
-    Hermes,
-    Llama3,
-    Plain,
-)
+_CALL_PARSERS: tuple[type[NamedCallParser], ...] = (Harmony, Gemma4, DeepSeek, Glm, QwenCoder, Hermes, Llama3, Plain)
 _REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (Gemma4Think, Think)
 _CHANNELS = ("<|channel|>analysis", "<|message|>")
 """Tags of `harmony`, whose reasoning its call parser finds."""

@@ -29,8 +29,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from middleware_hub.chat.messages import Message, Tool
-from middleware_hub.templates.renderer import Options, RenderingError, check_options
+from middleware_hub.chat.messages import Message
+from middleware_hub.templates.renderer import Messages, Options, RenderingError, Tools, check_options
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL
 from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms, options_key, remember
 from router.errors import BadRequestError
@@ -77,11 +77,11 @@ class ChatTemplate(TurnForms):
     def tail(
         self,
         last: Message,
-        behind: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        behind: Messages,
+        tools: Tools,
         options: Options,
         *,
-        earlier: Sequence[Message],
+        earlier: Messages,
         continue_final: bool = False,
         whole: bool | None = None,
     ) -> str:
@@ -98,7 +98,7 @@ class ChatTemplate(TurnForms):
         """
         if continue_final and not behind:
             return ""
-        calls: Sequence[Message] = last.get("tool_calls") or ()
+        calls: Messages = last.get("tool_calls") or ()
         check_options(options)
         following = [self._plain(message) for message in behind]
         if self.reads((*earlier, last, *behind)) if whole is None else whole:
@@ -119,13 +119,7 @@ class ChatTemplate(TurnForms):
         return text
 
     def transcript(
-        self,
-        messages: Sequence[Message],
-        marked: Sequence[int],
-        tools: Sequence[Tool] | None,
-        options: Options,
-        *,
-        continue_final: bool = False,
+        self, messages: Messages, marked: Sequence[int], tools: Tools, options: Options, *, continue_final: bool = False
     ) -> Transcript:
         """Render everything, cut at the turns `marked` (indices of the assistant's messages, rising).
 
@@ -136,9 +130,9 @@ class ChatTemplate(TurnForms):
         check_options(options)
         plain = [self._plain(message) for message in messages]
         shown = [TOOL] if tools else None
-        turns: list[tuple[str, Sequence[Message], Own | None]] = []
+        turns: list[tuple[str, Messages, Own | None]] = []
         for number, at in enumerate(marked):
-            calls: Sequence[Message] = messages[at].get("tool_calls") or ()
+            calls: Messages = messages[at].get("tool_calls") or ()
             own = self._own_of(calls, tools, shown, options) if calls else None
             sentinel = f"{self._sentinel}{number:06}"
             turns.append((sentinel, calls, own))
@@ -194,11 +188,11 @@ class ChatTemplate(TurnForms):
 
     def _behind(
         self,
-        before: Sequence[Message],
-        calls: Sequence[Message],
+        before: Messages,
+        calls: Messages,
         own: Own | None,
-        following: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        following: Messages,
+        tools: Tools,
         options: Options,
         *,
         continue_final: bool = False,
@@ -214,17 +208,17 @@ class ChatTemplate(TurnForms):
 
     def _behind_all(
         self,
-        earlier: Sequence[Message],
+        earlier: Messages,
         last: Message,
-        following: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        following: Messages,
+        tools: Tools,
         options: Options,
         *,
         continue_final: bool,
     ) -> str:
         """Return the tail in the conversation itself. The turn keeps its own text, for templates that read it."""
         before = [self._plain(message) for message in earlier]
-        calls: Sequence[Message] = last.get("tool_calls") or ()
+        calls: Messages = last.get("tool_calls") or ()
         if calls:
             with suppress(BadRequestError, RenderingError):
                 own = self._own_of(calls, tools, tools, options)
@@ -267,9 +261,7 @@ class ChatTemplate(TurnForms):
             return _Plan(short=False, tools=tools)
         return _Plan(short=True, tools=tools and self._tails(SHORT, None, options, called) != short)
 
-    def _tails(
-        self, before: Iterable[Message], tools: Sequence[Tool] | None, options: Options, called: bool
-    ) -> list[str | None]:
+    def _tails(self, before: Iterable[Message], tools: Tools, options: Options, called: bool) -> list[str | None]:
         """Return the tails of all shapes behind these messages; None for each that is refused."""
         earlier = [self._plain(message) for message in before]
         found: list[str | None] = []

@@ -19,6 +19,8 @@ from middleware_hub.templates.reads import reads_of
 from middleware_hub.templates.trials import RESULT, SHORT, calling
 from router.errors import BadRequestError
 
+Messages = Sequence[Message]
+Tools = Sequence[Tool] | None
 Options = Mapping[str, Any]
 """Further variables of a template: `enable_thinking`, `reasoning_effort`, `documents`."""
 
@@ -80,14 +82,7 @@ class Renderer:
 
     # Renderings --------------------------------------------------------------------------------------------------------
 
-    def whole(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        options: Options,
-        *,
-        continue_final: bool = False,
-    ) -> str:
+    def whole(self, messages: Messages, tools: Tools, options: Options, *, continue_final: bool = False) -> str:
         """Return the text of a start, up to where the assistant is to speak.
 
         With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
@@ -125,7 +120,7 @@ class Renderer:
             plain["tool_calls"] = [_spelled(call) for call in calls] if self._wants_text else calls
         return plain
 
-    def _content(self, role: object, content: Sequence[Message] | None) -> str | list[Message]:
+    def _content(self, role: object, content: Messages | None) -> str | list[Message]:
         if not content:
             return ""
         if role in self._roles_of_parts:
@@ -164,9 +159,7 @@ class Renderer:
 
     # Rendering ----------------------------------------------------------------------------------------------------------------
 
-    def _until_end(
-        self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, continue_final: bool
-    ) -> str:
+    def _until_end(self, messages: list[Message], tools: Tools, options: Options, *, continue_final: bool) -> str:
         """Render with the generation prompt, or up to the end of the last message's content."""
         if not continue_final:
             return self._render(messages, tools, options)
@@ -187,15 +180,13 @@ class Renderer:
         except _FAILURES:
             return None
 
-    def _render(
-        self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, generate: bool = True
-    ) -> str:
+    def _render(self, messages: list[Message], tools: Tools, options: Options, *, generate: bool = True) -> str:
         try:
             return self._run(messages, tools, options, generate=generate)
         except _FAILURES as error:
             raise BadRequestError(f"the chat template refuses this conversation: {error}") from error
 
-    def _run(self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, generate: bool) -> str:
+    def _run(self, messages: list[Message], tools: Tools, options: Options, *, generate: bool) -> str:
         """Render once. The compiled template is cached: transformers keeps the last 128."""
         rendered, _ = render_jinja_template(
             [messages],

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from middleware_hub.chat.messages import Message, Tool
-from middleware_hub.templates.renderer import Options, Renderer, RenderingError, check_options
+from middleware_hub.chat.messages import Message
+from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
 from middleware_hub.templates.trials import ASKED, CALL, ONE, RESULT, SAID, SHORT, TOOL
 from router.errors import BadRequestError
 
@@ -72,7 +72,7 @@ class TurnForms(Renderer):
 
     # What a model is asked with -----------------------------------------------------------------------------------------
 
-    def scaffold(self, tools: Sequence[Tool] | None, options: Options) -> str:
+    def scaffold(self, tools: Tools, options: Options) -> str:
         """Return the generation prompt, from which the model goes on (`<|im_start|>assistant\\n<think>\\n`).
 
         Raises:
@@ -81,7 +81,7 @@ class TurnForms(Renderer):
         found = self.scaffolds(tools, options)
         return found[0] if found else self._asked(SHORT, tools, options)[1]
 
-    def scaffolds(self, tools: Sequence[Tool] | None, options: Options) -> tuple[str, ...]:
+    def scaffolds(self, tools: Tools, options: Options) -> tuple[str, ...]:
         """Return all generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
         key = (options_key(options), bool(tools))
         found = self._scaffolds.get(key)
@@ -96,9 +96,7 @@ class TurnForms(Renderer):
             remember(self._scaffolds, key, found)
         return found
 
-    def asked_with(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options
-    ) -> str | None:
+    def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
         """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered.
 
         Args:
@@ -113,7 +111,7 @@ class TurnForms(Renderer):
             return found
         return _ending(text, self._asked_before) or None
 
-    def asked_here(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> str:
+    def asked_here(self, text: str, messages: Messages, tools: Tools, options: Options) -> str:
         """Return the generation prompt rendered from these messages; empty if the text does not end with it."""
         try:
             check_options(options)
@@ -132,7 +130,7 @@ class TurnForms(Renderer):
         known = list(self._scaffolds.values())
         return list(dict.fromkeys(one for found in reversed(known) for one in found))
 
-    def header(self, tools: Sequence[Tool] | None, options: Options) -> str:
+    def header(self, tools: Tools, options: Options) -> str:
         """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
         known = [*self.scaffolds(tools, options), *self._openings_of((), None, tools, options)]
         first, *others = [one for one in known if one] or [""]
@@ -140,12 +138,12 @@ class TurnForms(Renderer):
             first = first[: _alike(first, other)]
         return first
 
-    def _asked(self, before: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
+    def _asked(self, before: Messages, tools: Tools, options: Options) -> tuple[str, str]:
         """Return a rendering of these messages, and the generation prompt behind it."""
         check_options(options)
         return self._parted([self._plain(message) for message in before], [TOOL] if tools else None, options)
 
-    def _parted(self, plain: list[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
+    def _parted(self, plain: list[Message], tools: Tools, options: Options) -> tuple[str, str]:
         asking, silent = (self._render(plain, tools, options, generate=generate) for generate in (True, False))
         # Phi-3 ends with EOS where no reply is asked for, so the common beginning ends before a whole special token.
         alike = _alike(asking, silent)
@@ -156,9 +154,7 @@ class TurnForms(Renderer):
 
     # What is a turn's own -----------------------------------------------------------------------------------------------
 
-    def _openings_of(
-        self, calls: Sequence[Message], own: Own | None, tools: Sequence[Tool] | None, options: Options
-    ) -> frozenset[str]:
+    def _openings_of(self, calls: Messages, own: Own | None, tools: Tools, options: Options) -> frozenset[str]:
         """Return the texts between earlier messages and the sentinel in a turn that short conversations show."""
         key = (self._called(calls), own and own.place, options_key(options), bool(tools))
         found = self._openings.get(key)
@@ -183,13 +179,7 @@ class TurnForms(Renderer):
         return found
 
     def _opening_here(
-        self,
-        plain: Sequence[Message],
-        at: int,
-        sentinel: str,
-        before: str,
-        tools: Sequence[Tool] | None,
-        options: Options,
+        self, plain: Messages, at: int, sentinel: str, before: str, tools: Tools, options: Options
     ) -> str | None:
         """Return the opening of a turn of this very conversation, for templates whose opening depends on what was said.
 
@@ -212,13 +202,7 @@ class TurnForms(Renderer):
             return None
         return opening if opening.startswith(header) and opening.count(header) == 1 else None
 
-    def _own_of(
-        self,
-        calls: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        shown: Sequence[Tool] | None,
-        options: Options,
-    ) -> Own:
+    def _own_of(self, calls: Messages, tools: Tools, shown: Tools, options: Options) -> Own:
         """Return what a turn with such calls itself writes in a short conversation. Remembered."""
         key = (self._called(calls), options_key(options), bool(tools))
         own = self._owns.get(key)
@@ -227,7 +211,7 @@ class TurnForms(Renderer):
             remember(self._owns, key, own)
         return own
 
-    def _called(self, calls: Sequence[Message]) -> tuple[object, ...]:
+    def _called(self, calls: Messages) -> tuple[object, ...]:
         """Return what the text around calls' arguments depends on: their names, and in some templates their ids."""
         return tuple((call["function"]["name"], call.get("id") if self._writes_ids else None) for call in calls)
 
@@ -240,9 +224,7 @@ class TurnForms(Renderer):
             texts.append(self._attempt([*SHORT, plain]))
         return texts[0] is None or texts[0] != texts[1]
 
-    def _find_own(
-        self, before: Sequence[Message], calls: Sequence[Message], tools: Sequence[Tool] | None, options: Options
-    ) -> Own:
+    def _find_own(self, before: Messages, calls: Messages, tools: Tools, options: Options) -> Own:
         for place in _PLACES:
             # The empty one is for templates that want every call answered before the user speaks.
             for behind in (SHORT, ()):
@@ -272,7 +254,7 @@ class TurnForms(Renderer):
         starts = [match.start() for match in self._special.finditer(calling) if match.start() < differs]
         return calling[: starts[-1] if starts else differs]
 
-    def _marked(self, calls: Sequence[Message], place: Literal["arguments", "content"], sentinel: str) -> Message:
+    def _marked(self, calls: Messages, place: Literal["arguments", "content"], sentinel: str) -> Message:
         """Return an assistant's turn with the sentinel in it: in each of its calls, as some templates drop calls."""
         if not calls:
             return {"role": "assistant", "content": sentinel}
