@@ -1,54 +1,36 @@
-"""What a worker is asked for one generation: the `/generate` that goes to the layers inside."""
+"""The `/generate` that one generation of a session sends to the layers inside."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from msgspec import Raw
 from starlette.types import Message, Scope
 
-from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.sessions.prompt.written_ids import Ids
+from middleware_hub.sessions.turn.plan import TurnPlan
 from router.engines.sglang.attempt import ATTEMPT, Attempt
 from router.http.asgi import KEPT, ROUTE_HINT, RouteHint
 
 _PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
-"""Of the client's; the others are about its own dialect."""
+"""The client's headers that go to the worker; the others are about its own dialect."""
 _PASSED_WITHOUT_SESSION = frozenset({b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id"})
 
 
-def worker_request(
-    scope: Scope,
-    request: ChatRequest,
-    sampling: dict[str, Any],
-    ids: Ids,
-    rid: str,
-    *,
-    routing_key: str | None,
-    logprobs: bool,
-    kept: bool = True,
-    parent: str | None = None,
-) -> tuple[Scope, bytes]:
-    """The scope and the body of a `/generate`.
+def worker_request(plan: TurnPlan, rid: str, *, logprobs: bool) -> tuple[Scope, bytes]:
+    """Return the scope and the body of a `/generate`.
 
     Args:
-        scope: of the client's request.
-        request: what it wants.
-        sampling: `sampling_params`, complete.
-        ids: the prompt.
+        plan: of the turn.
         rid: the generation's id.
-        routing_key: generations with the same one have a prefix in common.
-        logprobs: whether the worker is to send them.
-        kept: whoever asks keeps the reply. Else the layers inside record it, as they do any other.
-        parent: the generation behind whose chain they are to record it.
+        logprobs: whether the worker returns logprobs.
     """
+    request, ids = plan.request, plan.prompt.ids
     fields: dict[str, Raw] = {
         **request.extra,
         "rid": Raw(b'"%b"' % rid.encode()),
         "input_ids": Raw(ids.written),
-        "sampling_params": Raw(msgspec.json.encode(sampling)),
+        "sampling_params": Raw(msgspec.json.encode(plan.sampling)),
         "stream": Raw(b"true" if request.stream else b"false"),
     }
     if logprobs:
@@ -56,21 +38,22 @@ def worker_request(
         if request.top_logprobs:
             fields["top_logprobs_num"] = Raw(b"%d" % request.top_logprobs)
     body = msgspec.json.encode(fields)
-    headers = [pair for pair in scope["headers"] if pair[0] in _PASSED_HEADERS]
+    headers = [pair for pair in plan.scope["headers"] if pair[0] in _PASSED_HEADERS]
     headers.append((b"content-type", b"application/json"))
-    if not kept:
-        headers += [pair for pair in scope["headers"] if pair[0] in _PASSED_WITHOUT_SESSION]
-        if parent is not None:
-            headers.append((b"x-radix-parent", parent.encode()))
+    if not plan.lasting:
+        headers += [pair for pair in plan.scope["headers"] if pair[0] in _PASSED_WITHOUT_SESSION]
+        if plan.parent is not None:
+            headers.append((b"x-radix-parent", plan.parent.encode()))
     state = {
-        **(scope.get("state") or {}),
-        **({KEPT: True} if kept else {}),
-        ROUTE_HINT: RouteHint(None, memoryview(ids.packed).cast("i"), routing_key),
-        # What is in the body, for the layers inside, so that they need not read it again.
+        **(plan.scope.get("state") or {}),
+        **({KEPT: True} if plan.lasting else {}),
+        # The session's id: generations of one session have a prefix in common.
+        ROUTE_HINT: RouteHint(None, memoryview(ids.packed).cast("i"), plan.session_id or None),
+        # What the body says, so that the layers inside need not parse it again.
         ATTEMPT: (body, Attempt.single(fields, rid, stream=request.stream)),
     }
     inner = {
-        **scope,
+        **plan.scope,
         "method": "POST",
         "path": "/generate",
         "raw_path": b"/generate",
@@ -82,6 +65,6 @@ def worker_request(
 
 
 async def never() -> Message:
-    """A client that does not leave: whoever sends this decides by itself when it is over."""
+    """Receive for a client that does not leave: the sender itself decides when the request is over."""
     await asyncio.Event().wait()
     raise AssertionError

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.cut import Cut
+from middleware_hub.radix.match import MOST_CANDIDATES, PrefixMatch, walk_down
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, Departure, Recall, SampledReply, TreeStats
 from middleware_hub.radix.tree import NO_PARENT, RadixTree
-from middleware_hub.radix.match import MOST_CANDIDATES, walk_down
 from middleware_hub.spans.chain import SpanFlag, Versions, chain_ids, links, pack_ids, pack_logprobs, unpack_ids
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_context, align_reply
