@@ -61,6 +61,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.http.*",
         "router.kv_cache.subscriptions",
         "router.observability.*",
+        "router.proxy.in_flight",
         "router.workers.allowed",
         "middleware_hub.metrics",
         "middleware_hub.sessions.metrics",

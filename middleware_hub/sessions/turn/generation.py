@@ -31,8 +31,9 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError
 from router.engines.sglang.reply import further_fields
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import ROUTE_HINT, RouteHint, replay, with_body
+from router.http.asgi import replay, with_body
 from router.http.reply import WatchedReply
+from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.tracing import Tracer
 
@@ -184,9 +185,7 @@ class Generation:
         )
         received = WorkerReply(self)
         try:
-            await self._backend.app(
-                with_body(self._inner, self._body), replay(self._body, never), WatchedReply(received).send
-            )
+            await self._backend.app(self._inner, replay(self._body, never), WatchedReply(received).send)
             reply, fields, meta = received.result(stream=self._plan.request.stream)
         except asyncio.CancelledError:
             self._keep(asked, received)
@@ -219,8 +218,9 @@ class Generation:
 
     def _attach(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
         plan, prompt, judge = self._plan, self.prompt, self._backend.judge
-        hint: RouteHint = self._inner["state"][ROUTE_HINT]
-        hint.reply(reply.ids)
+        hint = request_state(self._inner).hint
+        if hint is not None and hint.replied is not None:
+            hint.replied(reply.ids)
         if plan.trie.closed:
             raise TrieClosedError
         judgement = judge.judge(asked, reply, self.worker)

@@ -9,8 +9,8 @@ from msgspec import Raw
 from starlette.types import Message, Scope
 
 from middleware_hub.sessions.turn.plan import TurnPlan
-from router.engines.sglang.attempt import ATTEMPT, Attempt
-from router.http.asgi import KEPT, ROUTE_HINT, RouteHint
+from router.engines.sglang.worker_request import WorkerRequest
+from router.http.request_state import RouteHint, with_state
 
 _PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
 """The client's headers that go to the worker; the others are about its own dialect."""
@@ -28,7 +28,6 @@ def worker_request(plan: TurnPlan, rid: str, *, logprobs: bool) -> tuple[Scope, 
     request, ids = plan.request, plan.prompt.ids
     fields: dict[str, Raw] = {
         **request.extra,
-        "rid": Raw(b'"%b"' % rid.encode()),
         "input_ids": Raw(ids.written),
         "sampling_params": Raw(msgspec.json.encode(plan.sampling)),
         "stream": Raw(b"true" if request.stream else b"false"),
@@ -37,31 +36,25 @@ def worker_request(plan: TurnPlan, rid: str, *, logprobs: bool) -> tuple[Scope, 
         fields["return_logprob"] = Raw(b"true")
         if request.top_logprobs:
             fields["top_logprobs_num"] = Raw(b"%d" % request.top_logprobs)
-    body = msgspec.json.encode(fields)
+    # The layers inside read this request, and need not parse the body again.
+    sent = WorkerRequest.single(fields, rid, stream=request.stream)
+    # Generations of one session have a prefix in common, so its id routes them.
+    hint = RouteHint(None, memoryview(ids.packed).cast("i"), plan.session_id or None)
     headers = [pair for pair in plan.scope["headers"] if pair[0] in _PASSED_HEADERS]
-    headers.append((b"content-type", b"application/json"))
+    headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(sent.body))]
     if not plan.lasting:
         headers += [pair for pair in plan.scope["headers"] if pair[0] in _PASSED_WITHOUT_SESSION]
         if plan.parent is not None:
             headers.append((b"x-radix-parent", plan.parent.encode()))
-    state = {
-        **(plan.scope.get("state") or {}),
-        **({KEPT: True} if plan.lasting else {}),
-        # The session's id: generations of one session have a prefix in common.
-        ROUTE_HINT: RouteHint(None, memoryview(ids.packed).cast("i"), plan.session_id or None),
-        # What the body says, so that the layers inside need not parse it again.
-        ATTEMPT: (body, Attempt.single(fields, rid, stream=request.stream)),
-    }
     inner = {
-        **plan.scope,
+        **with_state(plan.scope, body_read=True, kept=plan.lasting, hint=hint, request=sent),
         "method": "POST",
         "path": "/generate",
         "raw_path": b"/generate",
         "query_string": b"",
         "headers": headers,
-        "state": state,
     }
-    return inner, body
+    return inner, sent.body
 
 
 async def never() -> Message:
