@@ -147,7 +147,6 @@ class _CompletionStream:
         await self._send_body(end, last=True)
 
     def head(self, start: Message) -> None:
-        """Take the head of the worker's reply."""
         self._start = start
 
     def event(self, data: bytes) -> None:

@@ -103,7 +103,6 @@ class SessionsMiddleware:
         return Chats(Turns(backend, hub, composer, replies, self.registry, self._metrics, sessions), composer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or the lifespan."""
         if scope["type"] == "http":
             path: str = scope["path"]
             if path == PREFIX or path.startswith(PREFIX + "/"):
@@ -242,6 +241,5 @@ class SessionsMiddleware:
 
 
 async def send_dialect_error(error: RouterError, dialect: Dialect, send: Send) -> None:
-    """Send an error in the form of a dialect."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
     await send_json(send, error.status, dialect.error(error), headers)

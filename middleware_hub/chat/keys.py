@@ -67,12 +67,10 @@ def setting_of(request: ChatRequest) -> bytes:
 
 
 def adapter_of(setting: bytes) -> bytes:
-    """Return the digest of the adapter."""
     return setting[:_DIGEST]
 
 
 def tools_of(setting: bytes) -> bytes:
-    """Return the digest of the tools."""
     return setting[_DIGEST : 2 * _DIGEST]
 
 

@@ -48,7 +48,6 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def lists(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Return the lists of the next tokens."""
         offsets = []
         for token in tokens:
             offsets.append(self._at)
@@ -82,7 +81,6 @@ class Choices:
         self._logprobs = [LegacyLogprobs(len(front), hidden, top=bool(request.logprobs)) for front in self._fronts]
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
-        """Return the body of a reply in one piece."""
         choices = [
             self._choice(index, answer.content, answer.logprobs, **ending(answer))
             for index, answer in enumerate(answers)

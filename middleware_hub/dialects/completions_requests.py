@@ -67,7 +67,6 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def listed(self) -> bool:
-        """Whether `/generate` answers with a list."""
         return self.batch or self.samples > 1
 
     @property

@@ -96,7 +96,6 @@ class _ChatReply:
         return ReplyHead(self._exchange.generations[0].id, self._began, self._request.model or "default")
 
     async def whole(self) -> None:
-        """Send all answers in one piece."""
         await self._exchange.all_over()
         answers = self._exchange.answers
         if not answers:
@@ -108,7 +107,6 @@ class _ChatReply:
         await send_json(self._send, 200, body, self._headers(answered, _recorded(self._exchange.generations)))
 
     async def stream(self) -> None:
-        """Send events as the pieces come."""
         await self._exchange.begun()
         if self._exchange.over and not self._exchange.answers:
             raise self._exchange.failure

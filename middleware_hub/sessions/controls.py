@@ -64,7 +64,6 @@ class Controls:
     # All sessions ------------------------------------------------------------------------------------------------------
 
     async def create(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve `POST /sessions`. Raises BadRequestError, SessionExistsError, CapacityError."""
         fields = await self._fields(scope, receive)
         session_id = typed(fields, "session_id", str, "a string")
         if session_id is not None:
@@ -112,7 +111,6 @@ class Controls:
         return session
 
     async def list(self, tenant: str, send: Send) -> None:
-        """Serve `GET /sessions`."""
         found = [session.summary() for session in self._registry.of(tenant)]
         await send_json(send, 200, msgspec.json.encode({"sessions": found}))
 

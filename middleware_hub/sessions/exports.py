@@ -68,7 +68,6 @@ class Exports:
         self._max_body_bytes = max_body_bytes
 
     async def finalize(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve `POST /sessions/{id}/finalize`."""
         export = _Export.of(await fields_of(scope, receive, self._max_body_bytes), query_of(scope))
         first = session.phase is not SessionPhase.FINALIZED
         await session.finalize()
@@ -78,7 +77,6 @@ class Exports:
         await _send_export(session, export, receive, send)
 
     async def trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve `GET /sessions/{id}/trajectories`."""
         session.require(Act.EXPORT)
         await _send_export(session, _Export.of({}, query_of(scope)), receive, send)
 

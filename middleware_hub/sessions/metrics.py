@@ -16,18 +16,12 @@ class Held(Protocol):
     tokens: int
 
     @property
-    def nodes(self) -> int:
-        """The number of messages in their tries."""
-        ...
+    def nodes(self) -> int: ...
 
     @property
-    def samples(self) -> int:
-        """The number of sampled turns."""
-        ...
+    def samples(self) -> int: ...
 
-    def __len__(self) -> int:
-        """The number of sessions."""
-        ...
+    def __len__(self) -> int: ...
 
 
 class SessionMetrics:

@@ -53,18 +53,15 @@ class SessionRegistry:
         return iter(self._sessions.values())
 
     def get(self, tenant: str, session_id: str) -> Session:
-        """Return a session. Raises UnknownSessionError."""
         found = self._sessions.get((tenant, session_id))
         if found is None:
             raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
         return found
 
     def find(self, tenant: str, session_id: str) -> Session | None:
-        """Return a session, or None."""
         return self._sessions.get((tenant, session_id))
 
     def anonymous(self, tenant: str, namespace: str) -> AnonymousSession:
-        """Return the memory of chats without a session."""
         found = self._anonymous.get((tenant, namespace))
         if found is None:
             if len(self._anonymous) >= MOST_NAMESPACES:
@@ -77,7 +74,6 @@ class SessionRegistry:
         return found
 
     def of(self, tenant: str) -> list[Session]:
-        """Return a tenant's sessions, oldest first."""
         return [session for session in self._sessions.values() if session.tenant == tenant]
 
     def add(self, session: Session) -> None:
@@ -105,7 +101,6 @@ class SessionRegistry:
         )
 
     def held(self, tokens: int) -> None:
-        """Count tokens that a commit adds."""
         self.tokens += tokens
 
     async def delete(self, session: Session) -> None:
@@ -129,12 +124,10 @@ class SessionRegistry:
 
     @property
     def nodes(self) -> int:
-        """The number of messages in all sessions."""
         return sum(session.trie.nodes for session in self._sessions.values())
 
     @property
     def samples(self) -> int:
-        """The number of sampled turns in all sessions."""
         return sum(session.samples for session in self._sessions.values())
 
     def sweep(self, now: float | None = None) -> None:
@@ -154,13 +147,11 @@ class SessionRegistry:
             self._end(session)
 
     async def keep_sweeping(self) -> None:
-        """Sweep every few seconds until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sweep()
 
     async def close(self) -> None:
-        """End all generations: the process stops."""
         everything = (*self._sessions.values(), *self._anonymous.values())
         await asyncio.gather(*(session.abort() for session in everything))
         self._sessions.clear()

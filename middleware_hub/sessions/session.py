@@ -102,7 +102,6 @@ class Session:
         return f"<Session {self.id}: {self.phase.value}, {self.trie!r}>"
 
     def memo(self, dialect: Dialect, room: MemoRoom) -> MessageMemo:
-        """Return the memo of a dialect."""
         name = type(dialect).__name__
         found = self._memos.get(name)
         if found is None:
@@ -115,7 +114,6 @@ class Session:
             raise SessionOverError(f"session {self.id!r} is {self.phase.value}")
 
     def touch(self) -> None:
-        """Note that the session is in use."""
         self.used = time.monotonic()
 
     def expired(self, now: float) -> bool:
@@ -143,7 +141,6 @@ class Session:
             self._forget(exchange)
 
     def sweep(self, now: float) -> None:
-        """Forget replies that no client has asked for in time."""
         for exchange in [one for one in self._exchanges if one.stale(now)]:
             self._forget(exchange)
 
@@ -193,7 +190,6 @@ class Session:
             await self._end_exchanges()
 
     async def abort(self) -> None:
-        """End all generations and forget everything."""
         self.phase = SessionPhase.ABORTED
         self.trie.close()
         self._done.set()

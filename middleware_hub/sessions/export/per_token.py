@@ -94,7 +94,6 @@ class PerTokenArray:
         return {"dtype": "int32", "shape": [self.rows, self.width], "told": reported}
 
     def array(self) -> NDArray[np.int32]:
-        """Return the numbers, `[rows, width]`."""
         return np.frombuffer(b"".join(self._pieces()), _NUMBER).reshape(self.rows, self.width)
 
     def as_base64(self) -> Iterator[bytes]:

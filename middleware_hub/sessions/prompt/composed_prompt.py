@@ -72,5 +72,4 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """The number of ids."""
         return len(self.ids.packed) // ID_BYTES

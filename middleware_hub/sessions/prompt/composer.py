@@ -225,7 +225,6 @@ class Composer:
     async def _started(
         self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...], start: EncodeStart | None
     ) -> ComposedPrompt:
-        """Return a prompt that is encoded as a whole."""
         span = shared_contexts.find(turn, request, None) if start is None else None
         if span is not None:
             return self._composed(None, span, len(span), await self._scaffold_at(span, request), reasons)

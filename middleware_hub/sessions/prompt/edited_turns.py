@@ -135,5 +135,4 @@ def _content(message: Message) -> str | None:
 
 
 def _calls(message: Message) -> Sequence[Any]:
-    """Return the calls of a message without their ids."""
     return [said_by(call)[1:] for call in message.get("tool_calls") or ()]

@@ -29,11 +29,9 @@ class PromptIds(NamedTuple):
 
     @classmethod
     def of(cls, packed: bytes) -> PromptIds:
-        """Print packed ids."""
         return cls(packed, _encode(unpack_ids(packed)))
 
     def then(self, packed: bytes) -> PromptIds:
-        """Return these ids and further ones."""
         if not packed:
             return self
         if not self.packed:
@@ -42,7 +40,6 @@ class PromptIds(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes that they take."""
         return len(self.packed) + len(self.written)
 
 

@@ -58,7 +58,6 @@ class Tails:
         return self._template.reads(request.messages)
 
     def new(self, turn: PreparedTurn, request: ChatRequest) -> bool:
-        """Whether no turn of this kind has been compared yet."""
         return _kind(turn, request) not in self._compared
 
     def compared(self, turn: PreparedTurn, request: ChatRequest) -> None:

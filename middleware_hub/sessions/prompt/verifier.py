@@ -50,7 +50,6 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def hard(self) -> bool:
-        """Whether the chain is not exact."""
         return self.kind != "assistant"
 
 
@@ -118,7 +117,6 @@ class _Header:
         return bool(self._front) and self._before.endswith(self._front) and text.startswith(self._text)
 
     def passed(self, text: str, token: str | None) -> None:
-        """Move on past a segment and its special token."""
         self._before = (self._before + text + (token or ""))[-len(self._front) :] if self._front else ""
 
 

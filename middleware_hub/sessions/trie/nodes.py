@@ -59,7 +59,6 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
 
     @property
     def terminal(self) -> bool:
-        """Whether this is the end of a branch."""
         return not self.continued
 
     @property

@@ -32,7 +32,6 @@ class PathIndex:
         return len(self._found)
 
     def sampled(self, node: MessageNode) -> None:
-        """Note that a node has a new sample."""
         for place in _places(node):
             known = self._found.get(place)
             if known is None or known is node:
@@ -43,7 +42,6 @@ class PathIndex:
             nodes[node] = None
 
     def gone(self, node: MessageNode) -> None:
-        """Note that a node has no samples any more."""
         for place in _places(node):
             known = self._found.get(place)
             if isinstance(known, dict):
@@ -76,7 +74,6 @@ class PathIndex:
         assert all(len(known) > 1 for known in self._found.values() if isinstance(known, dict))
 
     def clear(self) -> None:
-        """Forget all nodes."""
         self._found.clear()
 
 

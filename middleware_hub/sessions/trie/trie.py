@@ -26,10 +26,10 @@ import msgspec
 from middleware_hub.chat.keys import KeyedMessage, KeyFunction, MessageKey, adapter_of, canonical
 from middleware_hub.chat.messages import Message
 from middleware_hub.sessions.trie import check
+from middleware_hub.sessions.trie.memo import WalkedMessages
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.sessions.trie.path_index import PathIndex
 from middleware_hub.sessions.trie.prepared_turn import BranchHandle, EditedMessage, PreparedTurn
-from middleware_hub.sessions.trie.walked_messages import WalkedMessages
 from middleware_hub.spans.chain import TokenSpan, names_of
 
 MOST_EDITED = 4
@@ -72,7 +72,6 @@ class MessageTrie:
 
     @property
     def head(self) -> Checkpoint | None:
-        """The newest sample."""
         return next(reversed(self._checkpoints.values()), None)
 
     def checkpoint(self, generation_id: str) -> Checkpoint | None:
@@ -319,16 +318,15 @@ def _choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
 
 def _edited(node: MessageNode, depth: int) -> Iterator[EditedMessage]:
     """Yield the assistant's messages below `depth` that were not sampled here and have sampled siblings, deepest first."""
-    for passed in node.ancestors():
-        above = passed.parent
-        if passed.depth <= depth:
-            return
-        if passed.role == "assistant" and above is not None and len(above.children or ()) > 1:
+    passed = node
+    while passed.depth > depth and (above := passed.parent) is not None:
+        if passed.role == "assistant" and len(above.children or ()) > 1:
             siblings = (one for one in reversed((above.children or {}).values()) if one.samples)
             samples = (sample for one in siblings for sample in reversed(one.samples or ()))
             found = tuple(islice(samples, 2 * MOST_EDITED))
             if found:
                 yield EditedMessage(passed.depth, found)
+        passed = above
 
 
 def _any_committed(node: MessageNode) -> bool:

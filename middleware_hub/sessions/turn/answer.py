@@ -63,7 +63,6 @@ class AnswerBuilder:
         self._take(self._parsed(reply.text))
 
     def end(self) -> None:
-        """End the text. May be called twice."""
         if not self._ended:
             self._ended = True
             self._take(self._parsed(None))
@@ -99,16 +98,13 @@ class AnswerBuilder:
 
     @property
     def content(self) -> str:
-        """The text for the reader so far."""
         return "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)])
 
     @property
     def reasoning(self) -> str:
-        """The reasoning so far."""
         return "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)])
 
     def add_calls(self, message: Message) -> None:
-        """Add the tool calls to an assistant's message."""
         if self.calls:
             message["tool_calls"] = [call.as_openai() for call in self.calls]
 

@@ -69,6 +69,7 @@ class Exchange:
         self._error: RouterError | None = None
         self._alone_since = 0.0
         self._condition = asyncio.Event()
+        self._finished = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._aborting: asyncio.Task[None] | None = None
@@ -87,7 +88,6 @@ class Exchange:
 
     @property
     def answers(self) -> list[Answer]:
-        """The answers of the generations that have one."""
         return [generation.answer for generation in self.generations if generation.answer is not None]
 
     @property
@@ -132,7 +132,8 @@ class Exchange:
                 self._error = SessionOverError("this turn was cancelled before there was a reply")
             if self._timer is not None:
                 self._timer.cancel()
-            self.notify()
+            self._condition.set()
+            self._finished.set()
             self._on_over(self)
 
     async def abort(self) -> None:
@@ -144,7 +145,6 @@ class Exchange:
         await self.cancel()
 
     async def cancel(self) -> None:
-        """End all generations at once."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -181,7 +181,6 @@ class Exchange:
         self._aborting = asyncio.get_running_loop().create_task(self.abort())
 
     def notify(self) -> None:
-        """Wake the client: there is something new."""
         self._condition.set()
 
     async def news(self) -> None:
@@ -190,9 +189,7 @@ class Exchange:
         self._condition.clear()
 
     async def all_over(self) -> None:
-        """Wait until the exchange is over."""
-        while not self.over:
-            await self.news()
+        await self._finished.wait()
 
     async def begun(self) -> None:
         """Wait until one of the generations has begun, or the exchange is over."""

@@ -114,7 +114,6 @@ class Generation:
 
     @property
     def over(self) -> bool:
-        """Whether there is an answer or an error."""
         return self.answer is not None or self.error is not None
 
     async def run(self) -> None:
@@ -158,7 +157,6 @@ class Generation:
             logger.info("generation %s could not be aborted: %s", self.id, error)
 
     def head(self, start: Message) -> None:
-        """Take the head of the worker's reply."""
         headers = dict(start["headers"])
         self.worker = headers.get(b"x-router-worker", b"").decode("latin-1")
         self.routed = headers.get(b"x-router-reason", b"").decode("latin-1")

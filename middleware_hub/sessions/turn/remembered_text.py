@@ -11,7 +11,6 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.hub import Hub
 from middleware_hub.radix import prompting
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.sessions.session import Session
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.http.asgi import header
 from router.observability.tracing import Tracer
@@ -45,16 +44,16 @@ class RememberedText:
 
     @classmethod
     def of(
-        cls, hub: Hub, session: Session, request: ChatRequest, scope: Scope, parent: str | None, tracer: Tracer
+        cls, hub: Hub, tenant: str, request: ChatRequest, scope: Scope, parent: str | None, tracer: Tracer
     ) -> RememberedText | None:
-        """Return the encoder of a request; None for a session, or if nothing remembers texts."""
-        if session.lasting or hub.tree is None:
+        """Return the encoder of a request; None if nothing remembers texts."""
+        if hub.tree is None:
             return None
         adapter = request.extra.get("lora_path")
         lora = "" if adapter is None else msgspec.json.decode(adapter)
         if not isinstance(lora, str):
             return None
-        namespace = session.tenant, lora, header(scope, b"x-radix-namespace") or ""
+        namespace = tenant, lora, header(scope, b"x-radix-namespace") or ""
         return cls(hub.tree, hub.tokenizer, namespace, parent, tracer)
 
     async def __call__(self, text: str) -> tuple[Sequence[int], int]:

@@ -117,20 +117,16 @@ class ResumedParser:
 
     @classmethod
     def is_open(cls, prompt: str) -> bool:
-        """Return False: part of the interface, never called."""
         return False
 
     @classmethod
     def last_opening(cls, text: str) -> int:
-        """Return -1: part of the interface, never called."""
         return -1
 
     def feed(self, text: str) -> list[Text | Reasoning]:
-        """Return what is certain of the new text."""
         return self._new(self._reader.feed(text))
 
     def finish(self) -> list[Text | Reasoning]:
-        """Return the rest."""
         return self._new(self._reader.finish())
 
     def _new(self, found: Sequence[Text | Reasoning]) -> list[Text | Reasoning]:

@@ -132,7 +132,11 @@ class Turns:
     async def _plan(self, session: Session, request: ChatRequest, scope: Scope, turn: PreparedTurn) -> TurnPlan:
         tracer = self._backend.tracer
         with tracer.span("tokenize") as span:
-            start = RememberedText.of(self._hub, session, request, scope, turn.named, tracer)
+            start = (
+                None
+                if session.lasting
+                else RememberedText.of(self._hub, session.tenant, request, scope, turn.named, tracer)
+            )
             prompt = await self._composer.compose(turn, request, start)
             span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
         if turn.unknown_parent and ((start is not None and start.knew_parent) or prompt.holds(turn.named)):

@@ -17,8 +17,7 @@ from router.errors import RouterError, UpstreamError
 class ReplyReader(Protocol):
     """Follows a reply as it comes."""
 
-    def head(self, start: Message) -> None:
-        """Take the head of the reply, which may be an error."""
+    def head(self, start: Message) -> None: ...
 
     def event(self, streamed: StreamedReply) -> None:
         """Take an event of a stream that adds to the reply."""
@@ -36,7 +35,6 @@ class WorkerReply:
         """The error that came as an event, in a stream whose own status is 200."""
 
     def head(self, start: Message) -> None:
-        """Take the head."""
         self._status = start["status"]
         self._reader.head(start)
 
@@ -52,7 +50,6 @@ class WorkerReply:
                     self._reader.event(self.streamed)
 
     def end(self, body: bytes) -> None:
-        """Take the end."""
         self._body = body
 
     def result(self, *, stream: bool) -> tuple[Reply, dict[str, Raw], dict[str, Raw]]:
