@@ -68,7 +68,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         prompts = texts or ids or parts
         asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
-        hazards.check(hazards.Asked(fields, sampling, None if prompts is None else len(prompts), batch, any(logprobs)))
+        count = None if prompts is None else len(prompts)
+        hazards.check(fields, sampling, count, batch=batch, logprobs=any(logprobs))
         asked_for = [typed(one, "n", int, "an integer") for one in sampling]
         counts = {1 if count is None else count for count in asked_for} or {1}
         if min(counts) < 1:
