@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from msgspec import Raw
 from starlette.types import ASGIApp, Message
 
-from middleware_hub.chat.answer import Answer, Finish
+from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.refusals import SessionOverError
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.radix.recording import Asked, Judge, Verdict
@@ -29,7 +28,6 @@ from middleware_hub.sessions.turn.worker_reply import WorkerReply
 from middleware_hub.sessions.turn.worker_request import never, worker_request
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError
-from router.engines.sglang.reply import further_fields
 from router.errors import RouterError, UpstreamError
 from router.http.asgi import replay, with_body
 from router.http.reply import WatchedReply
@@ -195,27 +193,25 @@ class Generation:
         self.begun = True
         if not self._plan.request.stream:
             self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else {})
-        self.building.end()
-        # Copies, because a slice would keep the whole reply in memory as long as the session lives.
-        extra = {name: value.copy() for name, value in further_fields(fields, meta).items()}
-        self._commit(asked, reply, self.building.finish(reply), extra)
-        self.answer = self.building.answer(reply, meta, extra, prompt_tokens=self.prompt.tokens)
+        answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens)
+        self._commit(asked, reply, answer)
+        self.answer = answer
 
     def _keep(self, asked: Asked, received: WorkerReply) -> None:
         """Commit what a stream has brought before it was ended on purpose."""
         reply = received.streamed.reply()
         if reply is not None and reply.ids and not self._plan.trie.closed:
-            self.building.end()
-            self._commit(asked, reply, "abort", {})
+            answer = self.building.answer(reply, {}, {}, prompt_tokens=asked.prompt_tokens, cut_off=True)
+            self._commit(asked, reply, answer)
 
-    def _commit(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
+    def _commit(self, asked: Asked, reply: Reply, answer: Answer) -> None:
         begun = time.perf_counter()
         with self._backend.tracer.span("commit", tokens=len(reply.ids)):
-            self._attach(asked, reply, finish, extra)
+            self._attach(asked, reply, answer)
         self.commit_seconds = time.perf_counter() - begun
 
-    def _attach(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
-        plan, prompt, judge = self._plan, self.prompt, self._backend.judge
+    def _attach(self, asked: Asked, reply: Reply, answer: Answer) -> None:
+        plan, prompt, judge, lasting = self._plan, self.prompt, self._backend.judge, self._plan.lasting
         hint = request_state(self._inner).hint
         if hint is not None and hint.replied is not None:
             hint.replied(reply.ids)
@@ -226,7 +222,7 @@ class Generation:
         sampled = judgement.reply
         if sampled is None:
             return
-        if plan.lasting:  # otherwise the layers inside, which record the reply, have counted its versions
+        if lasting:  # otherwise the layers inside, which record the reply, have counted its versions
             judge.clock.observe_reply(sampled.versions, late=sampled.late)
         span = TokenSpan(
             prompt.span,
@@ -234,29 +230,27 @@ class Generation:
             0,
             sampled.ids,
             0,
-            logprobs=sampled.logprobs if plan.lasting else None,
+            logprobs=sampled.logprobs if lasting else None,
             versions=sampled.versions,
             flags=sampled.flags | SpanFlag.WHOLE | (SpanFlag.PARENT_LOST if plan.lost_parent else SpanFlag.NONE),
             visible=-1 if sampled.visible is None else sampled.visible,
             request_ids=sampled.request_ids,
             finish=sampled.finish,
         )
-        message, reasoning = plan.message(self.building.content), self.building.reasoning
-        self.building.add_calls(message)
         in_place = plan.request.continue_final
         shown = sampled.tail[0].shown if sampled.tail else 0
         checkpoint = plan.trie.commit(
             self._handle,
-            message,
+            plan.message(answer),
             span,
             in_place=in_place,
-            finish=finish,
+            finish=answer.finish,
             tail=sampled.tail,
             shown=sampled.text[-shown:] if shown else "",
-            reasoning=plan.reasoning_before() + reasoning if in_place else reasoning,
+            reasoning=(plan.reasoning_before() if in_place else "") + answer.reasoning,
             scaffold=prompt.scaffold,
             reasons=prompt.reasons,
             edited=bool(prompt.edited),
-            extra=extra if plan.lasting else {},
+            extra=answer.extra if lasting else {},
         )
         self._on_commit(prompt, checkpoint)

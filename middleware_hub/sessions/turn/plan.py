@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
+from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
@@ -50,12 +51,16 @@ class TurnPlan(msgspec.Struct):
         named = self.turn.named
         return self.turn.unknown_parent and named is not None and self.trie.checkpoint(named) is None
 
-    def message(self, content: str) -> Message:
+    def message(self, answer: Answer) -> Message:
         """Return the assistant's message: what was sampled, behind the last message if the turn continues that one."""
+        content = answer.content
         if self.request.continue_final:
             before = self.request.messages[-1].get("content")
             content = (before if isinstance(before, str) else "") + content
-        return {"role": "assistant", "content": content}
+        message: Message = {"role": "assistant", "content": content}
+        if answer.tool_calls:
+            message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
+        return message
 
     def reasoning_before(self) -> str:
         """Return the reasoning of the message that the turn continues: as it was sampled, else as the client has it."""
