@@ -17,10 +17,14 @@ wrote down. Tool calls and the first words of answers are scripted, the model dr
 """
 
 
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command, which has no flags of its own."""
+    return argparse.ArgumentParser(prog="tito-router demo-agent", description=_DESCRIPTION, allow_abbrev=False)
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the demonstration. The status is 1 if a trajectory is not exact; for the others see `run`."""
-    parser = argparse.ArgumentParser(prog="tito-router demo-agent", description=_DESCRIPTION, allow_abbrev=False)
-    run(parser, argv, _show, needs=("openai", "anthropic", "rich"), extra="agents")
+    run(parser(), argv, _show, needs=("openai", "anthropic", "rich"), extra="agents")
 
 
 def _show(_args: argparse.Namespace, folder: Path) -> int:
