@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.cut import Cut
+from middleware_hub.radix.match import MOST_CANDIDATES, PrefixMatch, walk_down
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, Departure, Recall, SampledReply, TreeStats
 from middleware_hub.radix.tree import NO_PARENT, RadixTree
-from middleware_hub.radix.match import MOST_CANDIDATES, walk_down
 from middleware_hub.spans.chain import SpanFlag, Versions, chain_ids, links, pack_ids, pack_logprobs, unpack_ids
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_context, align_reply
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from tests.conftest import examples
 from tests.middleware_hub.toy import AB, BA, EOS, EOT, LT, NOTHING, SPACE, SPACE_A, A, B, T, encode, toy_vocabulary
 
 NS = ("", "", "")
@@ -279,7 +279,7 @@ def everything(talk: Talk, turns: list[Turn]) -> object:
 LOOKUP = st.text(alphabet="ab <et>", min_size=1, max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(LOOKUP, min_size=1, max_size=8))
 def test_no_lookup_leaves_a_trace(lookups: list[str]) -> None:
     talk = Talk()
@@ -1135,7 +1135,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(STEPS)
 def test_everything_is_in_order_after_every_collection(steps: list[tuple[str, int, list[int]]]) -> None:
     """With requests in flight, retrievals and versions in between; and when all is given back nothing is left."""

@@ -20,6 +20,7 @@ from router.kv_cache.positional_indexer import (
     PositionalIndexer,
     WorkerNotTrackedError,
 )
+from tests.conftest import examples
 
 GOLDEN_CONTENTS = [9143094415614847814, 12124091508212882195]
 GOLDEN_PREFIXES = [9143094415614847814, 9510318385840434533]
@@ -400,4 +401,4 @@ class Stress(RuleBasedStateMachine):
 
 
 TestStress = Stress.TestCase
-TestStress.settings = settings(max_examples=100, stateful_step_count=40)
+TestStress.settings = settings(max_examples=examples(100), stateful_step_count=40)

@@ -16,6 +16,7 @@ from middleware_hub.chat.messages import Message
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids, unpack_ids
+from tests.conftest import examples
 
 SETTING = b"tools"
 
@@ -488,5 +489,5 @@ class AgentHistories(RuleBasedStateMachine):
         assert bool(pending) <= bool(self.open)
 
 
-AgentHistories.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+AgentHistories.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestAgentHistories = AgentHistories.TestCase
