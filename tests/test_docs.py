@@ -1,4 +1,4 @@
-"""The documents name commands, flags, routes, files and tests that exist; and leave out no flag and no route."""
+"""The documents name commands, flags, routes, files and tests that exist, and leave out no flag and no route."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def blocks(page: Path, *languages: str) -> Iterator[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The words of every command in the shell blocks, without comments."""
+    """Yield the words of every command in the shell blocks, without comments."""
     for block in blocks(page, "bash", "sh"):
         for command in _joined(block):
             words = shlex.split(command, comments=True)
@@ -64,7 +64,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 def _joined(block: str) -> Iterator[str]:
-    """Commands that go over several lines, by a backslash or an open quote, as one each."""
+    """Yield each command as one string, also if a backslash or an open quote spreads it over several lines."""
     pending = ""
     for line in block.splitlines():
         pending += line
@@ -86,13 +86,13 @@ def prose(page: Path) -> str:
 
 
 def flags(command: str = "") -> set[str]:
-    """All of the router's, or of one of the commands beside it; but for --help."""
+    """Return all flags of the router, or of one of the other commands, except --help."""
     parse = importlib.import_module(COMMANDS[command]).parser() if command in COMMANDS else parser()
     return {flag for action in parse._actions for flag in action.option_strings} - {"-h", "--help"}
 
 
 def routes() -> set[str]:
-    """The router's own paths, and the middleware's, which are read off its source: making one takes a tokenizer."""
+    """Return the paths of the router and of the middleware. The latter come from its source: making one takes a tokenizer."""
     pool = WorkerPool(create_policy("random"))
     prober = Prober(AiohttpUpstream(connect_timeout=1.0), seconds=1.0)
     admission = Admission(pool, prober, HealthChecks(pool, prober, HealthConfig()))
@@ -100,7 +100,7 @@ def routes() -> set[str]:
     own = {route.path.replace("{key:path}", "{id}") for route in control.routes()}
     source = (ROOT / "middleware_hub" / "radix_tree_middleware.py").read_text()
     hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))
-    assert hub, "the middleware's routes are not written as before: read them in another way"
+    assert hub, "the middleware's source has another form: read its routes in another way"
     fleet = Fleet(pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False)
     return (
         own
@@ -112,7 +112,7 @@ def routes() -> set[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings, as GitHub makes anchors of them."""
+    """Return the anchors that GitHub makes from the headings."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -130,10 +130,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @every_page
-def test_pictures_are_there_and_say_what_they_show(page: Path) -> None:
+def test_pictures_exist_and_have_a_description(page: Path) -> None:
     for words, target in _PICTURE.findall(prose(page)):
         assert (page.parent / target).is_file(), target
-        assert len(words.split()) > 10, f"{target}: {words!r} tells nobody what is in it"
+        assert len(words.split()) > 10, f"{target}: {words!r} does not describe the picture"
 
 
 def test_every_picture_is_shown() -> None:
@@ -158,7 +158,7 @@ def test_json_is_json(page: Path) -> None:
 
 @every_page
 def test_commands_exist(page: Path) -> None:
-    """Flags of the programs, targets of make, scripts; of curl the path, the JSON, and nothing it would get wrong."""
+    """Check flags of the programs, targets of make, and scripts; for curl the path, the JSON and the content type."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for words in commands(page):
         if words[0] == "tito-router" or words[1:3] == ["-m", "router"]:
@@ -183,7 +183,7 @@ def check_curl(words: list[str]) -> None:
 
 @every_page
 def test_files_and_tests_exist(page: Path) -> None:
-    """What is written as `path/file.py` or `path/test_file.py::test_name`, from the root or from the page."""
+    """Check every `path/file.py` and `path/test_file.py::test_name`, relative to the root or to the page."""
     for word in _INLINE.findall(prose(page)):
         path, _, test = word.partition("::")
         if not re.fullmatch(r"[\w.-]+/[\w./-]+\.(py|sh|md|json|txt)", path) or path.startswith("benchmarks/results"):
@@ -195,14 +195,14 @@ def test_files_and_tests_exist(page: Path) -> None:
 
 @every_page
 def test_flags_in_configuration_files_exist(page: Path) -> None:
-    """What a service manager is told to start the router with."""
+    """Check the flags with which a service manager starts the router."""
     for block in blocks(page, "ini", "yaml"):
         assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", block)) <= flags(), block
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_every_flag_is_documented(command: str) -> None:
-    """In a table under the program's heading; the router's own are in the page that is made out of the code."""
+    """Each command has its table in the command line's page; the router's is in the reference, generated from the code."""
     page, heading = (COMMAND_LINE, f"## tito-router {command}") if command else (REFERENCE, "## Flags of tito-router")
     _, _, rest = page.read_text().partition(f"\n{heading}\n")
     section, _, _ = rest.partition("\n## ")
@@ -217,13 +217,13 @@ def test_the_reference_is_what_the_code_says() -> None:
 
 
 def test_the_reference_has_what_a_router_shows() -> None:
-    """All that is in /metrics of a router with its middleware, as it is called there, with the labels that it has there."""
+    """The reference has every metric of a router with its middleware, under the same name and with the same labels."""
     config = RouterConfig(radix=RadixConfig(tokenizer_path=str(shipped_tokenizer())))
     shown = {
         (sample.name if metric.type == "counter" else metric.name, metric.type)
         for metric in create_app(config).registry.collect()
         for sample in metric.samples
-        if not sample.name.endswith("_created")  # which the command line switches off
+        if not sample.name.endswith("_created")  # the command line switches these off
     }
     made = {(name, kind): labels for name, kind, labels, _ in make_reference.metrics()}
     assert shown <= made.keys()
@@ -234,7 +234,7 @@ def test_the_reference_has_what_a_router_shows() -> None:
 
 @every_page
 def test_metrics_exist(page: Path) -> None:
-    """Those that a page names are in the reference, as `_total`, `_bucket` or whatever they are there."""
+    """A page names only metrics of the reference, with the suffixes that they have there."""
     known = {
         name + suffix
         for name, kind, _, _ in make_reference.metrics()
@@ -256,7 +256,7 @@ def test_every_route_is_documented() -> None:
 
 
 def test_what_is_not_recorded_is_documented() -> None:
-    """The table of limits has the very words that `unrecordable` returns."""
+    """The table of limits has the words that `unrecordable` returns."""
     found = [
         node
         for file in (ROOT / "router").glob("**/*.py")
@@ -272,3 +272,15 @@ def test_what_is_not_recorded_is_documented() -> None:
     _, _, limits = API.read_text().partition("## Limits")
     rows = set(re.findall(r"^\| `([^`]+)` \|", limits, re.MULTILINE))
     assert rows == reasons, "the table under Limits in docs/http-api.md"
+
+
+def test_the_tree_of_the_architecture_names_every_folder() -> None:
+    """Each package of the code has its line, indented by its depth, in docs/architecture.md."""
+    _, _, rest = (ROOT / "docs" / "architecture.md").read_text().partition("## The tree")
+    named, path = set(), [""] * 9
+    for indent, name in re.findall(r"^( *)([a-z_]+)/(?: |$)", rest.partition("\n## ")[0], re.MULTILINE):
+        depth = len(indent) // 2
+        path[depth] = name
+        named.add("/".join(path[: depth + 1]))
+    packages = [file.parent for top in ("router", "middleware_hub") for file in (ROOT / top).glob("**/__init__.py")]
+    assert named == {str(package.relative_to(ROOT)) for package in packages}

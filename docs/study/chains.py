@@ -3,7 +3,7 @@
 Only ends of tokens matter here, so a chain is a text, the end of each token in it, and which of them were sampled.
 Covered: a match that ends anywhere, whole tokens only, a hidden tail that the later text spells, a hidden special token
 that it does not spell, context reused only in front of a sampled token, and the longest complete reply, or what
-continues it, before a stranger's longer partial match.
+continues it, before another chain's longer partial match.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Chain:
     """The last chain whose whole reply this one contains: not always the one it was cut from."""
 
     def continues(self, other: "Chain") -> bool:
-        """Whether this is the other chain, or begins with the whole of it."""
+        """Return whether this is the other chain, or begins with the whole of it."""
         chain: Chain | None = self
         while chain is not None and chain is not other:
             chain = chain.parent
@@ -50,22 +50,22 @@ class Match:
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens that are reused."""
+        """Count the sampled tokens that are reused."""
         return sum(self.chain.sampled[: self.count]) if self.chain else 0
 
     @property
     def chars(self) -> int:
-        """Sampled and seen characters that are reused."""
+        """Count the sampled and visible characters that are reused."""
         return sum(self.chain.chars[: self.count]) if self.chain else 0
 
 
 def common_prefix(a: str, b: str) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def match_one(chain: Chain, text: str) -> Match:
-    """How far a text follows one chain."""
+    """Return how far a text follows one chain."""
     common = common_prefix(chain.text, text)
     complete = common >= chain.visible and chain.visible > 0
     count = bisect_right(chain.ends, common)
@@ -80,7 +80,7 @@ def match_one(chain: Chain, text: str) -> Match:
 
 
 def match(chains: list[Chain], text: str, finished_only: bool = False) -> Match:
-    """The parent of a request.
+    """Return the parent of a request.
 
     The longest complete reply that the text begins with decides, with all that continues it; without one, whatever
     matches furthest. With `finished_only`, only a reply that ended by itself may decide.
@@ -94,7 +94,7 @@ def match(chains: list[Chain], text: str, finished_only: bool = False) -> Match:
 
 
 def extend(parent: Match, turn: Turn, vocabulary: Vocabulary) -> Chain:
-    """The chain of one more generation."""
+    """Return the chain of one more generation."""
     ends, sampled, chars = [], [], []
     if parent.chain and parent.tokens:
         ends = [min(end, parent.consumed) for end in parent.chain.ends[: parent.count]]

@@ -2,7 +2,7 @@
 
 Rendering and parsing follow SGLang 0.5.23: tool-call arguments of the history are parsed before they reach the
 template; `tojson` keeps non-ASCII letters; the reasoning parser cuts at `</think>` and strips nothing; the Qwen
-tool-call parser strips the prose in front of the first call and writes the arguments anew.
+tool-call parser strips the prose in front of the first call and prints the arguments again.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Generate = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A chat template and what the server is told to do with it."""
+    """A chat template and the server's options for it."""
 
     path: Path
     parse_reasoning: bool = False
@@ -69,7 +69,7 @@ def parse(reply: str, reasoning: bool, tools: bool) -> Message:
 
 
 def echoes(messages: list[Message], answered: list[Message]) -> bool:
-    """Whether a request's assistant messages are the ones that were answered, each one, in order.
+    """Return whether a request's assistant messages equal the answers, each one, in order.
 
     Compared as sessions compare: no content and empty content are equal, arguments are equal as JSON values, and
     reasoning that the client left out still matches.

@@ -42,7 +42,7 @@ def _model(url: str) -> ChatOpenAI:
 
 
 def langchain_messages(url: str, turns: int) -> None:
-    """A list of messages: the question in, the AIMessage appended as it came."""
+    """A list of messages: the question in, the AIMessage appended unchanged."""
     model = _model(url)
     messages: list[BaseMessage] = [SystemMessage("You are a helpful assistant.")]
     for question in QUESTIONS[:turns]:
@@ -67,7 +67,7 @@ def langchain_history(url: str, turns: int) -> None:
 
 
 def langchain_stripped(url: str, turns: int) -> None:
-    """As the first, but the application keeps `answer.strip()`: what it showed its user."""
+    """Like the first, but the application keeps `answer.strip()`, which it showed its user."""
     model = _model(url)
     messages: list[Any] = [("system", "You are a helpful assistant.")]
     for question in QUESTIONS[:turns]:
@@ -106,7 +106,7 @@ def openai_tools(url: str, turns: int) -> None:
 
 
 def langchain_tools(url: str, turns: int) -> None:
-    """bind_tools: LangChain parses the arguments and writes them anew."""
+    """bind_tools: LangChain parses the arguments and prints them again."""
     model = _model(url).bind_tools([SEARCH])
     messages: list[BaseMessage] = [HumanMessage(QUESTIONS[0])]
     for _ in range(turns):

@@ -12,7 +12,7 @@ from vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """From one request to the next."""
+    """The step from one request to the next."""
 
     shape: str
     verbatim: bool
@@ -41,7 +41,7 @@ def stop_left(turn: Turn) -> bool:
 
 
 def compare(turn: Turn, following: str) -> Step:
-    """One step."""
+    """Measure one step."""
     whole = turn.text + turn.reply
     common = common_prefix(whole, following)
     verbatim = common == len(whole)
@@ -63,7 +63,7 @@ def compare(turn: Turn, following: str) -> Step:
 
 
 def cause(turn: Turn, following: str, common: int) -> str:
-    """Why a request left the chain. Read off both texts; "other" is for what these rules do not know."""
+    """Return why a request left the chain, from both texts; "other" is what these rules do not know."""
     kept = common - len(turn.text)
     reply, rest, new = turn.reply, turn.reply[max(kept, 0) :], following[common:]
     thought_end = reply.find("</think>")
@@ -89,7 +89,7 @@ def cause(turn: Turn, following: str, common: int) -> str:
 
 
 def replay(turns: list[Turn], vocabulary: Vocabulary) -> tuple[list[Chain], list[Match]]:
-    """One conversation through the model of the matching: its chains, and the match of each request but the first."""
+    """Run one conversation through the matching model: its chains, and the match of each request but the first."""
     chains: list[Chain] = []
     matches: list[Match] = []
     for turn in turns:
@@ -128,7 +128,7 @@ def summarize(conversations: list[list[Turn]], vocabularies: list[Vocabulary]) -
 
 
 def _tokens(conversations: list[list[Turn]], vocabulary: Vocabulary) -> dict[str, int]:
-    """Sampled tokens in all and in the last reply's chain; sampled characters in the requests; cuts in a token."""
+    """Count sampled tokens in all and in the last reply's chain, sampled characters in the requests, cuts in a token."""
     counts = Counter(sampled_tokens=0, in_last_chain=0, earlier_chars=0, earlier_chars_reused=0, cuts_in_a_token=0)
     for turns in conversations:
         chains, matches = replay(turns, vocabulary)

@@ -1,8 +1,8 @@
 """A recording proxy: every request's text and every reply's text and ids, per conversation.
 
-`/NAME/generate` is passed on to an SGLang worker as it is, but for three things, none of which touches the text: the
+`/NAME/generate` is passed on to an SGLang worker with three changes, none of which touches the text: the
 grammar that holds the random model to its shape; a bias against `<|endoftext|>`, so that replies end as ChatML ones do;
-and, where there are stop strings, one more that never occurs. SGLang looks for a stop string in as many of the last
+and, if there are stop strings, one more that never occurs. SGLang looks for a stop string in as many of the last
 tokens as the longest one has when encoded by the tokenizer; a random model spells `Observation` with more.
 `/NAME/v1/...` are OpenAI's endpoints on top of it (chat.py).
 """
@@ -33,7 +33,7 @@ class Turn:
 
 @dataclasses.dataclass
 class Conversation:
-    """What is known beforehand of a conversation, and its turns so far."""
+    """What is known of a conversation in advance, and its turns so far."""
 
     name: str
     pick: shapes.Pick
@@ -42,7 +42,7 @@ class Conversation:
     answered: list[chat.Message] = dataclasses.field(default_factory=list)
     """The assistant messages that a chat client was given."""
     echoes: list[bool] = dataclasses.field(default_factory=list)
-    """Of each next request of a chat client: do its assistant messages equal those it was given?"""
+    """For each next request of a chat client: whether its assistant messages equal those it was given."""
 
 
 class Proxy:
@@ -61,7 +61,7 @@ class Proxy:
         self._server.shutdown()
 
     def url(self, conversation: Conversation) -> str:
-        """Register a conversation; its base URL."""
+        """Register a conversation and return its base URL."""
         self.conversations[conversation.name] = conversation
         return f"http://127.0.0.1:{self._server.server_port}/{conversation.name}"
 

@@ -42,7 +42,7 @@ class Variant:
 
 
 def variants(model: Path) -> list[Variant]:
-    """All of them, in the order of the report."""
+    """Return all loops, in the order of the report."""
     trl = Path(str(distribution("trl").locate_file("trl/chat_templates")))
     chatml = Template(model / "chat_template.jinja")
     qwen3, qwen25 = trl / "qwen3.jinja", trl / "qwen2_5.jinja"
@@ -97,7 +97,7 @@ def variants(model: Path) -> list[Variant]:
 
 
 def converse(proxy: Proxy, variant: Variant, number: int, ragged: bool, index: int) -> tuple[Conversation, object]:
-    """One conversation, and what the loop returned."""
+    """Play one conversation and return what the loop returned."""
     name = f"{number}-{'ragged' if ragged else 'clean'}-{index}"
     conversation = Conversation(name, variant.pick(ragged, index), variant.template)
     returned = variant.run(proxy.url(conversation))
@@ -105,7 +105,7 @@ def converse(proxy: Proxy, variant: Variant, number: int, ragged: bool, index: i
 
 
 def search_facts(results: list[tuple[Conversation, object]], vocabulary: Vocabulary, whole: bool) -> dict[str, int]:
-    """What the search loop shows beside the table.
+    """Return what the search loop shows in addition to the table.
 
     A reply is kept up to its tag. Of those tokens, how many are in the last chain? How many sampled tokens are in it for
     text behind the tag, which the workflow wrote there and which happens to begin as the reply went on? And where does
@@ -150,7 +150,7 @@ def groups(proxy: Proxy, cut: bool, number: int, vocabulary: Vocabulary) -> dict
 
 
 def group(proxy: Proxy, cut: bool, label: str, size: int, aborted: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Samples of one prompt, some aborted early as a trainer does once it has enough: who becomes whose parent?"""
+    """Sample one prompt, abort some samples early as a trainer does once it has enough: which reply becomes a parent?"""
     run = functools.partial(text_loops.slime_search, question=QUESTION, turns=TURNS, cut=cut, stop=None)
     picks = [shapes.search(False, i, TURNS - 1) for i in range(size)]
     conversations = [Conversation(f"{label}-{i}", pick) for i, pick in enumerate(picks)]
@@ -192,7 +192,7 @@ def group(proxy: Proxy, cut: bool, label: str, size: int, aborted: int, vocabula
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The results as Markdown: one line per variant, clean and ragged replies side by side."""
+    """Return the results as Markdown: one line per variant, clean and ragged replies side by side."""
     lines = [
         "| loop | as written by | next requests | verbatim | and its end | reply before divergence "
         "| sampled tokens in the last chain | with tekken | messages echoed | why not |",
@@ -222,7 +222,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", default="http://127.0.0.1:30100", help="URL of the SGLang worker")
     parser.add_argument("--model", type=Path, required=True, help="folder of the worker's model")
@@ -268,7 +268,7 @@ def main() -> None:
 
 
 def worker_version(url: str) -> str:
-    """The worker's version."""
+    """Return the worker's version."""
     with urllib.request.urlopen(url + "/get_server_info", timeout=30) as reply:
         return str(json.load(reply)["version"])
 

@@ -40,7 +40,7 @@ def _edges(clean: str, prefix: str = "") -> list[Shape]:
 
 
 def search(ragged: bool, offset: int, last: int) -> Pick:
-    """Search-R1: think, then a query; from turn `last` on, an answer. Replies open as reasoning models like to."""
+    """Search-R1: think, then a query; from turn `last` on, an answer. Replies open as those of reasoning models do."""
     think = r"<think>\nOkay, so I need to find " + WORDS + r"\n</think>\n"
     query = think + f"<search>{WORDS}</search>"
     made_up = r'\n\n<information>Doc 1\(Title: "' + WORDS + r'"\) ' + WORDS + r"</information>\n\n"
@@ -60,7 +60,7 @@ def chat(ragged: bool, offset: int) -> Pick:
 
 
 def completion_chat(ragged: bool, offset: int) -> Pick:
-    """An answer behind `AI:`, so with the one space in front that a completion has there."""
+    """An answer behind `AI:`, so with one space in front, as a completion has there."""
     kinds = [Shape("no space in front", SENTENCE), *_edges(SENTENCE)]
     return _cycle(kinds if ragged else [Shape("one space in front", " " + SENTENCE)], offset)
 

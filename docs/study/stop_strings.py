@@ -1,9 +1,9 @@
 """How SGLang treats a stop string: is it always found, and is it always out of the reply's text?
 
-Two things in SGLang 0.5.23 decide. It looks for the string in the last n + 1 tokens, n being the number of tokens that
-the tokenizer spells it with: a model that spells it with more is not stopped. And a request that does not stream sends
-an interim result to the detokenizer every SGLANG_FORCE_STREAM_INTERVAL (50) tokens; what it has sent it cannot take
-back, so that a stop string around such a boundary leaves its beginning in the text (sgl-project/sglang pull request
+Two things in SGLang 0.5.23 decide. It looks for the string in the last n + 1 tokens, n being the number of tokens of
+the tokenizer's spelling: a model that spells it with more tokens is not stopped. And a request that does not stream sends
+an interim result to the detokenizer every SGLANG_FORCE_STREAM_INTERVAL (50) tokens; it cannot take back
+what it has sent, so a stop string around such a boundary leaves its beginning in the text (sgl-project/sglang pull request
 35157). Needs a worker with the default interval.
 """
 
@@ -21,7 +21,7 @@ from vocabulary import Tekken, Worker
 STOP = "\nObservation:"
 INTERVAL = 50
 WORDS = range(10, 60)
-"""How many words stand in front of the stop string, each number in turn, so that it falls anywhere between boundaries."""
+"""How many words stand in front of the stop string. The numbers take turns, so that it falls anywhere between boundaries."""
 REGEX = r"[a-z]{2,7}( [a-z]{2,7}){N}\nObservation: [a-z]{4,9}"
 
 
@@ -37,7 +37,7 @@ def stream(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(worker: Worker, reply: dict[str, Any], canonical: int) -> dict[str, bool]:
-    """What happened to one reply, and what ought to, by the two rules above."""
+    """What happened to one reply, and what should happen by the two rules above."""
     pieces = worker.sampled(reply["output_ids"])
     start = pieces.text.find(STOP)
     assert start >= 0
@@ -55,7 +55,7 @@ def look(worker: Worker, reply: dict[str, Any], canonical: int) -> dict[str, boo
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", default="http://127.0.0.1:30100", help="URL of the SGLang worker")
     parser.add_argument("--model", type=Path, required=True, help="folder of the worker's model")

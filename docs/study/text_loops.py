@@ -1,6 +1,6 @@
 """Loops that build the text themselves: slime's search loop and three ReAct loops.
 
-Each keeps the string handling of the code it is named after, written anew; the searches are canned.
+Each reimplements the string handling of the code it is named after; the searches are canned.
 """
 
 import re
@@ -74,7 +74,7 @@ def slime_search(url: str, question: str, turns: int, cut: bool, stop: list[str]
 
 
 def react_paper(url: str, question: str, turns: int) -> None:
-    """The loop of the ReAct paper's notebooks: strip, split into thought and action, put together again."""
+    """The loop of the ReAct paper's notebooks: strip, split into thought and action, join."""
     prompt = f"Solve a question answering task with interleaving Thought, Action, Observation steps.\n{question}\n"
     for i in range(1, turns + 1):
         reply = _complete(url, prompt + f"Thought {i}:", [f"\nObservation {i}:"])

@@ -62,7 +62,7 @@ class Worker:
 
 
 class Tekken:
-    """Mistral's tekken of 2024-09-11 (131,072 entries): what a model would have sampled, had it spelled canonically."""
+    """Mistral's tekken of 2024-09-11 (131,072 entries): what a model would have sampled, if it had spelled canonically."""
 
     name = "tekken"
 
@@ -71,7 +71,7 @@ class Tekken:
         self._tokenizer, self._worker = Tekkenizer.from_file(str(data)), worker
 
     def sampled(self, ids: list[int]) -> Pieces:
-        """The text of a reply's ids, encoded anew."""
+        """Encode the text of a reply's ids again."""
         return self.context(self._worker.sampled(ids).text)
 
     def context(self, text: str) -> Pieces:

@@ -1,7 +1,7 @@
-"""The code blocks of a page of documentation, and what its comments say about them.
+"""The code blocks of a page of documentation, with the directives in its comments.
 
 <!-- not run: it needs a GPU -->      the next block is not run, and why
-<!-- varies: \\d+ ms -->               in the next block, which is an output, whatever fits this may be something else
+<!-- varies: \\d+ ms -->               in the next block, an output, text that matches this may differ
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SECTION = re.compile(r"^## (?=.+$)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """One of a page.
+    """A code block of a page.
 
     Attributes:
-        place: page and line, as an editor takes it.
-        language: what stands behind the fence; `text` is the output of the last command, and nothing is a drawing.
-        directly_behind_a_command: nothing but comments stands in between.
-        not_run: why it is not; None if it is.
-        varies: a pattern for what an output may have otherwise.
+        place: page and line, in the form that editors accept.
+        language: the word behind the fence; `text` is the output of the last command, and no word is a drawing.
+        directly_behind_a_command: only comments stand between the last command and this block.
+        not_run: why the block is not run; None if it is run.
+        varies: a pattern for text that may differ in an output.
     """
 
     place: str
@@ -44,14 +44,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Piece:
-    """A page, or a section of one whose sections have nothing to do with each other."""
+    """A page, or one section of a page whose sections are independent."""
 
     name: str
     blocks: tuple[Block, ...]
 
 
 def pieces() -> list[Piece]:
-    """All of the documentation that has blocks."""
+    """Return every piece of the documentation that has blocks."""
     found = []
     for page in PAGES:
         name = str(page.relative_to(ROOT))
@@ -87,10 +87,10 @@ def _blocks(page: str, text: str, begin: int, end: int) -> Iterator[Block]:
 
 
 def same(expected: str, printed: str, varies: str | None = None) -> bool:
-    """Whether a page shows what was printed.
+    """Return whether a page shows what was printed.
 
-    `...` stands for anything, also for nothing and for many lines. White space may be more or less, so that a long line
-    can be broken. What `varies` fits may be anything else that it fits.
+    `...` stands for any text, including none and several lines. The amount of white space may differ, so that a long line
+    can be broken. Text that matches `varies` may be any other text that matches it.
     """
     parts = r"(?P<rest>\.\.\.)|(?P<space>\s+)" + (rf"|(?P<varies>{varies})" if varies else "")
     pattern, at = "", 0

@@ -1,4 +1,4 @@
-"""Runs the blocks of a page, as its reader would: in order, in one folder, against what `make serve` starts."""
+"""Run the blocks of a page as a reader would: in order, in one folder, against what `make serve` starts."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from tests.support.serving import serve
 from tests.support.sglang_server import free_port
 
 BLOCK_SECONDS = 30
-TOKENS_PER_SECOND = 200  # as `tito-router demo-worker` without flags
+TOKENS_PER_SECOND = 200  # the default of `tito-router demo-worker`
 
-# `make` itself is not tried here: it would make the very .venv that this runs in. What its recipes call is.
+# `make` itself is not run here: it would make the .venv that these tests run in. The commands of its recipes are run.
 _MAKE = f"""\
 #!/bin/sh
 case "$*" in
     demo) exec "{sys.executable}" -m router demo ;;
-    serve) ;;  # runs already, in this process
-    *) echo "make $*: not run, and not said so" >&2; exit 1 ;;
+    serve) ;;  # already runs, in this process
+    *) echo "make $*: it is not run here, and the page does not say so" >&2; exit 1 ;;
 esac
 """
 
 
 @dataclass
 class Reading:
-    """A reader at work."""
+    """A reader who follows a page."""
 
     router: str
     workers: list[EmbeddedWorker]
@@ -55,8 +55,8 @@ class Reading:
     _started: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def read(self, piece: Piece) -> None:
-        """Run all blocks of it. AssertionError tells which one does not do what the page says."""
-        printed = None  # by the last command, if that was run
+        """Run all blocks. Raise AssertionError for the first block that does not do what the page says."""
+        printed = None  # the output of the last command, if it was run
         for block in piece.blocks:
             printed = None if block.not_run is not None else self._do(block, printed)
 
@@ -86,11 +86,11 @@ class Reading:
             case "":
                 pass  # a drawing
             case other:
-                raise AssertionError(f"{block.place}: nobody knows how to run {other}")
+                raise AssertionError(f"{block.place}: no rule says how to run {other}")
         return printed
 
     def _promql(self, block: Block, text: str) -> None:
-        """No Prometheus runs here, so only this: brackets are closed, and the names are those that the router shows."""
+        """Check that brackets are closed and that the router has the metrics; no Prometheus runs here."""
         with urllib.request.urlopen(f"{self.router}/metrics") as answer:
             shown = set(re.findall(r"^# TYPE (\w+) ", answer.read().decode(), re.MULTILINE))
         for line in text.splitlines():
@@ -111,7 +111,7 @@ class Reading:
         path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         output, errors = self.folder / "tools" / "output", self.folder / "tools" / "errors"
-        # To files, not to pipes: what a block leaves running would keep those open.
+        # Files, not pipes: a process that a block leaves running would keep pipes open.
         with output.open("wb") as stdout, errors.open("wb") as stderr:
             process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", text],
@@ -130,7 +130,7 @@ class Reading:
         printed = output.read_text(encoding="utf-8")
         said = f"{block.place}\n{text}\n{printed}\n{errors.read_text()}"
         assert status == 0, f"status {status}: {said}"
-        # curl calls a 400 a success.
+        # curl exits with 0 on a 400.
         assert '{"error":' not in printed, said
         return printed
 
@@ -141,7 +141,7 @@ class Reading:
         return printed.getvalue()
 
     def _here(self, text: str) -> str:
-        """With the addresses of what runs here in the places of the page's."""
+        """Replace the page's addresses with those of the servers that run here."""
         return re.sub(r"(?:(127\.0\.0\.1|10\.0\.0\.\d+):)?\b(3000\d)\b", self._address, text)
 
     def _address(self, match: re.Match[str]) -> str:
@@ -151,7 +151,7 @@ class Reading:
             return own if host else own.rpartition(":")[2]
         if host not in (None, "127.0.0.1"):
             return self._worker(int(host.rpartition(".")[2]) - 1).removeprefix("http://")
-        # A port of this machine is one on which a block starts something itself.
+        # A block starts a server itself on any other port of this machine.
         if port not in self._ports:
             self._ports[port] = free_port()
         return f"{host}:{self._ports[port]}" if host else str(self._ports[port])
@@ -162,19 +162,19 @@ class Reading:
         return self.workers[number].url
 
     def forget(self) -> None:
-        """Empty the workers' logs: what comes now is what counts."""
+        """Empty the workers' logs, so that they hold only what comes next."""
         for worker in self.workers:
             worker.log.clear()
 
     def close(self) -> None:
-        """End what the blocks left running."""
+        """End the processes that the blocks left running."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 10
         for process in self._processes:
             while _lives(process.pid) and time.monotonic() < deadline:
-                time.sleep(0.02)  # a poll of processes that are no children of ours: there is nothing to wait on
+                time.sleep(0.02)  # these are no children of ours, so there is nothing to wait on
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -193,7 +193,7 @@ def _lives(group: int) -> bool:
 def reading(
     folder: Path, *, abort: AbortConfig | None = None, middlewares: tuple[str, ...] | None = None
 ) -> Iterator[Reading]:
-    """What `make serve` starts, in this process, so that the workers' own logs can be asked what was sampled."""
+    """Start what `make serve` starts, in this process, so that the workers' logs show what was sampled."""
     with contextlib.ExitStack() as stack:
         workers = [
             stack.enter_context(EmbeddedWorker(seed=number, token_delay=1 / TOKENS_PER_SECOND)) for number in range(2)

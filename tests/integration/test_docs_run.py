@@ -1,6 +1,6 @@
 """The documents do what they say: every block of README.md and docs/ is run, and outputs are compared.
 
-What cannot run here says why, in a comment in front of it: `doc_pages` has the form.
+A block that cannot run here says why in a comment in front of it, in the form that `doc_pages` describes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.integration.doc_runner import Reading, reading
 from tests.support.client import call
 
 PIECES = {piece.name: piece for piece in pieces()}
-# The model often ends a line, so that a conversation has turns; the seed makes it the same one each time.
+# The model often ends a line, so a conversation has turns; the seed makes it the same conversation each time.
 SAMPLING = {"max_new_tokens": 200, "temperature": 1.0, "stop": ["\n"], "sampling_seed": 129}
 QUESTION = "Question: Which of the two is longer, the Elbe or the Rhine?\n"
 
 
 @pytest.fixture
 def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reading]]:
-    """`read(name)`: a page, or a section of docs/trainers.md, with everything of it run."""
+    """Return `read(name)`, which runs all blocks of a page, or of a section of docs/trainers.md."""
     with ExitStack() as stack:
 
         def run(name: str, **options: Any) -> Reading:
@@ -61,13 +61,13 @@ def test_what_a_section_says_happens(read: Callable[..., Reading], name: str) ->
     read(name)
 
 
-# -- what the functions return is what was sampled ---------------------------------------------------------------------
+# -- the functions return what was sampled -----------------------------------------------------------------------------
 
 
 def truth(reader: Reading, tokens: list[int]) -> tuple[list[int], list[float]]:
-    """Mask and logprobs of a conversation, by the workers' own logs; it must be what a worker read and then sampled.
+    """Return mask and logprobs of a conversation from the workers' logs. A worker must have read and sampled all of it.
 
-    A turn has the tokens of its reply as far as the next prompt has them: a stop string may not be spelled there.
+    A turn has the tokens of its reply as far as the next prompt has them: the prompt may not spell a stop string.
     """
     log = [record for worker in reader.workers for record in worker.log]
     assert not any(record.from_text for record in log)
@@ -79,7 +79,7 @@ def truth(reader: Reading, tokens: list[int]) -> tuple[list[int], list[float]]:
         if begin < len(tokens) and record.input_ids == tokens[:begin]:
             pairs = zip(record.output_ids, tokens[begin:], strict=False)
             same_ids = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            # Of several samples of one prompt it is the one that goes on as the conversation does.
+            # Of several samples of one prompt, take the one that continues as the conversation does.
             turns[begin] = max(turns.get(begin, []), record.logprobs[:same_ids], key=len)
     for begin, values in turns.items():
         mask[begin : begin + len(values)] = [1] * len(values)
@@ -96,7 +96,7 @@ def check(
     *,
     alone: bool = True,
 ) -> None:
-    """That a sample is a conversation of the workers', from its first sampled token on, and has all that they sampled in it."""
+    """Check that a sample is a conversation of the workers, begins with a sampled token, and has everything they sampled."""
     true_mask, true_logprobs = truth(reader, prompt + response)
     if alone:
         assert sum(true_mask) == sum(len(record.output_ids) for worker in reader.workers for record in worker.log)
@@ -107,7 +107,7 @@ def check(
 
 
 def environment(observations: int) -> Callable[[str], Any]:
-    """An `act` that has something to say so many times."""
+    """Return an `act` that gives this many observations, then None."""
     left = iter(range(observations))
 
     async def act(_reply: str) -> str | None:
@@ -117,7 +117,7 @@ def environment(observations: int) -> Callable[[str], Any]:
 
 
 async def aborted(reader: Reading, generation: Any, after: int) -> Any:
-    """What comes of a call whose first reply is aborted at its worker, as slime does it, after so many tokens."""
+    """Await a call whose first reply is aborted at its worker, as slime does it, after this many tokens."""
     worker, *others = reader.workers
     for other in others:
         call(f"{reader.router}/remove_worker", {"url": other.url})
@@ -186,7 +186,7 @@ def test_the_agent_loop_for_verl_is_exact(read: Callable[..., Reading], abort: b
     for worker in reader.workers:
         call(f"{reader.router}/remove_worker", {"url": worker.url})
     if abort:
-        del reader.workers[1:]  # it is to be aborted where it is
+        del reader.workers[1:]  # the one worker is the one that aborts
     running = loop.run(
         {**SAMPLING, "logprobs": True}, raw_prompt=[{"role": "user", "content": "How long is the Elbe?"}]
     )
@@ -220,7 +220,7 @@ def test_the_function_for_miles_is_exact(read: Callable[..., Reading]) -> None:
 
 
 def test_the_plain_loop_is_exact(read: Callable[..., Reading]) -> None:
-    """Two groups of four, with aborts as they come under the default policy: none."""
+    """Two groups of four, under the default abort policy, without aborts."""
     reader = read("docs/trainers.md#a-loop-of-your-own")
     params = {**SAMPLING, "sampling_seed": None}
     texts, names = reader.namespace["rollout"](
@@ -238,7 +238,7 @@ def test_the_plain_loop_is_exact(read: Callable[..., Reading]) -> None:
 
 @pytest.mark.parametrize("agent", ["ask_openai", "ask_anthropic", "ask_langchain"])
 def test_the_agents_lose_no_token(read: Callable[..., Reading], agent: str) -> None:
-    """A loop of each library, with calls put into the model's mouth, and the batch that comes of it."""
+    """Run a loop of each library with scripted tool calls, and check the batch made from it."""
     reader = read("docs/agents.md")
     names = reader.namespace
     worker, *others = reader.workers
@@ -267,7 +267,7 @@ def test_the_agents_lose_no_token(read: Callable[..., Reading], agent: str) -> N
 
 
 def test_every_call_of_a_session_is_documented() -> None:
-    """Method and place of each, in the table of docs/http-api.md. They are read off the source: no router lists them."""
+    """The table of docs/http-api.md has method and path of each. They come from the source, because no router lists them."""
     folder = ROOT / "middleware_hub" / "sessions"
     place = re.compile(r'^ {12}"([a-z_]*)": (\{"[A-Z].*\}),$', re.MULTILINE)
     found = {
@@ -275,7 +275,7 @@ def test_every_call_of_a_session_is_documented() -> None:
         for name, methods in place.findall((folder / "controls.py").read_text())
         for method in re.findall(r'"([A-Z]+)"', methods)
     }
-    assert len(found) > 5, "the calls are not written as before: read them in another way"
+    assert len(found) > 5, "the source has another form: read the calls in another way"
     found |= {
         ("POST", f"/sessions/{{id}}/v1/{name}") for name in (*sessions_middleware.TURNS, sessions_middleware.COUNT)
     }
@@ -284,7 +284,7 @@ def test_every_call_of_a_session_is_documented() -> None:
     assert set(re.findall(r"^\| `([A-Z]+)` \| `(/sessions[^`]*)` \|", page, re.MULTILINE)) == found
 
 
-# -- what is said beside the blocks ------------------------------------------------------------------------------------
+# -- what the text says ------------------------------------------------------------------------------------------------
 
 
 def test_the_policy_and_the_middleware_of_the_page_on_development(
@@ -308,7 +308,7 @@ def test_the_policy_and_the_middleware_of_the_page_on_development(
 
 
 def test_the_spelling_that_the_readme_begins_with() -> None:
-    """The model's `[ wr][ite]` and the tokenizer's `[ write]`, with the ids of the quickstart."""
+    """The README's `[ wr][ite]` and `[ write]` have the ids of the quickstart."""
     tokenizer = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
     assert [tokenizer.decode([number]) for number in (690, 1883, 1225)] == [" wr", "ite", " write"]
     assert tokenizer.encode(" write").ids == [1225]

@@ -1,4 +1,4 @@
-"""What the functions of docs/trainers.md import from their trainers, as far as they use it: `install` puts it in place.
+"""Stand-ins for what the functions of docs/trainers.md import from their trainers. `install` puts them in place.
 
 Shapes and names are those of the trainers' sources (docs/trainers.md has them by commit). HTTP is real.
 """
@@ -20,7 +20,7 @@ from tests.support.client import call
 
 
 async def post(url: str, payload: Any, max_retries: int = 60, headers: Any = None) -> Any:
-    """As `slime.utils.http_utils.post`, without its sixty attempts."""
+    """Post as `slime.utils.http_utils.post` does, without its sixty attempts."""
     answer = await asyncio.to_thread(call, url, payload, headers=headers)
     assert answer.status == 200, answer.content
     return answer.json()
