@@ -71,14 +71,14 @@ bench: $(VENV)/.test ## measure, half an hour; results go to benchmarks/results,
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
-	@$(PY) -m benchmarks.load --out benchmarks/results/load.json --page docs/performance.md
-	@$(PY) -m benchmarks.sessions --out benchmarks/results/sessions.json --page docs/performance.md
-	@$(PY) -m benchmarks.routing_load --out benchmarks/results/routing.json --page docs/routing.md
+	@$(PY) -m benchmarks.serving.load --out benchmarks/results/load.json --page docs/performance.md
+	@$(PY) -m benchmarks.serving.sessions --out benchmarks/results/sessions.json --page docs/performance.md
+	@$(PY) -m benchmarks.routing.load --out benchmarks/results/routing.json --page docs/routing.md
 
 soak: $(VENV)/.bench ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
-	@$(PY) -m benchmarks.soak --page docs/performance.md $(ARGS)
+	@$(PY) -m benchmarks.soaking.soak --page docs/performance.md $(ARGS)
 
-reference: $(VENV)/.test ## renew docs/reference.md, the tables of flags and metrics, out of the code
+reference: $(VENV)/.test ## make the tables of docs/reference.md (flags, metrics) from the code
 	@$(PY) scripts/make_reference.py $(ARGS)
 
 clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay

@@ -1,13 +1,12 @@
-"""What the benchmarks share: a real vocabulary, a tree filled with turns, the machine's line."""
+"""Fixtures of the benchmarks: a real vocabulary, a tree filled with turns, the machine's line."""
 
 from __future__ import annotations
 
-import os
-import platform
 import random
 
 import pytest
 
+from benchmarks.pages import machine
 from middleware_hub.radix.records import Context, SampledReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import pack_ids, pack_logprobs
@@ -23,11 +22,11 @@ WORDS = (
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict) -> None:
     machine_info.clear()
-    machine_info["line"] = f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}"
+    machine_info["line"] = machine()
 
 
 def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list, output_json: dict) -> None:
-    """What is committed: the figures, not each of the rounds behind them."""
+    """Keep the figures, not every round behind them."""
     del output_json["commit_info"]
     output_json["command"] = "make bench"
     output_json["benchmarks"] = [
@@ -48,7 +47,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Talk:
-    """Makes texts and plays turns of them against a tree, the way the middleware does."""
+    """Makes texts, and plays turns of them against a tree as the middleware does."""
 
     def __init__(self, tokenizer: Tokenizer, tree: RadixTree, seed: int = 0) -> None:
         self.tokenizer = tokenizer
@@ -65,12 +64,12 @@ class Talk:
         return " ".join(words)[:characters]
 
     def tokens(self, count: int) -> str:
-        """A text of so many tokens, wherever it stands."""
+        """Return a text that has this many tokens in any context."""
         whole = [word for word in WORDS if len(self.tokenizer.encode_tail(" " + word)) == 1]
         return "".join(" " + self.random.choice(whole) for _ in range(count))
 
     def turn(self, text: str, reply: str) -> str:
-        """One request and its reply; the ids of the reply are its encoding, which is as good as any for timing."""
+        """Record a request and its reply. The reply's ids are simply its encoding: for timing, any ids will do."""
         match = self.tree.match(NAMESPACE, text)
         self.tree.pin(match)
         context = None

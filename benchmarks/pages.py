@@ -1,4 +1,4 @@
-"""Figures in pages: what was measured stands between two marks."""
+"""Writes measured figures into pages, between two marks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """What it was measured on."""
+    """Return the line that describes this machine."""
     return f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}"
 
 
 def put_between(page: Path, name: str, content: str) -> None:
-    """Put a text between the marks of this name: `<!-- begin: NAME -->` and `<!-- end: NAME -->`."""
+    """Replace the text between the marks `<!-- begin: NAME -->` and `<!-- end: NAME -->`."""
     begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
     head, found, rest = page.read_text().partition(begin)
     _, also_found, tail = rest.partition(end)

@@ -1,4 +1,4 @@
-"""Over real sockets: a retrieval of 32,000 tokens, and what a turn costs from end to end on this machine."""
+"""Benchmarks over real sockets: a retrieval of 32,000 tokens, and a whole turn."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_retrieve_32k_tokens(benchmark: BenchmarkFixture, worker: EmbeddedWorker
 
 @pytest.mark.parametrize("direct", [True, False], ids=["worker", "router"])
 def test_a_turn_of_64_tokens(benchmark: BenchmarkFixture, worker: EmbeddedWorker, router: str, direct: bool) -> None:
-    """The difference of the two rows is what the router adds to a turn (one connection a call, so the floor is high)."""
+    """The difference of the two rows is what the router adds. Every call opens a connection, so both are high."""
     url = worker.url if direct else router
     number = iter(range(10**9))
 

@@ -1,7 +1,7 @@
-"""Bytes per cached token, and collecting ten million tokens without a stall.
+"""Bytes per cached token, and the collection of ten million tokens without a stall.
 
-Aim: at most 12 bytes a token at turns of 1,000 tokens, plus 1 KB a turn, plus its text. Measured from outside, as resident
-memory of a process of its own.
+Aim: at most 12 bytes a token in turns of 1,000 tokens, plus 1 KB a turn, plus its text. It measures the resident memory of a
+separate process.
 """
 
 from __future__ import annotations

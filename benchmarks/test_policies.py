@@ -1,4 +1,4 @@
-"""What a decision costs. Aim: 20 us at 512 workers, whatever the policy; of the prefix trees, linear in the prompt."""
+"""The cost of a decision. Aim: 20 us at 512 workers for every policy; with prefix trees, linear in the prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fleet(count: int, seed: int = 1) -> tuple[Worker, ...]:
 
 
 def conversations(characters: int, kind: str, count: int = 64) -> Iterator[RouteQuery]:
-    """Turn after turn of some conversations under one system prompt, each turn 400 characters (or 100 ids) longer."""
+    """Yield turn after turn of some conversations under one system prompt, each 400 characters (or 100 ids) longer."""
     generator = random.Random(2)
     system = generator.choices(range(32, 127), k=characters // 2)
     said = [system + generator.choices(range(32, 127), k=characters // 2) for _ in range(count)]
@@ -60,14 +60,14 @@ def decide(
 @FLEETS
 @pytest.mark.parametrize("name", POLICIES)
 def test_decision(benchmark: BenchmarkFixture, name: str, count: int) -> None:
-    """Of a prompt of 1,000 to 2,000 ids, with a routing key."""
+    """Prompts of 1,000 to 2,000 ids, with a routing key."""
     decide(benchmark, create_policy(name), fleet(count), conversations(1_000, "ids"))
 
 
 @pytest.mark.parametrize("characters", [4_000, 16_000, 64_000])
 @pytest.mark.parametrize("kind", ["text", "ids"])
 def test_decision_by_the_prompt(benchmark: BenchmarkFixture, kind: str, characters: int) -> None:
-    """Of cache_aware, among 64 workers: so many characters, or a quarter as many ids."""
+    """cache_aware among 64 workers: prompts of this many characters, or a quarter as many ids."""
     decide(
         benchmark,
         create_policy("cache_aware"),
@@ -77,7 +77,7 @@ def test_decision_by_the_prompt(benchmark: BenchmarkFixture, kind: str, characte
 
 
 def test_a_reply_is_learnt(benchmark: BenchmarkFixture) -> None:
-    """Of 500 ids, behind a prompt of 1,000 to 2,000, once per request of cache_aware."""
+    """A reply of 500 ids behind a prompt of 1,000 to 2,000; cache_aware learns one per request."""
     policy, workers, asked = CacheAware(), fleet(512), conversations(1_000, "ids")
     said = memoryview(array("i", range(500)))
     for query in itertools.islice(asked, 1000):
@@ -86,7 +86,7 @@ def test_a_reply_is_learnt(benchmark: BenchmarkFixture) -> None:
 
 
 def test_a_worker_joins_512_with_keys(benchmark: BenchmarkFixture) -> None:
-    """The ring gets 150 more places, once."""
+    """The ring gets 150 more places."""
     workers = fleet(513)
 
     def known() -> tuple[tuple[Policy], dict[str, object]]:
@@ -99,7 +99,7 @@ def test_a_worker_joins_512_with_keys(benchmark: BenchmarkFixture) -> None:
 
 @pytest.mark.parametrize("name", ["least_inflight", "cache_aware"])
 def test_lease(benchmark: BenchmarkFixture, name: str) -> None:
-    """All that a request costs here: chosen among 512, counted, and given back."""
+    """The whole cost of a request: a worker chosen among 512, counted, and released."""
     pool = WorkerPool(create_policy(name), breaker=BreakerConfig())
     for worker in fleet(512):
         pool.probed(pool.add(worker.url), None)

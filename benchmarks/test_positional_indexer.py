@@ -1,4 +1,4 @@
-"""What routing by the workers' own KV events costs: an event, a match. Linear in blocks, flat in workers."""
+"""The cost of routing by KV events: of an event, and of a match. Linear in blocks, independent of workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.kv_cache.positional_indexer import PositionalIndexer
 
 PAGE = 16
 PER_TOKEN = 4
-"""Characters, for the sizes to be those of the other trees' benchmarks."""
+"""Characters per token, so that sizes compare with those of the prefix trees."""
 
 
 def prompt(characters: int, seed: int = 0) -> list[int]:
@@ -29,7 +29,7 @@ def event(ids: list[int], own: int = 0, page: int = PAGE) -> BlockStored:
 
 
 def fleet(workers: int, ids: list[int], page: int = PAGE) -> KvIndex:
-    """A quarter of the prompt is everybody's, all of it a few workers'."""
+    """Return an index in which all workers hold a quarter of the prompt and a few hold all of it."""
     index = KvIndex()
     for number in range(workers):
         url = f"http://w{number}:1"
@@ -61,7 +61,7 @@ def test_find_matches(benchmark: BenchmarkFixture, characters: int, workers: int
         worker = f"http://w{number}:1"
         index.track(worker)
         index.apply_stored(worker, enumerate(contents if number % 100 == 0 else contents[: len(contents) // 4]))
-    assert len(benchmark(lambda: index.find_matches(contents)).blocks) == workers
+    assert len(benchmark(lambda: index.find_matches(contents))) == workers
 
 
 def test_overlaps_of_a_new_prompt(benchmark: BenchmarkFixture) -> None:

@@ -1,6 +1,6 @@
-"""Prefix trees: flat in workers. Aim: a match of 16,000 characters in 15 us, an insertion likewise.
+"""Prefix trees, whose cost must not depend on the number of workers. Aim: 15 us for a match or insertion of 16,000 characters.
 
-Each worker has the same conversation of 16 turns, so every node on its way is held by all of them: the worst there is.
+Every worker has the same conversation of 16 turns, so all of them hold every node: the worst case.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_descend(benchmark: BenchmarkFixture, workers: int) -> None:
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("characters", CHARACTERS)
 def test_insert_next_turn(benchmark: BenchmarkFixture, characters: int, workers: int) -> None:
-    """The conversation goes on: a new leaf each time."""
+    """The conversation goes on, with a new leaf each time."""
     tree, key = filled(characters, workers)
     turns = (((f"{key} turn {number}", name), {}) for number, name in enumerate(itertools.cycle(names(workers))))
     benchmark.pedantic(tree.insert, setup=lambda: next(turns), rounds=2_000)
@@ -69,7 +69,7 @@ def test_insert_next_turn(benchmark: BenchmarkFixture, characters: int, workers:
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("characters", CHARACTERS)
 def test_insert_and_split(benchmark: BenchmarkFixture, characters: int, workers: int) -> None:
-    """The first to leave what all of them have in common: the place is found by bisection, and all tenants are copied."""
+    """The first key that leaves the common edge: bisection finds the place, and all tenants are copied."""
     name = names(workers)[0]
 
     def setup() -> tuple[tuple, dict]:
@@ -86,14 +86,14 @@ def test_insert_and_split(benchmark: BenchmarkFixture, characters: int, workers:
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("ids", [1_024, 4_096, 16_384])
 def test_match_ids(benchmark: BenchmarkFixture, ids: int, workers: int) -> None:
-    """As 32-bit integers, which is how the middleware has them."""
+    """Ids as 32-bit integers, as the middleware has them."""
     tree, key = filled_ids(ids, workers)
     assert benchmark(tree.match, memoryview(key)).matched == ids
 
 
 @pytest.mark.parametrize("ids", [1_024, 4_096, 16_384])
 def test_match_a_list_of_ids(benchmark: BenchmarkFixture, ids: int) -> None:
-    """What a client sent as JSON has to be packed."""
+    """Ids that a client sent as JSON have to be packed."""
     tree, key = filled_ids(ids, 10)
     assert benchmark(tree.match, key.tolist()).matched == ids
 
@@ -114,7 +114,7 @@ def test_insert_ids(benchmark: BenchmarkFixture, ids: int, workers: int) -> None
 
 
 def crowded(workers: int, leaves: int = 20_000) -> StringTree:
-    """Many conversations under one system prompt."""
+    """Return a tree of many conversations under one system prompt."""
     tree, prompt, each = StringTree(), text(4_000), names(workers)
     for number in range(leaves):
         tree.insert(f"{prompt}{number:06} and so on", each[number % workers])
@@ -123,7 +123,7 @@ def crowded(workers: int, leaves: int = 20_000) -> StringTree:
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_evict_a_leaf(benchmark: BenchmarkFixture, workers: int) -> None:
-    """The least recent of 20,000."""
+    """The least recently used of 20,000 leaves."""
     tree = crowded(workers)
     tenants = itertools.cycle(names(workers))
     benchmark.pedantic(
@@ -134,7 +134,7 @@ def test_evict_a_leaf(benchmark: BenchmarkFixture, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_remove_a_worker(benchmark: BenchmarkFixture, workers: int) -> None:
-    """With its share of 20,000 leaves."""
+    """A worker with its share of 20,000 leaves."""
     tree = crowded(workers)
     tenants = iter(names(workers))
     benchmark.pedantic(tree.remove_tenant, setup=lambda: ((next(tenants),), {}), rounds=5)

@@ -1,4 +1,4 @@
-"""Match + flatten and record: flat in siblings, linear in text. Aim for a match: 10 us + 1 ns a character."""
+"""Matching, flattening and recording: independent of siblings, linear in text. Aim for a match: 10 us + 1 ns a character."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from middleware_hub.tokenizer.tokenizer import Tokenizer
 
 
 def conversation(talk: Talk, characters: int, turn: int = 1_000) -> str:
-    """A conversation of so many characters, a turn of 1,000 characters each (half context, half reply)."""
+    """Play a conversation of this length in turns of `turn` characters, half context and half reply."""
     text = ""
     half = min(turn, characters) // 2
     while len(text) < characters:
@@ -25,7 +25,7 @@ def conversation(talk: Talk, characters: int, turn: int = 1_000) -> str:
 
 
 def add_siblings(talk: Talk, prompt: str, count: int) -> None:
-    """Other replies to one prompt, all different."""
+    """Record different replies to one prompt."""
     tree = talk.tree
     ids = pack_ids(talk.tokenizer.encode_start(prompt))
     for number in range(count):
@@ -40,7 +40,7 @@ def add_siblings(talk: Talk, prompt: str, count: int) -> None:
 
 @pytest.mark.parametrize("characters", [1_000, 10_000, 100_000])
 def test_match_and_ids(benchmark: BenchmarkFixture, talk: Talk, characters: int) -> None:
-    """What a request pays: find the chain, lay its ids flat."""
+    """The cost of a request: find the chain and flatten its ids."""
     text = conversation(talk, characters) + " And then?"
 
     def match() -> bytes:
@@ -52,7 +52,7 @@ def test_match_and_ids(benchmark: BenchmarkFixture, talk: Talk, characters: int)
 
 @pytest.mark.parametrize("characters", [1_000, 10_000, 100_000])
 def test_recall_and_flatten(benchmark: BenchmarkFixture, talk: Talk, characters: int) -> None:
-    """What a retrieval pays: ids, logprobs, mask and versions."""
+    """The cost of a retrieval: ids, logprobs, mask and versions."""
     text = conversation(talk, characters)
 
     def recall() -> int:
@@ -125,10 +125,7 @@ def test_match_deep(benchmark: BenchmarkFixture, talk: Talk, turns: int) -> None
 
 @pytest.mark.parametrize("remembered", [False, True])
 def test_tokens_encoded_over_ten_turns(benchmark: BenchmarkFixture, tokenizer: Tokenizer, remembered: bool) -> None:
-    """Ten turns of 100 + 50 tokens: 7,750 are encoded if every prompt is, 1,000 if only what is new is.
-
-    (The original design gave 2,750 and 550 for its own ten turns: 50 tokens a turn, encoded 1 + 2 + ... + 10 times.)
-    """
+    """Ten turns of 100 + 50 tokens: 7,750 tokens are encoded if every prompt is encoded whole, 1,000 if only what is new."""
 
     def ten_turns() -> int:
         talk = Talk(tokenizer, RadixTree(tokenizer.vocabulary))

@@ -1,7 +1,7 @@
-"""What a streamed reply costs: taking its events apart, recording from them, and handing on what the client asked for.
+"""The cost of a streamed reply: splitting and parsing its events, and editing them for the client.
 
-A cumulative stream repeats everything in every event, so its bytes grow with the square of its length; what is parsed must
-not. `us a token` is time spent here, `kB a token` what a worker sends. Not asked for logprobs, so these are taken out.
+A cumulative stream repeats everything in every event, so its bytes grow with the square of its length, but what is parsed must
+not. `us a token` is the time spent here, `kB a token` what a worker sends. The client wants no logprobs, so they are removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from router.engines.sglang import LOGPROB_FIELDS, EventSplitter, StreamedReply, 
 
 
 def stream(tokens: int, *, incremental: bool) -> Iterator[bytes]:
-    """One event a token, as SGLang writes them."""
+    """Yield the events of a stream as SGLang writes them, one per token."""
     text, ids, logprobs = bytearray(), bytearray(), bytearray()
     for number in range(1, tokens + 1):
         if incremental:

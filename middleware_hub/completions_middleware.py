@@ -23,9 +23,9 @@ from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.radix import prompting
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.sglang import EventSplitter, UnreadableReplyError, event_data, event_index, split_list
-from router.engines.sglang.attempt import new_rid
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.stream import DONE
+from router.engines.sglang.worker_request import new_rid
 from router.errors import RouterError, UpstreamError
 from router.http.asgi import HeaderList, collected, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT

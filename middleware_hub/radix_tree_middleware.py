@@ -27,11 +27,13 @@ from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
 from middleware_hub.radix.tree import Namespace, RadixTree
 from router.engines.sglang import GenerateRequest, new_weight_version
 from router.engines.sglang.limits import PromptLimits
+from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
-from router.http.asgi import KEPT, ROUTE_HINT, ByMethod, RouteHint, header, read_json, replay, send_json, with_body
+from router.http.asgi import ByMethod, header, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT
-from router.http.offload import beside
+from router.http.offload import offload
 from router.http.reply import EditedReply
+from router.http.request_state import RouteHint, request_state
 from router.plugins import MiddlewareContext
 
 logger = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ class RadixTreeMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        ours = scope["type"] == "http" and not (scope.get("state") or {}).get(KEPT)
+        ours = scope["type"] == "http" and not request_state(scope).kept
         inside = self._routes.get(scope["path"], self.app) if ours else self.app
         await inside(scope, receive, send)
         if scope["type"] == "lifespan":
@@ -97,7 +99,7 @@ class RadixTreeMiddleware:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._max_body_bytes, ids=True)
-        request = await beside(len(body) > LIGHT, self._parsed, body)
+        request = await offload(len(body) > LIGHT, self._parsed, body)
         encoded: list[list[range]] = []
         if request.segments is not None:
             assembled = await prompting.assemble(
@@ -122,12 +124,12 @@ class RadixTreeMiddleware:
                     await asyncio.sleep(0)
             ids = [prompt.ids for prompt in prompts]
             heavy = sum(map(len, ids)) > MANY_TOKENS
-            out = await beside(heavy, request.with_ids, ids, force_logprobs=self.force_logprobs)
+            out, sent = await offload(heavy, request.for_worker, ids, force_logprobs=self.force_logprobs)
             hint = RouteHint(prompts[0].match.text, prompts[0].ids, header(scope, b"x-smg-routing-key"))
             responder = Responder(self.recorder, self, request, prompts, hint, force_logprobs=self.force_logprobs)
             reply = EditedReply(responder, send)
             try:
-                await self.app(_inner(scope, out, hint), replay(out, receive), reply.send)
+                await self.app(_inner(scope, out, sent, hint), replay(out, receive), reply.send)
             finally:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()
@@ -170,8 +172,7 @@ class RadixTreeMiddleware:
 
     @staticmethod
     def _namespace(scope: Scope, lora_path: str = "") -> Namespace:
-        tenant = (scope.get("state") or {}).get("tenant", "")
-        return tenant, lora_path, header(scope, b"x-radix-namespace") or ""
+        return request_state(scope).caller.tenant, lora_path, header(scope, b"x-radix-namespace") or ""
 
     def _count_prompt(self, prompt: Prompt) -> None:
         match = prompt.match
@@ -244,13 +245,13 @@ class RadixTreeMiddleware:
                 for reason in one["reasons"]:
                     self.metrics.retrieval_reasons.labels(reason).inc()
             heavy = sum(one["token_length"] for one in found) > MANY_TOKENS
-            parts += (b",", await beside(heavy, _encoded, answer))
+            parts += (b",", await offload(heavy, _encoded, answer))
             await asyncio.sleep(0)
         await send_json(send, 200, parts[1] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"])
 
     async def _asked(self, scope: Scope, receive: Receive) -> RetrievalRequest:
         body = await read_json(scope, receive, self._max_body_bytes)
-        return await beside(len(body) > LIGHT, RetrievalRequest.parse, body, self._limits)
+        return await offload(len(body) > LIGHT, RetrievalRequest.parse, body, self._limits)
 
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = await self._asked(scope, receive)
@@ -300,11 +301,12 @@ def _by_pieces(value: Any) -> Any:
     return Raw(b"[%b]" % b",".join(pieces))
 
 
-def _inner(scope: Scope, body: bytes, hint: RouteHint) -> Scope:
-    """The scope of the rewritten request: JSON, whatever the client called it, and what a routing policy may want to know."""
-    inner = with_body(scope, body)
-    inner["headers"] = [h for h in inner["headers"] if h[0] != b"content-type"] + [
-        (b"content-type", b"application/json")
-    ]
-    inner["state"][ROUTE_HINT] = hint
+def _inner(scope: Scope, body: bytes, request: WorkerRequest | None, hint: RouteHint) -> Scope:
+    """Return the scope of the rewritten request: JSON, whatever the client called it."""
+    outer = request_state(scope).request
+    if request is not None and outer is not None and request.rids == outer.rids:
+        request.named = outer.named
+    inner = with_body(scope, body, request=request, hint=hint)
+    inner["headers"] = [pair for pair in inner["headers"] if pair[0] != b"content-type"]
+    inner["headers"].append((b"content-type", b"application/json"))
     return inner

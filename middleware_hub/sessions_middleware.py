@@ -43,11 +43,11 @@ from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.reasoning import Thoughts
 from middleware_hub.sessions.turn.turns import Turns
 from middleware_hub.templates.rendering import ChatTemplate
-from router.auth.callers import caller_of
 from router.config import SessionsConfig
 from router.engines.sglang.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError
 from router.http.asgi import ByMethod, Handler, header, read_json, replay, send_json, with_body
+from router.http.request_state import request_state
 from router.plugins import MiddlewareContext
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class SessionsMiddleware:
         return closing
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tenant = caller_of(scope).tenant
+        tenant = request_state(scope).caller.tenant
         session_id, *rest = [part for part in scope["path"][len(PREFIX) :].split("/") if part] or [""]
         if not session_id:
             by_method: dict[str, Handler] = {
@@ -192,7 +192,7 @@ class SessionsMiddleware:
 
     def _meant(self, scope: Scope) -> Session:
         """The session that a request is for, or where those talk that have none. A name that is none only routes."""
-        tenant, name = caller_of(scope).tenant, header(scope, b"x-session-id")
+        tenant, name = request_state(scope).caller.tenant, header(scope, b"x-session-id")
         if name:
             session = self.store.find(tenant, name)
             if session is None and self._implicit:

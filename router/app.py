@@ -31,7 +31,8 @@ from router.observability.tracing import Tracer, create_tracer
 from router.policies import create_policy
 from router.policies.cache_aware import CacheAware
 from router.policies.snapshots import PolicySnapshots
-from router.proxy.proxy import Proxy
+from router.proxy.outbound import RequestReader
+from router.proxy.proxy import Instruments, Proxy, TroubleHandlers
 from router.routes import ControlRoutes, Lifecycle
 from router.workers.admission import Admission
 from router.workers.allowed import AllowedWorkers
@@ -125,13 +126,14 @@ def create_app(
         pool,
         queue,
         upstream,
-        metrics,
+        RequestReader(
+            max_body_bytes=config.server.max_body_bytes,
+            forward_authorization=not keys,
+            reads_prompts=workers.routes_by_prompt,
+        ),
         workers,
-        recall=fleet.recall,
-        on_trouble=checks.trouble,
-        tracer=tracer,
-        max_body_bytes=config.server.max_body_bytes,
-        forward_authorization=not keys,
+        Instruments(metrics, tracer),
+        TroubleHandlers(recall=fleet.recall, on_broken=checks.trouble),
     )
     generations = Generations(
         innermost,

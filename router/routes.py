@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from router.engines.sglang.json import JSON_ERRORS
 from router.errors import BadRequestError, RouterError
 from router.http.asgi import ByMethod, Handler, has_body, read_body, send_json
-from router.observability.requests import REQUEST, RequestRecord, Requests
+from router.http.request_state import request_state
+from router.observability.requests import RequestRecord, Requests
 from router.workers.admission import Admission
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker, WorkerState, normalize_url
@@ -130,7 +131,7 @@ class ControlRoutes:
 
     async def in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What is being served now, oldest first, but for this call itself. No text of it, and no key."""
-        now, this = time.monotonic(), scope["state"][REQUEST]
+        now, this = time.monotonic(), request_state(scope).record
         found = [_describe_request(record, now) for record in self._requests if record is not this]
         await _reply(send, 200, {"requests": found, "total": len(found)})
 

@@ -2,10 +2,10 @@
 
 Usage: python scripts/make_embedded_data.py [--count-words]
 
-It is trained on two texts, both in the repository: the corpus that the model is counted from, and `embedded_words.txt`,
-which is how often each word stands in the docs and the sources. The second is a file of its own, and not read from the docs
-each time, because a tokenizer that changes with every line of documentation would make other ids each time;
-`--count-words` counts anew. The same inputs make the same files, byte for byte.
+It is trained on two texts of the repository: the corpus that the model is counted from, and `embedded_words.txt`, which lists
+how often each word occurs in the docs and the sources. The counts are kept in a file, because a tokenizer that changed with
+every line of documentation would produce other ids each time; `--count-words` counts the words again. The same inputs make the
+same files, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CORPUS = DATA / "corpus.txt"
 WORDS = Path(__file__).with_name("embedded_words.txt")
 
 SIZE = 4_096
-CORPUS_WEIGHT = 4  # the corpus is shorter than the docs and what the model says comes from it
-COMMON = 6  # words that the docs and the sources have less often are left out
+CORPUS_WEIGHT = 4  # the corpus is shorter than the docs, and the model's replies come from it
+COMMON = 6  # rarer words are left out
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-# Qwen's, in which each digit is a word.
+# Qwen's pattern, in which each digit is a word.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# ChatML. Tools are told and called as the Hermes and Qwen models do it.
+# ChatML. Tools are described and called as in the Hermes and Qwen models.
 TEMPLATE = """\
 {%- macro text(content) -%}
 {%- if content is string %}{{- content }}
@@ -61,7 +61,7 @@ TEMPLATE = """\
 
 
 def count_words(root: Path = ROOT) -> str:
-    """How often the docs and the sources have each word, as the tokenizer splits them: lines of a count and JSON."""
+    """Count the words of the docs and the sources as the tokenizer splits them. Return lines of a count and a JSON string."""
     paths = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     for package in ("router", "middleware_hub"):
         paths += sorted((root / package).rglob("*.py"))
@@ -111,7 +111,7 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
 
 
 def _texts(corpus: str, words: str) -> Iterator[str]:
-    # An added token is never merged out of pieces. Without its brackets it is a word like others: [<][think][>].
+    # An added token is never merged from pieces, so the corpus must not contain it. Its word without brackets is trained.
     for token in SPECIAL:
         corpus = corpus.replace(token, "\0")
     for token in ADDED:
@@ -124,14 +124,15 @@ def _texts(corpus: str, words: str) -> Iterator[str]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    # Not as the library writes it, which may change.
+    # Written here, because the library's own format may change.
     path.write_bytes((json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
 
 
 def main() -> None:
-    """The script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count-words", action="store_true", help="count the words of docs and sources anew before")
+    parser.add_argument(
+        "--count-words", action="store_true", help="first count the words of the docs and the sources again"
+    )
     if parser.parse_args().count_words:
         WORDS.write_text(count_words(), encoding="utf-8")
     make(DATA / "tokenizer")

@@ -1,9 +1,9 @@
-"""Make the tables of docs/reference.md: the flags of the router and its metrics, out of the code that has them.
+"""Make the tables of docs/reference.md, the router's flags and metrics, from the code.
 
 Usage: python scripts/make_reference.py [--check]
 
-What stands between the marks of the page is replaced; the rest of it is written by hand. `--check` changes nothing, and
-exits with 1 if the page is not what the code says. Nothing in the tables depends on the machine.
+The script replaces what is between the marks of the page; the rest is written by hand. `--check` changes nothing and exits
+with 1 if the page differs from the code. Nothing in the tables depends on the machine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from router.policies.cache_aware import CacheAware
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 
 _DEFAULT = re.compile(r"\s*\(([^()]*)\)$")
-"""At the end of a help text: what holds without the flag."""
+"""The end of a help text: what holds without the flag."""
 
 
 def flags() -> Iterator[tuple[str, list[argparse.Action]]]:
-    """The groups of the parser, as `--help` has them, without `--help` itself."""
+    """Yield the parser's groups: title and flags, without `--help`."""
     for group in parser()._action_groups:
         actions = [a for a in group._group_actions if a.option_strings and not isinstance(a, argparse._HelpAction)]
         if actions:
@@ -42,20 +42,19 @@ def flags() -> Iterator[tuple[str, list[argparse.Action]]]:
 
 
 class _Registry(CollectorRegistry):
-    """Knows its collectors in the order in which they came."""
+    """A registry that keeps its collectors in the order of registration."""
 
     def __init__(self) -> None:
         super().__init__()
         self.collectors: list[Collector] = []
 
     def register(self, collector: Collector) -> None:
-        """As the base class does, and take note of it."""
         super().register(collector)
         self.collectors.append(collector)
 
 
 def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
-    """Name, type, labels and meaning of each; a counter's name has its `_total`, as in /metrics."""
+    """Yield the name, type, labels and meaning of each metric. A counter's name ends in `_total`, as in /metrics."""
     registry = _Registry()
     RouterMetrics(registry)
     registry.register(WorkerCollector(lambda: ()))
@@ -66,14 +65,13 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     SessionStore(SessionMetrics(registry), max_tokens=1)
     for collector in registry.collectors:
         for metric in collector.collect():
-            # The library keeps the labels' names on what makes the samples, and tells them with samples only.
+            # Labels are public on samples only, and there may be none yet.
             labels = getattr(metric, "_labelnames", ()) or getattr(collector, "_labelnames", ())
             name = metric.name + ("_total" if metric.type == "counter" else "")
             yield name, metric.type, tuple(labels), metric.documentation
 
 
 def flags_table() -> str:
-    """A table for each group."""
     parts = []
     for title, actions in flags():
         rows = ["| flag | default | meaning |", "|---|---|---|"]
@@ -85,7 +83,6 @@ def flags_table() -> str:
 
 
 def metrics_table() -> str:
-    """One table."""
     rows = ["| name | type | labels | meaning |", "|---|---|---|---|"]
     for name, kind, labels, meaning in metrics():
         shown = ", ".join(f"`{label}`" for label in labels)
@@ -94,7 +91,7 @@ def metrics_table() -> str:
 
 
 def made(page: str) -> str:
-    """The page with fresh tables in it. ValueError if the marks are missing."""
+    """Return the page with new tables. Raise ValueError if the marks are missing."""
     for name, table in (("flags", flags_table()), ("metrics", metrics_table())):
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
         head, rest = page.split(begin)
@@ -108,36 +105,35 @@ def _heading(title: str) -> str:
 
 
 def _spelled(action: argparse.Action) -> str:
-    """The flag and the form of its value."""
-    value = "" if action.nargs == 0 else action.metavar or action.dest.upper()
+    """Return the flag with a placeholder for its value."""
+    value = action.metavar or ""
     if action.choices is not None:
         value = f"{{{','.join(map(str, action.choices))}}}"
     return f"{action.option_strings[-1]} {value}{' ...' if action.nargs == '+' else ''}".rstrip()
 
 
 def _meaning_and_default(action: argparse.Action) -> tuple[str, str]:
-    value = f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
-    told = re.sub(r"%\(default\)[sg]", lambda _: value, action.help or "").replace("%%", "%")
-    found = _DEFAULT.search(told)
-    default = "" if found is None else found[1]
-    return _DEFAULT.sub("", told), default or ("off" if action.const is True else "")
+    help = (action.help or "").replace("%%", "%")
+    found = _DEFAULT.search(help)
+    if found is not None:
+        return help[: found.start()], found[1]
+    return help, "" if action.const is None else "off"
 
 
 def _cell(text: str) -> str:
-    """As Markdown: flags, paths and headers as code."""
+    """Return the text as Markdown, with flags, paths and headers as code."""
     text = text.replace("|", r"\|").replace("<", "&lt;")
     return re.sub(r"(?<![\w`])(--[a-z][\w-]*|/[a-z]\w+(?:/\w+)*|x-[a-z-]+)(?![\w`])", r"`\1`", text)
 
 
 def main() -> None:
-    """Write the page, or check it."""
     options = argparse.ArgumentParser(description="Make the tables of docs/reference.md.")
-    options.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it is not up to date")
+    options.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page is out of date")
     check = options.parse_args().check
     page = PAGE.read_text(encoding="utf-8")
     fresh = made(page)
     if check:
-        sys.exit(None if fresh == page else "docs/reference.md is not what the code says: `make reference` renews it")
+        sys.exit(None if fresh == page else "docs/reference.md differs from the code: run `make reference`")
     PAGE.write_text(fresh, encoding="utf-8")
 
 

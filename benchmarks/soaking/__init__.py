@@ -1,1 +1,1 @@
-"""The parts of `python -m benchmarks.soak`."""
+"""A long run of a router under load and trouble: `python -m benchmarks.soaking.soak`."""

@@ -1,6 +1,6 @@
-"""A process that only sleeps, and tells how late it is waked: what of an event loop's lag is the machine's.
+"""A process that only sleeps and measures how late it wakes up: the machine's part of an event loop's lag.
 
-`python -m benchmarks.soaking.bystander`: until SIGTERM; then one line of JSON, the p50 and the p99 in milliseconds.
+`python -m benchmarks.soaking.bystander` runs until SIGTERM and then prints a line of JSON: p50 and p99 in milliseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.observability.loop_lag import PERIOD
 
 @contextlib.contextmanager
 def a_bystander() -> Iterator[list[float]]:
-    """One, until the end of the block; then the list has its p50 and its p99."""
+    """Run a bystander for a block. At its end, the yielded list gets the p50 and the p99."""
     found: list[float] = []
     command = [sys.executable, "-m", "benchmarks.soaking.bystander"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:

@@ -1,4 +1,4 @@
-"""The clients: conversations as text, streamed and not, of which some leave; and what came back, checked token by token."""
+"""The clients: they hold conversations as text, streamed or not, sometimes leave early, and check what comes back."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _REPLY_TOKENS = (16, 64)
 _OBSERVATION = (20, 200)  # characters
 _THINKING = (0.05, 0.6)  # seconds between two turns
 _LEAVES = 0.06  # of the requests
-_PATIENCE = 8  # failures in a row, before a conversation is given up
+_PATIENCE = 8  # failures in a row before a conversation is given up
 BROKEN = (aiohttp.ClientError, ConnectionError, json.JSONDecodeError)
 
-# With the status that each of them shall have.
+# Path, body, and the status that it must get.
 BAD: tuple[tuple[str, bytes, int], ...] = (
     ("/generate", b'{"text": ""}', 400),
     ("/generate", b'{"text": "a", "sampling_params": {"n": 0.5}}', 400),
@@ -41,7 +41,7 @@ BAD: tuple[tuple[str, bytes, int], ...] = (
 
 
 class Turn:
-    """A reply that became a part of a conversation."""
+    """A reply that became part of a conversation."""
 
     def __init__(self, text: str, ids: list[int]) -> None:
         self.text = text
@@ -49,16 +49,16 @@ class Turn:
 
 
 class Clients:
-    """All of them, in one event loop.
+    """All clients, in one event loop.
 
     Attributes:
-        counts: what they did, and what came of it.
-        wrong: what should not have come.
-        rids: of generations in flight, as far as they have a name.
+        counts: actions and outcomes.
+        wrong: descriptions of outcomes that must not happen.
+        rids: the request ids of generations in flight that have one.
     """
 
     def __init__(self, url: str, incremental: Mapping[str, bool], seed: int) -> None:
-        """`incremental`: by URL of a worker, whether its streams tell only what is new."""
+        """`incremental`: by URL of a worker, whether its streams are incremental."""
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.rids: set[str] = set()
@@ -69,7 +69,7 @@ class Clients:
         self._session: aiohttp.ClientSession
 
     async def run(self, conversations: int, bad_per_second: float, over: asyncio.Event) -> None:
-        """So many conversations at a time, until it is over; those that are under way then are ended properly."""
+        """Hold this many conversations at a time until the event is set; then finish those in progress."""
         timeout = aiohttp.ClientTimeout(total=120)
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as self._session,
@@ -111,7 +111,7 @@ class Clients:
         return self._corpus[begin : begin + rng.randint(*_OBSERVATION)]
 
     async def _turn(self, text: str, rng: random.Random) -> Turn | None:
-        """One request; None if nothing came of it."""
+        """Send one request. Return None if it brought no reply."""
         streams, leaves = rng.random() < 0.5, rng.random() < _LEAVES
         body: dict[str, Any] = {"text": text, "stream": streams}
         body["sampling_params"] = {"max_new_tokens": rng.randint(*_REPLY_TOKENS)}
@@ -157,7 +157,7 @@ class Clients:
         return Turn("".join(event["text"] for event in said), ids) if ids else None
 
     async def _check(self, text: str, turns: list[Turn]) -> None:
-        """The text of a conversation, up to its last reply, gives back the tokens of all replies."""
+        """Check that the text of a conversation, up to its last reply, retrieves the tokens of all replies."""
         body = {"text": text}
         try:
             async with self._session.post(f"{self._url}/retrieve_from_text", json=body) as response:
@@ -190,10 +190,10 @@ _JSON = {"content-type": "application/json"}
 
 
 def _is_whole(found: dict[str, Any], turns: list[Turn]) -> bool:
-    """Whether what is retrieved as sampled is what was sampled, reply by reply.
+    """Whether the tokens retrieved as sampled are those that were sampled, reply by reply.
 
-    Of a reply without text nobody has read anything, unless it is the last one; and what a reply's text hides at its end (the
-    token that ends it) is left out where the text goes on.
+    A reply without text is missing from the retrieval unless it is the last one, and a reply's hidden tail (the token that ends
+    it) is left out where the text goes on.
     """
     pairs = zip(found["loss_mask"], found["tokens"], strict=True)
     runs = [[token for _, token in run] for sampled, run in groupby(pairs, key=lambda pair: pair[0]) if sampled]

@@ -1,4 +1,4 @@
-"""The picture: what a router takes, and what it does, over time."""
+"""The picture of a run: the router's resources and throughput over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FONTS = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def draw(samples: Sequence[Sample], path: Path, title: str) -> None:
-    """Write it as SVG: the same samples give the same bytes."""
+    """Write the picture as SVG. The same samples give the same bytes."""
     matplotlib.use("svg")
     style = {"svg.fonttype": "none", "svg.hashsalt": "soak", "font.family": "sans-serif", "font.size": 10}
     with pyplot.rc_context(style):
@@ -37,7 +37,7 @@ def draw(samples: Sequence[Sample], path: Path, title: str) -> None:
         axes[-1].set_xlabel("minutes", color=_SMALL)
         figure.savefig(path, format="svg", metadata={"Title": title})
         pyplot.close(figure)
-    # What it says about itself is the date, and its fonts are those of this machine.
+    # Remove what varies: the date in the metadata, and this machine's fonts.
     picture = re.sub(r" <metadata>.*?</metadata>\n", "", path.read_text(), flags=re.DOTALL)
     path.write_text(re.sub(r"font-family: [^;\"]*", f"font-family: {_FONTS}", picture))
 

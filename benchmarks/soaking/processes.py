@@ -1,4 +1,4 @@
-"""The processes: a router and its workers, which are started, killed and started again."""
+"""The router and worker processes, which are started, killed and restarted."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.processes import ROOT
 from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.sglang_server import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 
 
 class Process:
-    """`tito-router ARGUMENTS` on a port of its own, which stays the same over its lives.
+    """`tito-router ARGUMENTS` on a port of its own, which stays the same over restarts.
 
     Attributes:
-        url: where it listens.
-        log: what it said, in all its lives.
+        url: the URL at which it listens.
+        log: the log file of all its starts.
     """
 
     def __init__(self, name: str, folder: Path, *arguments: str) -> None:
@@ -37,7 +37,7 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *more: str) -> None:
-        """Return at once. In a session of its own: Ctrl-C is for whoever started all this."""
+        """Start the process and return at once. Its own session keeps Ctrl-C away from it."""
         command = [sys.executable, "-m", "router", *self._arguments, *more, "--port", str(self.port)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Process:
             )
 
     async def up(self) -> None:
-        """Return when it answers."""
+        """Wait until the process answers."""
         deadline = time.monotonic() + START_SECONDS
         while not await asyncio.to_thread(_answers, self.url):
             if not self.alive or time.monotonic() > deadline:
@@ -59,13 +59,12 @@ class Process:
             await asyncio.sleep(0.1)
 
     def kill(self) -> None:
-        """At once."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> int | None:
-        """Politely first. The exit code; None if it had to be killed."""
+        """Send SIGTERM and wait. Return the exit code; None if the process had to be killed."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -76,18 +75,17 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def seen(self) -> psutil.Process:
-        """It, as the operating system sees it."""
+        """The process as the operating system sees it."""
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
 
 def a_worker(number: int, folder: Path, pace: float) -> tuple[Process, bool]:
-    """A worker with the small language model, and whether its streams tell only what is new."""
+    """Return a worker with the small language model, and whether its streams are incremental."""
     incremental = number % 2 == 1
     flags = ["--seed", str(number), "--tokens-per-second", str(pace), "--log-level", "warning"]
     flags += ["--incremental-streaming-output"] if incremental else []
@@ -95,13 +93,13 @@ def a_worker(number: int, folder: Path, pace: float) -> tuple[Process, bool]:
 
 
 def a_router(folder: Path, workers: list[Process], max_tokens: int) -> Process:
-    """The router, with a memory so small that it has to forget."""
+    """Return the router, with a token budget so small that it has to evict."""
     return Process(
         "router",
         folder,
         *("--tokenizer-path", str(shipped_tokenizer()), "--log-level", "warning", "--shutdown-grace", "10"),
         *("--radix-max-tokens", str(max_tokens), "--abort-retry-wait", "0.2"),
-        # Nobody asks for what came of clients that left. In half an hour that fills such a memory.
+        # Replies to clients that left are never retrieved. In half an hour they would fill the budget.
         *("--radix-unretrieved-versions", "5"),
         *("--worker-urls", *(worker.url for worker in workers)),
     )
@@ -112,6 +110,6 @@ def _answers(url: str) -> bool:
         with urllib.request.urlopen(f"{url}/ping", timeout=2) as reply:
             return bool(reply.status == 200)
     except urllib.error.HTTPError:
-        return True  # a router has no worker yet to pass it on to
+        return True  # it answers, though the router may have no worker yet
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""What happens to a fleet in the meantime: aborts, pauses, new weights, workers that die, leave and come."""
+"""The trouble: aborts, pauses, new weights, workers that die, leave and return."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from benchmarks.soaking.clients import BROKEN, Clients
 from benchmarks.soaking.processes import Process
 
 _EVERY = {"update": 60.0, "abort": 7.0, "pause": 37.0, "death": 41.0, "leave": 47.0}
-"""Seconds between two of them; the first one comes after a third of that."""
+"""Mean seconds between two events of a kind; the first comes after a third of that."""
 _DEAD = (1.0, 4.0)  # seconds that a worker stays away
-_GONE = (2.0, 8.0)  # the same for one that was removed
+_GONE = (2.0, 8.0)  # seconds that a removed worker stays away
 _PAUSED = (0.3, 1.5)
 
 
 class Trouble:
-    """All of it.
+    """Makes all kinds of trouble.
 
     Attributes:
-        counts: how often what was done.
-        wrong: calls that did not do it.
+        counts: events by kind.
+        wrong: calls that failed.
     """
 
     def __init__(self, url: str, workers: list[Process], clients: Clients, seed: int) -> None:
@@ -36,11 +36,11 @@ class Trouble:
         self._clients = clients
         self._random = random.Random(seed)
         self._version = 0
-        # Not two at a time: somebody has to serve, and the end of one pause would end the other.
+        # One at a time: some workers have to serve, and the end of one pause would end the other.
         self._away, self._pausing = asyncio.Lock(), asyncio.Lock()
 
     async def run(self, over: asyncio.Event) -> None:
-        """Until it is over; what was begun is ended before."""
+        """Make trouble until the event is set; then finish what was begun."""
         ways: dict[str, Callable[[], Awaitable[None]]] = {
             "update": self._update,
             "abort": self._abort,
@@ -53,9 +53,9 @@ class Trouble:
             asyncio.TaskGroup() as group,
         ):
             for name, way in ways.items():
-                group.create_task(self._again_and_again(name, way, over))
+                group.create_task(self._repeat(name, way, over))
 
-    async def _again_and_again(self, name: str, way: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
+    async def _repeat(self, name: str, way: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
         seconds = _EVERY[name] / 3
         while not await _within(over, seconds):
             await way()
@@ -63,7 +63,7 @@ class Trouble:
             seconds = _EVERY[name] * self._random.uniform(0.8, 1.2) if name != "update" else _EVERY[name]
 
     async def _update(self) -> None:
-        """As a trainer does it: in a pause; or, every second time, as a mere name, which aborts what is running."""
+        """Update the weights in a pause, as a trainer does; every second time, only the version, which aborts generations."""
         self._version += 1
         version = str(self._version)
         if self._version % 2:
@@ -92,7 +92,7 @@ class Trouble:
             worker = self._random.choice(self._workers)
             await asyncio.to_thread(worker.kill)
             await asyncio.sleep(self._random.uniform(*_DEAD))
-            # With the weights that all others have by then.
+            # With the weights that all other workers have by then.
             worker.start("--weight-version", str(self._version) if self._version else "default")
             await worker.up()
 
@@ -104,7 +104,7 @@ class Trouble:
             await self._call(f"/add_worker?url={worker.url}", {})
 
     async def _call(self, target: str, body: dict[str, Any]) -> None:
-        """A dead worker does not do what all are told: then the answer is 207."""
+        """Call the fleet. If a worker is dead, the answer is 207."""
         try:
             async with self._session.post(self._url + target, json=body) as response:
                 content = await response.read()

@@ -1,4 +1,4 @@
-"""What must have held, with the numbers."""
+"""The rules that a run must satisfy, with the numbers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.soaking.watch import Sample, Scrape, slope
 LAG_MS = 20.0
 GROWTH_MB_PER_HOUR = 20.0
 LONG_ENOUGH = 600.0
-"""Seconds after which a slope says something: before that, memory is still being filled."""
+"""Seconds after which the slope is meaningful: before that, memory is still filling."""
 MORE_FDS, MORE_THREADS = 20, 8
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One of them. `held` is None for what is not judged: it is there to compare with, or there was too little to tell."""
+    """A rule. `held` is None if it is not judged: for comparison only, or too little data."""
 
     name: str
     value: str
@@ -29,20 +29,20 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """Everything that is judged.
+    """The measurements of a run.
 
     Attributes:
-        samples: of the time under load.
-        lag: p50 and p99 over all of it, in milliseconds.
-        machine: the same of a process that only sleeps.
-        idle: what was in flight when all clients had gone, by where it was counted.
-        fds, threads: before the load, and after it.
-        asked: generations that clients asked for, bad requests left out.
+        samples: the samples under load.
+        lag: p50 and p99 of the event loop's lag over the whole run, in milliseconds.
+        machine: the same for a process that only sleeps.
+        idle: what was in flight when all clients had gone, by the place where it was counted.
+        fds, threads: numbers before and after the load.
+        asked: generations that clients asked for, without bad requests.
         last: /metrics at the end.
         retrieved: conversations that were compared.
-        wrong: what clients and troublemakers complained of.
-        errors: lines of the router's log.
-        exit_code: of the router, which was told to stop.
+        wrong: complaints of clients and of the trouble.
+        errors: error lines of the router's log.
+        exit_code: the router's, after SIGTERM.
     """
 
     samples: Sequence[Sample]
@@ -60,7 +60,7 @@ class Finding:
 
 
 def verdict(found: Finding) -> list[Rule]:
-    """All rules."""
+    """Return all rules."""
     half = found.samples[len(found.samples) // 2 :]
     growth = slope(half)
     long_enough = half[-1].at - half[0].at >= LONG_ENOUGH / 2

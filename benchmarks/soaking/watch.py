@@ -1,4 +1,4 @@
-"""What is seen of the router from outside, every few seconds: by the operating system, and in its own /metrics."""
+"""Samples of the router from outside: by the operating system, and from its /metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAG = "tito_router_event_loop_lag_seconds_bucket"
 
 @dataclass(frozen=True)
 class Sample:
-    """One look. Seconds since the beginning, MB, milliseconds; rates and lags are those since the look before."""
+    """One sample: seconds since the start, MB, milliseconds. Rates and lags are those since the previous sample."""
 
     at: float
     rss: float
@@ -33,7 +33,7 @@ class Sample:
 
 
 class Scrape:
-    """One answer of /metrics."""
+    """A parsed answer of /metrics."""
 
     def __init__(self, text: str) -> None:
         self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
@@ -43,12 +43,12 @@ class Scrape:
                 self._values.setdefault(sample.name, {})[labels] = sample.value
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum over all series that have these labels."""
+        """Return the sum over all series with these labels."""
         wanted = set(labels.items())
         return sum(value for key, value in self._values.get(name, {}).items() if wanted <= set(key))
 
     def by(self, name: str, label: str, **others: str) -> dict[str, float]:
-        """The values of a counter by one of its labels, of the series that have the others."""
+        """Return the values of a counter by one of its labels, over the series with the other labels."""
         found: dict[str, float] = {}
         for key, value in self._values.get(name, {}).items():
             if set(others.items()) <= set(key):
@@ -57,16 +57,16 @@ class Scrape:
 
     @property
     def lag(self) -> dict[float, float]:
-        """How many looks at the event loop found it at most so late."""
+        """The cumulative histogram of the event loop's lag: counts by upper bound in seconds."""
         return {float(bound): count for bound, count in self.by(_LAG, "le").items()}
 
 
 class Watch:
-    """Looks at a router until told to stop.
+    """Takes samples of a router.
 
     Attributes:
-        samples: all looks.
-        scrape: the last one's.
+        samples: all samples.
+        scrape: the last answer of /metrics.
     """
 
     def __init__(self, url: str, process: psutil.Process) -> None:
@@ -76,13 +76,13 @@ class Watch:
         self.scrape: Scrape
 
     async def begin(self, session: aiohttp.ClientSession) -> None:
-        """From here on time is counted."""
+        """Start the clock."""
         self.scrape = self.first = await self._ask(session)
         self.begun = self._last = asyncio.get_running_loop().time()
         self._process.cpu_percent()
 
     async def look(self, session: aiohttp.ClientSession) -> Sample:
-        """One more sample."""
+        """Take a sample."""
         before, self.scrape = self.scrape, await self._ask(session)
         now = asyncio.get_running_loop().time()
         passed, self._last = now - self._last, now
@@ -118,7 +118,7 @@ _REASONS = ("version", "least_recently_hit")
 
 
 def quantile(at_most: Mapping[float, float], share: float) -> float:
-    """Milliseconds, by linear interpolation inside of a histogram's bucket; of the last one its lower bound."""
+    """Return a quantile in milliseconds, interpolated within its bucket; for the last bucket, its lower bound."""
     bounds = sorted(at_most)
     wanted = share * at_most[bounds[-1]]
     low = below = 0.0
@@ -131,7 +131,7 @@ def quantile(at_most: Mapping[float, float], share: float) -> float:
 
 
 def slope(samples: Sequence[Sample]) -> float:
-    """MB an hour by which the memory grows: the line through it that has the least squares."""
+    """Return the growth of memory in MB an hour, by a least-squares line."""
     count = len(samples)
     times, sizes = [one.at for one in samples], [one.rss for one in samples]
     mean_time, mean_size = sum(times) / count, sum(sizes) / count

@@ -25,7 +25,7 @@ import msgspec
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.dialects.completions_requests import CompletionRequest
-from middleware_hub.dialects.openai_replies import UNLIKELY, ending, usage
+from middleware_hub.dialects.openai.replies import UNLIKELY, ending, usage
 
 DONE = b"data: [DONE]\n\n"
 

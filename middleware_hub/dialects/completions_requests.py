@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.dialects.fields import BOOLEAN, STRING, Fields, Kind, unsupported, wrong
-from middleware_hub.dialects.openai_requests import MOST_SAMPLES, MOST_TOP_LOGPROBS
+from middleware_hub.dialects.openai.requests import MOST_SAMPLES, MOST_TOP_LOGPROBS
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, schema_text
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.errors import BadRequestError

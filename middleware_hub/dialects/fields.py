@@ -1,4 +1,4 @@
-"""The top level of a request's body: each field is taken with its type, and what nobody took is for the worker."""
+"""The top level of a request's body: each field is taken with its type, and the rest is for the worker."""
 
 from __future__ import annotations
 
@@ -19,38 +19,20 @@ T = TypeVar("T")
 _TEXTS = re.compile(rb'\s*(\[\s*)?"')
 
 DEEPEST = 200
-"""Levels that JSON may be nested where it is shown to chat templates: they, and whatever prints it again, recurse. As many as
-a sampled call may have, so that each can come back."""
+"""Levels that JSON may be nested where it is shown to chat templates, because templates and JSON encoders recurse. A sampled
+call may be nested as deeply, so that each can come back."""
 
 _WRITTEN_HERE = frozenset(
-    {
-        "rid",
-        "stream",
-        "return_logprob",
-        "logprob_start_len",
-        "top_logprobs_num",
-        "return_text_in_logprobs",
-        "return_flat_raw_top_logprobs",
-        "return_flat_raw_output_top_logprobs",
-        "return_flat_raw_top_logprobs_b64",
-    }
+    "rid stream return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs "
+    "return_flat_raw_top_logprobs return_flat_raw_output_top_logprobs return_flat_raw_top_logprobs_b64".split()
 )
-"""Fields of `/generate` that a worker gets from this router, and never from a client of a chat: they shape the reply that
-has to be understood here."""
+"""Fields of `/generate` that only this router may set, never a client of a chat: they shape the reply that is read here."""
 
 _ONLY_SHOWN = frozenset(
-    {
-        "separate_reasoning",
-        "stream_reasoning",
-        "return_meta_info",
-        "return_token_ids",
-        "return_cached_tokens_details",
-        "return_spec_tokens_details",
-        "return_input_ids_in_sglext",
-        "return_output_ids_in_sglext",
-    }
+    "separate_reasoning stream_reasoning return_meta_info return_token_ids return_cached_tokens_details "
+    "return_spec_tokens_details return_input_ids_in_sglext return_output_ids_in_sglext".split()
 )
-"""Fields of SGLang's own chat endpoint that say how it is to write its reply. `/generate` does not know them."""
+"""Fields of SGLang's own chat endpoint that shape its reply. `/generate` does not know them."""
 
 _PROMPT = "the prompt of a chat is made of its `messages`"
 _MEDIA = "this model takes text only"
@@ -66,11 +48,11 @@ _REFUSED = {
     "video_data": _MEDIA,
     "audio_data": _MEDIA,
 }
-"""Fields that would do something else than they say. Left out in silence they would be missed."""
+"""Fields whose effect would not be what they say. Ignoring them silently would surprise the client."""
 
 
 class Kind(Generic[T]):
-    """A type that fields have, and how it is called towards a client."""
+    """A type that fields have, and its name in error messages."""
 
     __slots__ = ("decode", "expected")
 
@@ -100,7 +82,7 @@ class Fields:
         return key in self._left
 
     def take(self, key: str, kind: Kind[T]) -> T | None:
-        """A field, typed; None where it is absent or null. Raises BadRequestError for another type."""
+        """Take a field, typed; None where it is absent or null. Raises BadRequestError for another type."""
         raw = self._left.pop(key, None)
         if raw is None or (len(raw) == 4 and is_null(raw)):
             return None
@@ -110,62 +92,62 @@ class Fields:
             raise BadRequestError(f"`{key}` must be {kind.expected}: {error}", param=key) from error
 
     def take_long_texts(self, key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
-        """The texts of a field that is long, each read by itself, and whether they are a list. None, and left, if it is not."""
+        """Take the texts of a long field, and whether they are a list. Any other field is left, and None returned."""
         raw = self._left.get(key)
         if raw is None or len(raw) <= LIGHT or not _TEXTS.match(raw):
             return None, False
         return read_texts({key: self._left.pop(key)}, key, limits)
 
     def need(self, key: str, kind: Kind[T]) -> T:
-        """A field that has to be there."""
+        """Take a required field."""
         value = self.take(key, kind)
         if value is None:
             raise BadRequestError(f"`{key}` is missing: it must be {kind.expected}", param=key)
         return value
 
     def take_within(self, key: str, low: int, high: int) -> int | None:
-        """An integer with limits, both included."""
+        """Take an integer with limits, both included."""
         value = self.take(key, INTEGER)
         if value is not None and not low <= value <= high:
             raise wrong(key, value, f"an integer from {low} to {high}")
         return value
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Fields that mean nothing here."""
+        """Discard fields that mean nothing here."""
         for key in keys:
             self._left.pop(key, None)
 
     def rest(self) -> dict[str, Raw]:
-        """What nobody took, for the worker. Raises BadRequestError for what it must not get from a client."""
+        """Return the fields nobody took, for the worker. Raises BadRequestError for a field that no client may send it."""
         rest: dict[str, Raw] = {}
         for key, raw in self._left.items():
             if key in _WRITTEN_HERE or key in _ONLY_SHOWN or is_null(raw):
                 continue
             if key in _REFUSED:
                 raise BadRequestError(f"`{key}` cannot be used here: {_REFUSED[key]}", param=key)
-            # A copy, for a slice would keep the whole body in memory until the generation is over.
+            # A slice would keep the whole body in memory until the generation is over.
             rest[key] = raw.copy()
         return rest
 
 
 def wrong(place: str, value: object, expected: str) -> BadRequestError:
-    """The error for a value that is not what it should be."""
+    """Return the error for a value that is not what it should be."""
     return BadRequestError(f"`{place}` must be {expected}, not {_shown(value)}", param=place)
 
 
 def unsupported(message: str, place: str) -> BadRequestError:
-    """The error for what is well-formed, and more than a model of texts can do."""
+    """Return the error for well-formed content that a text model cannot handle."""
     return BadRequestError(message, param=place, code="unsupported_content")
 
 
 def check_depth(place: str, value: dict[str, Any] | list[Any]) -> None:
-    """Raises BadRequestError if JSON is nested deeper than `DEEPEST`."""
+    """Raise BadRequestError if JSON is nested deeper than `DEEPEST`."""
     if too_deep(value):
         raise BadRequestError(f"`{place}` is nested more than {DEEPEST} levels deep", param=place)
 
 
 def too_deep(value: dict[str, Any] | list[Any]) -> bool:
-    """Whether JSON is nested deeper than `DEEPEST`: level by level, for to recurse would be the very fault."""
+    """Return whether JSON is nested deeper than `DEEPEST`. This goes level by level: recursion would be the very fault."""
     level: list[Any] = [value]
     for _ in range(DEEPEST):
         level = [

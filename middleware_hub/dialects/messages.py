@@ -1,10 +1,10 @@
-"""Messages in the one form that they have inside, whatever dialect they came in.
+"""Messages and tools in their one internal form, whatever dialect they came in.
 
-The form is canonical as far as a client's SDK can change it on the way out and in again: a reply that is sent back is the
-same message as the one that was sampled. So no text is None where there are tool calls and `""` where there are none, keys
+The form is canonical with respect to what a client's SDK may change on a round trip: a reply that is sent back is the same
+message as the one that was sampled. So no text is None where there are tool calls and `""` where there are none, keys
 without a value are left out, a lone part of text is its string, what the model said is one string, and arguments are objects.
 
-Several parts of what others wrote stay parts: whether a template can show them is for rendering to know.
+Several parts of what others wrote stay parts: rendering knows whether a template can show them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from middleware_hub.chat.dialect import Memo, Recalled
-from middleware_hub.chat.messages import Message
-from middleware_hub.dialects.fields import DEEPEST, RAWS, Fields, too_deep, unsupported, wrong
+from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.dialects.fields import DEEPEST, RAWS, Fields, check_depth, too_deep, unsupported, wrong
 from router.engines.sglang.json import JSON_ERRORS, decode_any
 from router.errors import BadRequestError
 
+ANY = "required"
+NONE = "none"
+AUTO = "auto"
+
 _TEXTS = {"text": "text", "refusal": "refusal"}
-"""The types of parts that are text, and the key it stands under."""
+"""The types of parts that are text, and the key of the text."""
 
 
 class OpenedBody(NamedTuple):
-    """A body taken apart: its fields, and its messages but for those that are recalled."""
+    """A body taken apart: its fields, and its messages except those that are recalled."""
 
     fields: Fields
     listed: list[Raw]
@@ -41,7 +45,7 @@ def open_body(body: bytes, memo: Memo | None) -> OpenedBody:
             fields = Fields(recalled.body)
             listed = fields.need("messages", RAWS)
         except BadRequestError:
-            pass  # what is wrong is told below, with its true place
+            pass  # reading the whole body reports the fault with its true place
         else:
             if len(listed) > 1 and bytes(listed[0]) == recalled.mark:
                 return OpenedBody(fields, listed[1:], recalled)
@@ -59,7 +63,7 @@ def each_message(
     memo: Memo | None,
     front: Sequence[Message] = (),
 ) -> list[Message]:
-    """`front`, what is recalled, and what `read` makes of each entry that is listed; it is given with its place."""
+    """Return `front`, the recalled messages, and what `read` makes of each listed entry and its place."""
     first = 0 if opened.recalled is None else opened.recalled.items
     places = [f"messages[{at}]" for at in range(first, first + len(opened.listed))]
     found = [read(place, _object(place, raw)) for place, raw in zip(places, opened.listed, strict=True)]
@@ -79,7 +83,7 @@ def _object(place: str, raw: Raw) -> dict[str, Any]:
 
 
 def assistant_message(content: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> Message:
-    """What a model said."""
+    """Return a message of the model's."""
     message: Message = {"role": "assistant", "content": content or (None if calls else "")}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -89,13 +93,13 @@ def assistant_message(content: str, reasoning: str = "", calls: Sequence[dict[st
 
 
 def tool_call(call_id: str | None, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
-    """One entry of `tool_calls`."""
+    """Return one entry of `tool_calls`."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": call_id, **call} if call_id else call
 
 
 def parsed_arguments(text: str) -> dict[str, Any] | str:
-    """The arguments of a call: an object if they are one that templates can be shown, else the text."""
+    """Return the arguments of a call: an object if templates can show it, else the text."""
     if not text or text.isspace():
         return {}
     try:
@@ -109,7 +113,7 @@ def parsed_arguments(text: str) -> dict[str, Any] | str:
 
 
 def written(place: str, content: Any) -> str | list[Message] | None:
-    """The `content` of what others than the model wrote: a string, several parts of text, or None if there is nothing.
+    """Return the `content` that others than the model wrote: a string, several parts of text, or None if it is empty.
 
     Raises BadRequestError for anything else; with the code `unsupported_content` for a part that is no text.
     """
@@ -122,12 +126,12 @@ def written(place: str, content: Any) -> str | list[Message] | None:
 
 
 def said(place: str, content: Any) -> str:
-    """The `content` of what the model said. It was one text, whatever parts it came in. Raises BadRequestError."""
+    """Return the `content` of the model, joined to one text. Raises BadRequestError."""
     return content if type(content) is str else "".join(_texts(place, content) or ())
 
 
 def part_text(place: str, part: Any) -> str:
-    """The text of one part. Raises BadRequestError if it is no text."""
+    """Return the text of one part. Raises BadRequestError if it is no text."""
     if type(part) is not dict:
         raise wrong(place, part, 'an object like {"type": "text", "text": "..."}')
     kind = part.get("type")
@@ -140,16 +144,51 @@ def part_text(place: str, part: Any) -> str:
 
 
 def string(place: str, value: Any) -> str:
-    """A string. Raises BadRequestError if it is none."""
+    """Return a value that is a string. Raises BadRequestError if it is none."""
     if type(value) is not str:
         raise wrong(place, value, "a string")
     return value
 
 
 def _texts(place: str, content: Any) -> list[str] | None:
-    """The texts of parts, without the empty ones; None where there are no parts at all."""
+    """Return the texts of parts, without the empty ones; None where there are no parts."""
     if content is None or content == []:
         return None
     if type(content) is not list:
         raise wrong(place, content, "a string, or a list of parts of text")
     return [text for at, part in enumerate(content) if (text := part_text(f"{place}[{at}]", part))]
+
+
+def checked_tool(place: str, tool: Tool) -> Tool:
+    """Return a tool in OpenAI's form, kept as it was written. Raises BadRequestError."""
+    if "type" not in tool:
+        # First, as everybody writes it: templates show tools as JSON, and another order makes other tokens.
+        tool = {"type": "function", **tool}
+    if tool["type"] != "function":
+        raise wrong(f"{place}.type", tool["type"], '"function": no other tools can be called here')
+    function = tool.get("function")
+    if type(function) is not dict:
+        raise wrong(f"{place}.function", function, "an object with the `name` and `parameters` of the function")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise wrong(f"{place}.function.name", function.get("name"), "the function's name")
+    if function.get("parameters") is not None and type(function["parameters"]) is not dict:
+        raise wrong(f"{place}.function.parameters", function["parameters"], "a JSON schema, an object")
+    check_depth(place, tool)
+    return tool
+
+
+def checked_choice(choice: str, named: bool, tools: Sequence[Tool] | None) -> str:
+    """Return `call_choice` as far as it fits the tools: without tools, nothing is a call. Raises BadRequestError.
+
+    Args:
+        choice: `auto`, `none`, `required`, or a name.
+        named: whether it is a name.
+        tools: the tools to choose from.
+    """
+    if not tools:
+        if named or choice == ANY:
+            raise BadRequestError("`tool_choice` asks for a call, and there are no `tools`", param="tool_choice")
+        return NONE
+    if named and all(tool["function"]["name"] != choice for tool in tools):
+        raise BadRequestError(f"`tool_choice` names {choice!r}, which is not among the `tools`", param="tool_choice")
+    return choice

@@ -1,7 +1,7 @@
 """`sampling_params` for SGLang's `/generate`, from the fields that both dialects share: OpenAI's and SGLang's own.
 
-The limits are those of SGLang 0.5.23, checked here so that a client hears of them in its own dialect, and before anything
-was tokenized. What takes the vocabulary to tell is left to those who have one.
+The limits are those of SGLang 0.5.23, checked here so that the error comes in the client's dialect, before anything is
+tokenized. Limits that depend on the vocabulary are checked where it is known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from middleware_hub.dialects.fields import (
     check_depth,
     wrong,
 )
-from router.engines.sglang import patterns
+from router.engines.sglang.hazards import pattern_fault
 from router.errors import BadRequestError
 
 LARGEST = 2**31 - 1
@@ -75,7 +75,7 @@ def _is_id(key: str) -> bool:
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
-    """Everything but the limit on new tokens, which each dialect names in its own way. Raises BadRequestError."""
+    """Read everything but the limit on new tokens, which each dialect names differently. Raises BadRequestError."""
     sampling: dict[str, Any] = {}
     for key, parameter in _PARAMETERS.items():
         if key not in fields:
@@ -98,7 +98,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
 
 
 def add_stops(sampling: dict[str, Any], key: str, stops: str | list[str] | None) -> None:
-    """Stop strings; one is a list of one, so that more can be put beside it. Raises BadRequestError."""
+    """Add stop strings as a list, so that more can be added. Raises BadRequestError."""
     listed = [stops] if isinstance(stops, str) else stops
     if not listed:
         return
@@ -110,7 +110,7 @@ def add_stops(sampling: dict[str, Any], key: str, stops: str | list[str] | None)
 
 
 def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """With the limit on new tokens, and what no field can tell by itself. Raises BadRequestError."""
+    """Add the limit on new tokens, and check fields against each other. Raises BadRequestError."""
     for name in _GRAMMARS:
         if sampling.get(name) == "":
             del sampling[name]
@@ -128,7 +128,7 @@ def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 
 def schema_text(place: str, schema: Any) -> str:
-    """A JSON schema as SGLang takes it. Raises BadRequestError if it is none."""
+    """Return a JSON schema as SGLang takes it. Raises BadRequestError if it is none."""
     if type(schema) is not dict:
         raise wrong(place, schema, "a JSON schema, an object")
     check_depth(place, schema)
@@ -143,7 +143,7 @@ def _add_patterns(sampling: dict[str, Any], found: str | list[str] | None) -> No
         limits = f"at most {_MOST_STOPS} patterns of at most {_LONGEST_PATTERN} bytes each"
         raise BadRequestError(f"`stop_regex` must be {limits}", param="stop_regex")
     for pattern in listed:
-        fault = patterns.fault(pattern)
+        fault = pattern_fault(pattern)
         if fault is not None:
             raise BadRequestError(f"`stop_regex` {pattern!r} is no regular expression: {fault}", param="stop_regex")
     sampling["stop_regex"] = listed

@@ -8,32 +8,18 @@ from middleware_hub.dialects.fields import OBJECT, OBJECTS, Fields, Kind, check_
 from router.errors import BadRequestError
 
 _TAKEN = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "chat_template",
-        "tokenize",
-        "add_generation_prompt",
-        "continue_final_message",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "padding",
-        "truncation",
-        "max_length",
-        "tokenizer_kwargs",
-    }
+    "messages conversation tools chat_template tokenize add_generation_prompt continue_final_message "
+    "return_tensors return_dict return_assistant_tokens_mask padding truncation max_length tokenizer_kwargs".split()
 )
-"""Names that rendering has uses of its own for; and a template of the client's would be a program of the client's."""
+"""Names that rendering uses itself. A client's own template would also run a client's program."""
 
 _EFFORT: Kind[str | float] = Kind(str | float, "a string, or a number")
 _SWITCHES = ("enable_thinking", "thinking")
-"""What templates call it: Qwen, GLM and Nemotron the one; DeepSeek and Kimi the other."""
+"""The names in templates: Qwen, GLM and Nemotron have the first, DeepSeek and Kimi the second."""
 
 
 def read_variables(fields: Fields) -> dict[str, Any]:
-    """`chat_template_kwargs`, and what else is meant for the template, which they override. Raises BadRequestError."""
+    """Read `chat_template_kwargs`, and other fields meant for the template, which they override. Raises BadRequestError."""
     variables = fields.take("chat_template_kwargs", OBJECT) or {}
     for name in variables:
         if name in _TAKEN:
@@ -65,6 +51,6 @@ def read_variables(fields: Fields) -> dict[str, Any]:
 
 
 def switch_thinking(variables: dict[str, Any], on: bool) -> None:
-    """Under every name that templates have for it, unless the client has set that one itself."""
+    """Set every name that templates have for it, unless the client has set that name itself."""
     for name in _SWITCHES:
         variables.setdefault(name, on)

@@ -1,4 +1,7 @@
-"""The parsers of sampled text by the names that options take, SGLang's own among them."""
+"""The parsers of sampled text by the names that options take, SGLang's own among them.
+
+A new call parser is a class with `names` and `template_tags`, and an entry in `_CALL_PARSERS`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from middleware_hub.chat.messages import Tool
-from middleware_hub.parsers.base import CallParser, ReasoningParser
+from middleware_hub.parsers.base import CallParser, NamedCallParser, NamedReasoningParser, ReasoningParser
 from middleware_hub.parsers.deepseek import DeepSeek
-from middleware_hub.parsers.detection import detect_calls, detect_reasoning
 from middleware_hub.parsers.gemma4 import Gemma4
 from middleware_hub.parsers.glm import Glm
 from middleware_hub.parsers.harmony import Harmony
@@ -21,100 +23,92 @@ from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.parsers.think import Gemma4Think, Think
 from router.errors import BadRequestError
 
-__all__ = [
-    "NAMES",
-    "REASONING_NAMES",
-    "call_parser",
-    "create",
-    "detect_calls",
-    "detect_reasoning",
-    "reasoning_parser",
-]
+# In the order of detection: a template gets the first parser whose tags it spells all, and some spell tags of another
+# format, too. Errors list the most common one first.
+_CALL_PARSERS: tuple[type[NamedCallParser], ...] = (
+    Harmony,
+    Gemma4,
+    DeepSeek,
+    Glm,
+    QwenCoder,
+    Hermes,
+    Llama3,
+    Plain,
+)
+_REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (Gemma4Think, Think)
+_CHANNELS = ("<|channel|>analysis", "<|message|>")
+"""Tags of `harmony`, whose reasoning its call parser finds."""
 
 NAMES: Mapping[str, type[CallParser]] = {
-    "hermes": Hermes,
-    "qwen-coder": QwenCoder,
-    "llama3": Llama3,
-    "glm": Glm,
-    "deepseek": DeepSeek,
-    "harmony": Harmony,
-    "gemma4": Gemma4,
-    "none": Plain,
-    # SGLang's --tool-call-parser
-    "qwen": Hermes,
-    "qwen25": Hermes,
-    "qwen3_coder": QwenCoder,
-    "glm45": Glm,
-    "glm47": Glm,
-    "deepseekv3": DeepSeek,
-    "deepseekv31": DeepSeek,
-    "gpt-oss": Harmony,
+    **dict.fromkeys(Hermes.names, Hermes),
+    **{name: parser for parser in _CALL_PARSERS for name in parser.names},
 }
-"""Call parsers."""
 
 REASONING_NAMES: Mapping[str, type[ReasoningParser] | None] = {
-    "think": Think,
-    "gemma4": Gemma4Think,
-    "harmony": None,
-    "none": None,
-    # SGLang's --reasoning-parser
-    "qwen3": Think,
-    "qwen3-thinking": Think,
-    "deepseek-r1": Think,
-    "deepseek-v3": Think,
-    "glm45": Think,
-    "nemotron_3": Think,
-    "gpt-oss": None,
+    **dict.fromkeys(Think.names, Think),
+    **{name: parser for parser in _REASONING_PARSERS for name in parser.names},
+    **dict.fromkeys(("harmony", "gpt-oss", "none")),
 }
-"""Reasoning parsers. `harmony` is None here: its call parser finds both."""
+"""Reasoning parsers. `harmony` is None: its call parser finds both."""
 
 
 def create(calls: str, reasoning: str, tools: Sequence[Tool] | None, *, starts_inside: bool) -> ReplyParser:
-    """A parser for one sampled text.
+    """Return a parser for one sampled text.
 
     Args:
         calls: one of `NAMES`, or `pkg.mod:Class` of a `CallParser`.
         reasoning: one of `REASONING_NAMES`, or `pkg.mod:Class` of a `ReasoningParser`.
         tools: what the model was offered. Without any there are no calls.
-        starts_inside: whether the prompt ends within a thought that it opened, see `ReasoningParser.is_open`.
+        starts_inside: whether the prompt ends inside reasoning that it opened, see `ReasoningParser.is_open`.
 
     Raises:
         BadRequestError: there is no such parser.
     """
-    thoughts = reasoning_parser(reasoning)
-    if thoughts is None and reasoning in ("harmony", "gpt-oss") and NAMES.get(calls) is not Harmony:
-        # Channels are to be told apart, though calls in them are not wanted.
+    reasons = reasoning_parser(reasoning)
+    if reasons is None and reasoning in ("harmony", "gpt-oss") and NAMES.get(calls) is not Harmony:
+        # Channels have to be told apart, although calls in them are not wanted.
         return ReplyParser(Harmony(()))
     parser = call_parser(calls)(tools or ())
-    return ReplyParser(parser, None if thoughts is None else thoughts(starts_inside=starts_inside))
+    return ReplyParser(parser, None if reasons is None else reasons(starts_inside=starts_inside))
 
 
 def call_parser(name: str) -> type[CallParser]:
-    """The class of call parsers of this name. BadRequestError lists the names that there are."""
+    """Return the class of call parsers of this name. Raises BadRequestError with the known names."""
     if ":" in name:
         return cast("type[CallParser]", _load(name))
-    try:
-        return NAMES[name]
-    except KeyError:
+    if name not in NAMES:
         raise BadRequestError(
             f"there is no tool call parser {name!r}: choose one of {', '.join(NAMES)}, or pkg.mod:Class"
-        ) from None
+        )
+    return NAMES[name]
 
 
 def reasoning_parser(name: str) -> type[ReasoningParser] | None:
-    """The class of reasoning parsers of this name; None for no such parser. BadRequestError lists the names."""
+    """Return the class of reasoning parsers of this name, None for `none`. Raises BadRequestError with the known names."""
     if ":" in name:
         return cast("type[ReasoningParser]", _load(name))
-    try:
-        return REASONING_NAMES[name]
-    except KeyError:
+    if name not in REASONING_NAMES:
         raise BadRequestError(
             f"there is no reasoning parser {name!r}: choose one of {', '.join(REASONING_NAMES)}, or pkg.mod:Class"
-        ) from None
+        )
+    return REASONING_NAMES[name]
+
+
+def detect_calls(template: str) -> str:
+    """Return the name of the call parser for models of this template; `none` if it knows no tools."""
+    return next(parser.names[0] for parser in _CALL_PARSERS if all(tag in template for tag in parser.template_tags))
+
+
+def detect_reasoning(template: str) -> str:
+    """Return the name of the reasoning parser for models of this template; `none` if it knows no reasoning."""
+    if all(tag in template for tag in _CHANNELS):
+        return "harmony"
+    found = (one.names[0] for one in _REASONING_PARSERS if all(tag in template for tag in one.template_tags))
+    return next(found, "none")
 
 
 def _load(path: str) -> type:
-    """The class at `pkg.mod:Class`. BadRequestError tells which part of the path is wrong."""
+    """Return the class at `pkg.mod:Class`. Raises BadRequestError with the part of the path that is wrong."""
     module_name, _, name = path.partition(":")
     if not module_name or not name or module_name.startswith("."):
         raise BadRequestError(f"the parser {path!r} is not of the form pkg.mod:Class")

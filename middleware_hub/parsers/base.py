@@ -1,20 +1,20 @@
-"""What a parser of sampled text is: the contract, and what all of them agree on.
+"""The contract of a parser of sampled text, and the rules that all of them keep.
 
-Parsing never touches tokens; it only decides what a client is shown of a text whose ids are kept as they were sampled.
+Parsing never touches tokens; it only decides how a client sees a text whose ids are kept as they were sampled.
 
-*A call is yielded whole*, when its last character has come, never a half. What cannot be (the start of) a call any more is
-text, character for character, and goes out at once: held back are only what may still become a call, and white space before it.
+*A call is yielded whole*, when its last character has arrived. What cannot be (the start of) a call any more is text,
+character for character, and goes out at once: only what may still become a call is held back, and white space before it.
 
 *How the text is cut into pieces does not matter*: joined, the result is that of one `feed` of all of it.
 
-*Each character is read once.* A call that turns out to be malformed is text up to the character that showed it, and reading
-goes on from there: a call within what was read as a string or value of a broken one is not found, and nothing is quadratic.
+*Each character is read once.* A malformed call is text up to the character that showed it, and reading goes on from there:
+a call inside a string or value of a broken one is not found, and nothing is quadratic.
 
-*White space around calls* is nobody's content: a client sends a turn back as content and calls, and a template puts its own
-white space between them. Text around a call that is only white space is dropped, and so are newlines directly before one.
+*White space around calls* belongs to neither side: a client sends a turn back as content and calls, and a template puts its
+own white space between them. Text around a call that is only white space is dropped, and so are newlines directly before one.
 
-*Without tools there are no calls*: everything is text. With tools, a call of a name that is not among them is a call all
-the same; clients answer it with an error that the model can read.
+*Without tools there are no calls*: everything is text. With tools, a call of an unknown name is a call all the same: clients
+answer it with an error that the model can read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import ClassVar, Protocol
 from middleware_hub.chat.messages import Call, Reasoning, Text, Tool
 
 Sampled = Text | Reasoning | Call
-"""What sampled text is made of. Reasoning comes from call parsers only where a format marks both alike (`harmony`)."""
+"""The pieces of sampled text. Call parsers yield reasoning only where a format marks both alike (`harmony`)."""
 
 
 class CallParser(Protocol):
-    """Tells calls from text, in one sampled text. A new one is made for each.
+    """Separates calls from text, in one sampled text. A new one is made for each.
 
     Attributes:
-        needs_special: whether it has to see special tokens: then the worker is asked with `skip_special_tokens: false`.
+        needs_special: it has to see special tokens, so the worker is asked with `skip_special_tokens: false`.
     """
 
     needs_special: ClassVar[bool]
@@ -40,16 +40,16 @@ class CallParser(Protocol):
     def __init__(self, tools: Sequence[Tool]) -> None: ...
 
     def feed(self, text: str) -> list[Sampled]:
-        """What is certain by now, in order."""
+        """Return what is certain by now, in order."""
         ...
 
     def finish(self) -> list[Sampled]:
-        """The rest: the text is over."""
+        """Return the rest at the end of the text."""
         ...
 
 
 class ReasoningParser(Protocol):
-    """Tells thought from speech, in one sampled text. A new one is made for each.
+    """Separates reasoning from the reply, in one sampled text. A new one is made for each.
 
     Attributes:
         needs_special: as of `CallParser`.
@@ -58,23 +58,42 @@ class ReasoningParser(Protocol):
     needs_special: ClassVar[bool]
 
     def __init__(self, *, starts_inside: bool) -> None:
-        """`starts_inside`: the prompt ended within a thought that it opened."""
+        """Make a parser; `starts_inside` says that the prompt ended inside reasoning that it opened."""
         ...
 
     @classmethod
     def is_open(cls, prompt: str) -> bool:
-        """Whether a rendered prompt ends within a thought."""
+        """Return whether a rendered prompt ends inside reasoning."""
         ...
 
     @classmethod
     def last_opening(cls, text: str) -> int:
-        """Where the last thought in a text begins, behind its tag; -1 if there is none. It may have ended since."""
+        """Return where the last reasoning in a text begins, behind its tag; -1 if there is none. It may have ended since."""
         ...
 
     def feed(self, text: str) -> list[Text | Reasoning]:
-        """What is certain by now, in order."""
+        """Return what is certain by now, in order."""
         ...
 
     def finish(self) -> list[Text | Reasoning]:
-        """The rest: the text is over."""
+        """Return the rest at the end of the text."""
         ...
+
+
+class NamedCallParser(CallParser, Protocol):
+    """A call parser that options can name and that templates select.
+
+    Attributes:
+        names: as options take it: ours first, then SGLang's for `--tool-call-parser`.
+        template_tags: tags that a chat template spells if its model writes this format.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    template_tags: ClassVar[tuple[str, ...]]
+
+
+class NamedReasoningParser(ReasoningParser, Protocol):
+    """A reasoning parser that options can name and that templates select; attributes as of `NamedCallParser`."""
+
+    names: ClassVar[tuple[str, ...]]
+    template_tags: ClassVar[tuple[str, ...]]

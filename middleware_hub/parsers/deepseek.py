@@ -28,14 +28,15 @@ _WORD = re.compile(r"[^\s<>{}`\"]+")
 
 
 class DeepSeek(TaggedParser):
-    """See the module. Each call is handed out at its own end, the tags around all of them are dropped with it."""
+    """Yields each call at its own end. The tags around all calls are dropped with it."""
 
+    names: ClassVar[tuple[str, ...]] = ("deepseek", "deepseekv3", "deepseekv31")
+    template_tags: ClassVar[tuple[str, ...]] = (_CALLS, *_SEPARATOR.tags)
     needs_special: ClassVar[bool] = True
     opening = Tags(_CALLS, *_BEGIN.tags)
     trailer = Tags("<｜tool▁calls▁end｜>")
 
     def call(self, opening: str) -> Reading[Call]:
-        """See `TaggedParser`."""
         reader = self.reader
         if opening == _CALLS:
             yield from reader.white()

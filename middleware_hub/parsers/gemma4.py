@@ -1,4 +1,4 @@
-"""`gemma4`: Gemma 4, which has a notation of its own, with a token for quotation marks.
+"""`gemma4`: Gemma 4, which has its own notation, with a token for quotation marks.
 
 <|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:[1,2],units:{wind:<|"|>m/s<|"|>}}<tool_call|>
 """
@@ -30,13 +30,14 @@ _BARE = re.compile(r"[-+.\w]+")
 
 
 class Gemma4(TaggedParser):
-    """See the module. `<tool_call|>` never stands within a string. Arguments are translated into JSON."""
+    """Translates arguments into JSON. `<tool_call|>` never stands inside a string."""
 
+    names: ClassVar[tuple[str, ...]] = ("gemma4",)
+    template_tags: ClassVar[tuple[str, ...]] = ("<|tool_call>call:", _QUOTE)
     needs_special: ClassVar[bool] = True
     opening = Tags("<|tool_call>")
 
     def call(self, opening: str) -> Reading[Call]:
-        """See `TaggedParser`."""
         reader = self.reader
         yield from reader.expect(_CALL)
         name = yield from reader.run(_NAME)
@@ -48,7 +49,7 @@ class Gemma4(TaggedParser):
 
 
 def _object(reader: Reader) -> Reading[str]:
-    """The JSON text of the object whose brace has been read."""
+    """Return the JSON text of the object whose brace has been read."""
     spelled, closers = ["{"], ["}"]
     first = True
     while closers:
@@ -69,7 +70,7 @@ def _object(reader: Reader) -> Reading[str]:
                 first = True
                 continue
             spelled.append((yield from _string(reader)) if tag else (yield from _bare(reader)))
-        # Behind a value, or in something empty: close all that ends here.
+        # Behind a value, or in something empty: close everything that ends here.
         while closers:
             if not closer:
                 yield from reader.white()
@@ -96,7 +97,7 @@ def _key(reader: Reader) -> Reading[str]:
 
 
 def _string(reader: Reader) -> Reading[str]:
-    """The JSON text of the string whose opening quote has been read."""
+    """Return the JSON text of the string whose opening quote has been read."""
     text = yield from reader.until(_STRING_END)
     if (yield from reader.expect(_STRING_END)) == _END:
         raise Malformed
@@ -104,7 +105,7 @@ def _string(reader: Reader) -> Reading[str]:
 
 
 def _bare(reader: Reader) -> Reading[str]:
-    """A number, true, false or null, which some versions of the template print as Python does."""
+    """Return a number, true, false or null; some versions of the template print null as `None`."""
     word = yield from reader.run(_BARE)
     word = "null" if word == "None" else word
     if not is_json(word):

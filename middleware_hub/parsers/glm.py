@@ -26,8 +26,10 @@ _VALUE_END = Tags("</arg_value>", _END)
 
 
 class Glm(TaggedParser):
-    """See the module. A string stands there as it is, everything else as JSON. `</tool_call>` never stands within a value."""
+    """Reads a string as it is written, and any other value as JSON. `</tool_call>` never stands inside a value."""
 
+    names: ClassVar[tuple[str, ...]] = ("glm", "glm45", "glm47")
+    template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "<arg_key>", "<arg_value>")
     needs_special: ClassVar[bool] = True
     opening = Tags("<tool_call>")
 
@@ -36,7 +38,6 @@ class Glm(TaggedParser):
         self._schemas = Schemas(tools)
 
     def call(self, opening: str) -> Reading[Call]:
-        """See `TaggedParser`."""
         reader, values = self.reader, dict[str, str]()
         yield from reader.white()
         name = yield from reader.run(_NAME)

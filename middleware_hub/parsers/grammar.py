@@ -1,4 +1,4 @@
-"""Parsers made of a grammar: what feeds it, and the turns that text and calls take."""
+"""Parsers that are driven by a grammar, and how text and calls alternate in them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NEWLINES = "\r\n"
 
 
 class Pieces:
-    """What has been understood, with the white space around calls taken out. See `base` for the rule.
+    """What has been parsed, with the white space around calls removed. See `base` for the rule.
 
-    White space is kept back as long as a call may follow it: all of it where nothing else has been said since the call before
-    (or the beginning), then only newlines.
+    White space is held back as long as a call may follow it: all of it if there was no text since the last call or the
+    beginning, otherwise only newlines.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,6 @@ class Pieces:
         self._after_call = False
 
     def text(self, text: str) -> None:
-        """It says this."""
         if not text.strip(WHITE if self._blank else NEWLINES):
             if text:
                 self._white.append(text)
@@ -40,25 +39,22 @@ class Pieces:
         self._white.append(text[len(body) :])
 
     def reasoning(self, text: str) -> None:
-        """It thinks this."""
         if not self._blank:
             self._flush()
         self._said.append(Reasoning(text))
 
     def call(self, call: Call) -> None:
-        """It calls a tool."""
         self._white.clear()
         self._said.append(call)
         self._blank = self._after_call = True
 
     def end(self) -> None:
-        """No more will come."""
         if self._blank and self._after_call:
             self._white.clear()
         self._flush()
 
     def take(self) -> list[Sampled]:
-        """What came since the last time, neighbours of a kind joined."""
+        """Return what was added since the last time, with equal neighbours joined."""
         joined: list[Sampled] = []
         for kind, neighbours in groupby(self._said, type):
             if kind is Call:
@@ -74,7 +70,7 @@ class Pieces:
 
 
 class GrammarParser(ABC):
-    """Feeds a grammar with text as it comes, and hands out what it made of it."""
+    """Feeds a grammar with text as it arrives, and returns what the grammar made of it."""
 
     needs_special: ClassVar[bool] = False
 
@@ -85,23 +81,21 @@ class GrammarParser(ABC):
 
     @abstractmethod
     def read(self) -> Reading[None]:
-        """The grammar: reads all of `reader` into `pieces`."""
+        """Read all of `reader` into `pieces`: the grammar."""
 
     def feed(self, text: str) -> list[Sampled]:
-        """See `base`."""
         self.reader.feed(text)
         next(self._reading, None)
         return self.pieces.take()
 
     def finish(self) -> list[Sampled]:
-        """See `base`."""
         self.reader.end()
         next(self._reading, None)
         self.pieces.end()
         return self.pieces.take()
 
     def text_before(self, tags: Tags) -> Reading[str]:
-        """All up to one of these tags is text. The tag is read, and where `taken` begins; empty at the end of the text."""
+        """Take all before one of these tags as text. Return the tag, which is read and begins `taken`; empty at the end."""
         reader = self.reader
         while True:
             before, tag = reader.ahead(tags)
@@ -115,11 +109,11 @@ class GrammarParser(ABC):
 
 
 class TaggedParser(GrammarParser):
-    """Text, and calls that begin with a tag. What begins like one and is none is text as well."""
+    """Text, and calls that begin with a tag. What begins like a call and is none is text as well."""
 
     opening: ClassVar[Tags]
     trailer: ClassVar[Tags | None] = None
-    """May stand once behind a call, and white space before it: it is dropped with the call."""
+    """May stand once behind a call, and white space before it: both are dropped with the call."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -127,14 +121,13 @@ class TaggedParser(GrammarParser):
 
     @abstractmethod
     def call(self, opening: str) -> Reading[Call]:
-        """The call whose opening tag has been read. Raises Malformed where it is none."""
+        """Return the call whose opening tag has been read. Raises Malformed if it is none."""
 
     def next_opening(self) -> Reading[str]:
-        """Where the next call may begin; all before it is text. Empty at the end."""
+        """Return the opening tag of the next possible call, and take all before it as text. Empty at the end."""
         return (yield from self.text_before(self.opening))
 
     def read(self) -> Reading[None]:
-        """Text and calls in turn."""
         while opening := (yield from self.next_opening()):
             try:
                 call = yield from self.call(opening)
@@ -148,7 +141,6 @@ class TaggedParser(GrammarParser):
                     self.pieces.text(white)
 
     def feed(self, text: str) -> list[Sampled]:
-        """See `base`."""
         if not self.tools:
             return [Text(text)] if text else []
         return super().feed(text)

@@ -33,7 +33,7 @@ _CONSTRAIN = Tags("<|constrain|>", "<|message|>")
 _MESSAGE = Tags("<|message|>")
 _CALL = Tags("<|call|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
-# A message that nobody ended is over where the next one begins.
+# A message without an end is over where the next one begins.
 _BODY_END = Tags(*_ENDS, _START, _CHANNEL)
 
 _RECIPIENT = re.compile(r"[^\s<>\"]+")
@@ -41,12 +41,14 @@ _WORD = re.compile(r"[A-Za-z]+")
 
 
 class Harmony(GrammarParser):
-    """See the module. Gives Reasoning, too.
+    """Yields reasoning, too.
 
-    The tags of a message that was understood are dropped. `<|call|>` is a stop token, which engines take off: a call is
-    complete at the end of the text as well, if its JSON is.
+    The tags of a message that was understood are dropped. `<|call|>` is a stop token, which engines remove, so a call is also
+    complete at the end of the text, if its JSON is.
     """
 
+    names: ClassVar[tuple[str, ...]] = ("harmony", "gpt-oss")
+    template_tags: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|message|>", "functions")
     needs_special: ClassVar[bool] = True
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -54,7 +56,6 @@ class Harmony(GrammarParser):
         self._tools = tools
 
     def read(self) -> Reading[None]:
-        """Message by message, and what is in none."""
         self.reader.begin()
         opening = yield from self.reader.maybe(_FIRST)
         while True:
@@ -65,7 +66,7 @@ class Harmony(GrammarParser):
             opening = yield from self._message(opening)
 
     def _message(self, opening: str) -> Reading[str]:
-        """A message. Returns the tag that begins the next one, if it was read."""
+        """Read a message, and return the tag that begins the next one, if it was read."""
         try:
             channel, recipient = yield from self._header(opening)
             if recipient:
@@ -77,7 +78,7 @@ class Harmony(GrammarParser):
         return (yield from self._body(channel))
 
     def _header(self, opening: str) -> Reading[tuple[str, str]]:
-        """What stands up to `<|message|>`: channel and recipient."""
+        """Read everything up to `<|message|>`, and return channel and recipient."""
         reader, recipient = self.reader, ""
         if opening == _START:
             opening = yield from reader.expect(_CHANNEL_OR_TO)
@@ -92,7 +93,7 @@ class Harmony(GrammarParser):
             yield from reader.white()
             kind = yield from reader.maybe(_CONSTRAIN)
         if kind != "<|message|>":
-            yield from reader.run(_WORD)  # json, or whatever else the body is said to be
+            yield from reader.run(_WORD)  # json, or another type of the body
             yield from reader.white()
             yield from reader.expect(_MESSAGE)
         return channel, recipient
@@ -109,7 +110,7 @@ class Harmony(GrammarParser):
         return Call(name, arguments)
 
     def _body(self, channel: str) -> Reading[str]:
-        """What is said or thought, as it comes. Returns the tag that begins the next message, if that is how it ended."""
+        """Read text or reasoning as it arrives, and return the tag that begins the next message, if that ended this one."""
         reader = self.reader
         while True:
             before, tag = reader.ahead(_BODY_END)

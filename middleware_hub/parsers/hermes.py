@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from middleware_hub.chat.messages import Call
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.json_call import json_call
@@ -17,12 +19,13 @@ _END = Tags("</tool_call>")
 
 
 class Hermes(TaggedParser):
-    """See the module. Tags inside of JSON strings are characters like others."""
+    """Reads calls as JSON. Tags inside JSON strings are ordinary characters."""
 
+    names: ClassVar[tuple[str, ...]] = ("hermes", "qwen", "qwen25")
+    template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>", "arguments")
     opening = Tags("<tool_call>")
 
     def call(self, opening: str) -> Reading[Call]:
-        """See `TaggedParser`."""
         reader = self.reader
         yield from reader.white()
         yield from reader.expect(_BRACE)

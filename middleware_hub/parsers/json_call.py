@@ -13,12 +13,10 @@ _BESIDES = ("type", "id")
 
 
 def json_call(reader: Reader, *, strict: bool) -> Reading[Call]:
-    """The call whose `{` has been read.
+    """Return the call whose `{` has been read.
 
-    Args:
-        reader: what is read.
-        strict: nothing but this object says that it is a call, so it has to look like one: an object of arguments must be
-            there, and no foreign keys. Otherwise arguments may be missing (there are none), null, or an object in a string.
+    `strict` is for formats in which nothing but this object marks a call: it has to have an object of arguments and no
+    unknown keys. Otherwise arguments may be missing (there are none), null, or an object in a string.
     """
 
     def allowed(key: str, first: str) -> bool:

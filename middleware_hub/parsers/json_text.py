@@ -1,8 +1,8 @@
-"""One JSON value in text that comes in pieces: where it ends, or where it stops being one.
+"""One JSON value in text that arrives in pieces: where it ends, or where it stops being one.
 
-Strict (RFC 8259): no NaN, no trailing comma, no raw newline in a string; a key may come twice. Besides, what no reader could do
-anything with is refused: nesting deeper than `DEEPEST`, numbers longer than `LONGEST_NUMBER`, and halves of surrogate pairs,
-which are no characters. The text of a value is kept as it stands, so that nothing is rounded and no key lost.
+Strict (RFC 8259): no NaN, no trailing comma, no raw newline in a string; a key may come twice. What no reader could use is
+refused too: nesting deeper than `DEEPEST`, numbers longer than `LONGEST_NUMBER`, and halves of surrogate pairs, which are
+no characters. The text of a value is kept as it stands, so nothing is rounded and no key lost.
 
     expects         sees            then expects
     VALUE           a scalar        after()              after() is NEXT inside of something, else the value is done
@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_RUN = re.compile(r"[-+.0-9eE]*")
 _WORDS = ("true", "false", "null")
 
-# What most values are, in one step: a string, or a flat object, without escapes of characters by number. Nothing is matched
+# Most values, in one step: a string, or a flat object, without numeric escapes. Nothing is matched
 # that the scanner would refuse, or that could go on in text that is still to come.
 _STRING = r'"[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+"'
 _SCALAR = rf"(?:{_STRING}|(?:true|false|null|-?(?:0|[1-9][0-9]{{0,15}}+)(?:\.[0-9]{{1,20}}+)?)(?=[ \t\r\n,}}]))"
@@ -77,8 +77,10 @@ class JsonScanner:
         return f"JsonScanner({state}, depth={len(self._closers)}{', quoted' if self._quoted else ''})"
 
     def scan(self, text: str, at: int, *, ended: bool) -> int:
-        """Read on from `at`; the end of what was read. It is behind the value when `done`, at the fault when `bad`, else
-        at the end of the text, or at the start of a token that the text may not hold all of.
+        """Read on from `at` and return the end of what was read.
+
+        That is behind the value when `done`, at the fault when `bad`, else at the end of the text, or at the start of a
+        token that may be incomplete.
         """
         while not (self.done or self.bad):
             before, quoted = at, self._quoted
@@ -91,7 +93,7 @@ class JsonScanner:
 
     def _string(self, text: str, at: int) -> int:
         found = _PLAIN.match(text, at)
-        assert found is not None, "it matches nothing, too"
+        assert found is not None, "it also matches the empty string"
         at = found.end()
         if at == len(text):
             return at
@@ -110,7 +112,7 @@ class JsonScanner:
 
     def _token(self, text: str, at: int, ended: bool) -> int:
         found = _WHITE.match(text, at)
-        assert found is not None, "it matches nothing, too"
+        assert found is not None, "it also matches the empty string"
         at = found.end()
         if at == len(text):
             return at
@@ -141,7 +143,7 @@ class JsonScanner:
 
     def _scalar(self, text: str, at: int, ended: bool) -> int:
         found = _NUMBER_RUN.match(text, at)
-        assert found is not None, "it matches nothing, too"
+        assert found is not None, "it also matches the empty string"
         end = found.end()
         if end > at:
             if end == len(text) and not ended and end - at <= LONGEST_NUMBER:
@@ -165,14 +167,14 @@ class JsonScanner:
 
 
 def is_json(text: str) -> bool:
-    """Whether all of it is one value, with white space around it perhaps."""
+    """Return whether all of it is one value, possibly surrounded by white space."""
     scanner = JsonScanner()
     end = scanner.scan(text, 0, ended=True)
     return scanner.done and not text[end:].strip(" \t\r\n")
 
 
 def json_value(reader: Reader) -> Reading[str]:
-    """The text of the value that begins here."""
+    """Return the text of the value that begins here."""
     simple = _SIMPLE.match(reader.text, reader.at)
     if simple is not None:
         reader.at = simple.end()
@@ -190,11 +192,9 @@ def json_value(reader: Reader) -> Reading[str]:
 
 
 def json_members(reader: Reader, allowed: Callable[[str, str], bool]) -> Reading[dict[str, str]]:
-    """The members of the object whose `{` has been read: keys decoded, values as they stand.
+    """Return the members of the object whose `{` has been read: keys decoded, values as they stand.
 
-    Args:
-        reader: what is read.
-        allowed: whether a key may have a value that begins with this character. Malformed, at once, if not.
+    `allowed` says whether a key may have a value that begins with this character. If not, this raises Malformed at once.
     """
     found: dict[str, str] = {}
     yield from reader.white()
@@ -217,7 +217,7 @@ def json_members(reader: Reader, allowed: Callable[[str, str], bool]) -> Reading
 
 
 def json_object(reader: Reader) -> Reading[str]:
-    """The text of the object that begins here."""
+    """Return the text of the object that begins here."""
     if (yield from reader.at_end()) or reader.text[reader.at] != "{":
         raise Malformed
     return (yield from json_value(reader))

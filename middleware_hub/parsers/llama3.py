@@ -1,4 +1,4 @@
-"""`llama3`: Llama 3.1 and later, which say nothing but a JSON object, or one behind a special token.
+"""`llama3`: Llama 3.1 and later, which write only a JSON object, or one behind a special token.
 
     {"name": "get_weather", "parameters": {"city": "Oslo"}}
     <|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}; {"name": ...}
@@ -23,8 +23,10 @@ _BRACE = Tags("{")
 
 
 class Llama3(TaggedParser):
-    """See the module. `;` and white space between calls are dropped."""
+    """Drops `;` and white space between calls."""
 
+    names: ClassVar[tuple[str, ...]] = ("llama3",)
+    template_tags: ClassVar[tuple[str, ...]] = ("<|start_header_id|>", '{"name": ', '"parameters": ')
     needs_special: ClassVar[bool] = True
     opening = Tags(_TAG)
     trailer = Tags(";")
@@ -34,7 +36,6 @@ class Llama3(TaggedParser):
         self._bare = True
 
     def next_opening(self) -> Reading[str]:
-        """See `TaggedParser`."""
         if self._bare:
             self._bare = False
             self.pieces.text((yield from self.reader.white()))
@@ -45,7 +46,6 @@ class Llama3(TaggedParser):
         return (yield from super().next_opening())
 
     def call(self, opening: str) -> Reading[Call]:
-        """See `TaggedParser`."""
         if opening == _TAG:
             yield from self.reader.white()
             yield from self.reader.expect(_BRACE)

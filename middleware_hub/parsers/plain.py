@@ -1,4 +1,4 @@
-"""No calls at all: `none`."""
+"""`none`: no calls at all."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from middleware_hub.parsers.base import Sampled
 class Plain:
     """Everything is text."""
 
+    names: ClassVar[tuple[str, ...]] = ("none",)
+    template_tags: ClassVar[tuple[str, ...]] = ()
     needs_special: ClassVar[bool] = False
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         pass
 
     def feed(self, text: str) -> list[Sampled]:
-        """See `base`."""
         return [Text(text)] if text else []
 
     def finish(self) -> list[Sampled]:
-        """See `base`."""
         return []

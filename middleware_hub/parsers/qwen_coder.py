@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 from middleware_hub.chat.messages import Call, Tool
 from middleware_hub.parsers.grammar import TaggedParser
@@ -29,8 +30,10 @@ _VALUE_END = Tags("</parameter>", *_END.tags)
 
 
 class QwenCoder(TaggedParser):
-    """See the module. One newline on each side of a value is not its own. `</tool_call>` never stands within a value."""
+    """Strips one newline from each side of a value. `</tool_call>` never stands inside a value."""
 
+    names: ClassVar[tuple[str, ...]] = ("qwen-coder", "qwen3_coder")
+    template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=", "<parameter=")
     opening = Tags("<tool_call>")
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -38,7 +41,6 @@ class QwenCoder(TaggedParser):
         self._schemas = Schemas(tools)
 
     def call(self, opening: str) -> Reading[Call]:
-        """See `TaggedParser`."""
         reader, values = self.reader, dict[str, str]()
         yield from reader.white()
         yield from reader.expect(_FUNCTION)

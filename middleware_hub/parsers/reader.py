@@ -1,9 +1,9 @@
-"""Text that comes in pieces, and grammars that wait where it ends.
+"""Text that arrives in pieces, and grammars that wait at its end.
 
-A grammar is a generator. It reads with the methods here, straight on, and stops at a `yield` where the text that has come is
-not enough to decide; it is resumed when there is more. What it cannot accept it leaves unread, and raises `Malformed`:
+A grammar is a generator. It reads with the methods here, and stops at a `yield` where the text so far is not enough to
+decide; it is resumed when there is more. What it cannot accept it leaves unread, and raises `Malformed`:
 
-    read, kept in `taken()`         unread: the start of a token at most, when a grammar waits
+    read, kept in `taken()`         unread: at most the start of a token, when a grammar waits
     <tool_call>{"name": "f", "argum|ents
     ^ begin()                       ^ at
 """
@@ -25,15 +25,15 @@ _WHITE = re.compile(r"[ \t\r\n]*")
 
 
 class Malformed(Exception):
-    """What has been read is not, or not the whole of, what the grammar describes."""
+    """What has been read is not what the grammar describes, or not all of it."""
 
 
 class Tags:
-    """Literals to be told from other text. None of them may be the beginning of another one."""
+    """Literals to separate from other text. None of them may be the beginning of another one."""
 
     def __init__(self, *tags: str) -> None:
         self.tags = tags
-        # One search finds whichever comes first: a whole tag, or at the very end of the text the beginning of one.
+        # One search finds what comes first: a whole tag, or the beginning of one at the very end of the text.
         begun = "|".join(_beginning(tag) for tag in tags if len(tag) > 1)
         whole = "|".join(map(re.escape, tags))
         self.pattern = re.compile(rf"({whole})" + (rf"|(?:{begun})\Z" if begun else ""))
@@ -43,7 +43,7 @@ class Tags:
 
 
 def _beginning(tag: str) -> str:
-    """A pattern of the beginnings of a tag, from its first character up to all but its last."""
+    """Return a pattern of the beginnings of a tag, from its first character up to all but its last."""
     pattern = ""
     for char in reversed(tag[1:-1]):
         pattern = f"(?:{re.escape(char)}{pattern})?"
@@ -51,7 +51,7 @@ def _beginning(tag: str) -> str:
 
 
 class Reader:
-    """See the module."""
+    """Reads text that arrives in pieces, see the module."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -64,14 +64,13 @@ class Reader:
         return f"Reader(unread={self.text[self.at :]!r}, ended={self.ended})"
 
     def feed(self, text: str) -> None:
-        """More has come. What was read leaves the window, so that a long call is not copied at every piece."""
+        """Add text. What was read leaves the window, so that a long call is not copied for every piece."""
         if self._begin < self.at:
             self._kept.append(self.text[self._begin : self.at])
         self.text = self.text[self.at :] + text
         self._begin = self.at = 0
 
     def end(self) -> None:
-        """No more will come."""
         self.ended = True
 
     def begin(self) -> None:
@@ -80,17 +79,17 @@ class Reader:
         self._begin = self.at
 
     def taken(self) -> str:
-        """All that was read since `begin`."""
+        """Return all that was read since `begin`."""
         return "".join(self._kept) + self.text[self._begin : self.at]
 
     def more(self) -> Reading[None]:
-        """Wait. Malformed if the text is over."""
+        """Wait for text. Raises Malformed at its end."""
         if self.ended:
             raise Malformed
         yield
 
     def at_end(self) -> Reading[bool]:
-        """Whether all has been read that there will ever be."""
+        """Return whether the whole text has been read and no more will come."""
         while self.at == len(self.text):
             if self.ended:
                 return True
@@ -98,11 +97,11 @@ class Reader:
         return False
 
     def white(self) -> Reading[str]:
-        """White space, if there is any."""
+        """Read white space, if there is any."""
         pieces = []
         while True:
             found = _WHITE.match(self.text, self.at)
-            assert found is not None, "it matches nothing, too"
+            assert found is not None, "it also matches the empty string"
             pieces.append(found[0])
             self.at = found.end()
             if self.ended or self.at < len(self.text):
@@ -110,7 +109,7 @@ class Reader:
             yield
 
     def maybe(self, tags: Tags) -> Reading[str]:
-        """The tag that comes next; empty if none does, and then nothing is read."""
+        """Read the tag that comes next. If none does, return an empty string and read nothing."""
         while not (yield from self.at_end()):
             found = tags.pattern.match(self.text, self.at)
             if found is not None and found[1]:
@@ -122,14 +121,14 @@ class Reader:
         return ""
 
     def expect(self, tags: Tags) -> Reading[str]:
-        """The tag that comes next. Malformed if none does, and then nothing is read."""
+        """Read the tag that comes next. If none does, raise Malformed and read nothing."""
         found = yield from self.maybe(tags)
         if not found:
             raise Malformed
         return found
 
     def run(self, pattern: re.Pattern[str], longest: int = LONGEST_RUN) -> Reading[str]:
-        """What matches: one or more of a class of characters. Malformed if there are none or too many: nothing is read."""
+        """Read one or more characters of a class. If there are none or too many, raise Malformed and read nothing."""
         while not (yield from self.at_end()):
             found = pattern.match(self.text, self.at)
             if found is None or found.end() - self.at > longest:
@@ -141,7 +140,7 @@ class Reader:
         raise Malformed
 
     def ahead(self, tags: Tags) -> tuple[str, str]:
-        """What certainly stands before the next tag, which is read; and that tag, which is not, if all of it is there."""
+        """Read what certainly precedes the next tag. Return it, and the tag, which is not read, if it is complete."""
         found = tags.pattern.search(self.text, self.at)
         tag = "" if found is None else found[1] or ""
         end = len(self.text) if found is None or (self.ended and not tag) else found.start()
@@ -150,7 +149,7 @@ class Reader:
         return before, tag
 
     def until(self, tags: Tags) -> Reading[str]:
-        """All that stands before the next tag, which is not read. Malformed if there is none."""
+        """Read everything before the next tag. Raises Malformed if there is none."""
         pieces = []
         while True:
             before, tag = self.ahead(tags)

@@ -1,4 +1,4 @@
-"""A sampled text, taken apart: what is thought, what is said, what is called."""
+"""A sampled text, separated into reasoning, text and calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from middleware_hub.parsers.base import CallParser, ReasoningParser, Sampled
 
 
 class ReplyParser:
-    """Tells reasoning from speech first, then calls from text in the speech. A call within a thought is a thought."""
+    """Separates reasoning first, then calls from the rest. A call inside reasoning is reasoning."""
 
     def __init__(self, calls: CallParser, reasoning: ReasoningParser | None = None) -> None:
         self._calls = calls
@@ -17,17 +17,17 @@ class ReplyParser:
 
     @property
     def needs_special(self) -> bool:
-        """Whether the worker is to be asked with `skip_special_tokens: false`."""
+        """Return whether the worker is to be asked with `skip_special_tokens: false`."""
         return self._calls.needs_special or (self._reasoning is not None and self._reasoning.needs_special)
 
     def feed(self, text: str) -> list[Sampled]:
-        """What is certain by now, in order."""
+        """Return what is certain by now, in order."""
         if self._reasoning is None:
             return self._calls.feed(text)
         return self._without_reasoning(self._reasoning.feed(text))
 
     def finish(self) -> list[Sampled]:
-        """The rest: the text is over."""
+        """Return the rest at the end of the text."""
         rest = [] if self._reasoning is None else self._without_reasoning(self._reasoning.finish())
         return rest + self._calls.finish()
 

@@ -1,4 +1,4 @@
-"""Values that a format writes without saying of what type they are: a tool's JSON schema says it."""
+"""Values that a format writes without their type: the tool's JSON schema has it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class Schemas:
-    """The parameters of tools, by name. Built from what a client sent: nothing in it need be well-formed."""
+    """The parameters of tools, by name. They come from a client: nothing in them need be well-formed."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._parameters: dict[str, object] = {}
@@ -37,16 +37,16 @@ class Schemas:
                 self._parameters[str(function.get("name"))] = function.get("parameters")
 
     def types(self, name: str, key: str) -> frozenset[str] | None:
-        """The JSON types that this argument may have; None if any."""
+        """Return the JSON types that this argument may have; None if any."""
         root = self._parameters.get(name)
         properties = _at(root, "properties")
         return _types(_at(properties, key), root, set()) or None
 
     def spell(self, name: str, key: str, value: str) -> str:
-        """The JSON text of an argument's value, whose own text is `value`.
+        """Return the JSON text of an argument's value, whose own text is `value`.
 
-        A string stays as it is. What may be something else and is valid JSON of such a type keeps its very characters; so does
-        JSON of a wrong type, for the client to complain about. Where nothing is known, what is valid JSON is JSON.
+        A string stays as it is. JSON of another allowed type keeps its very characters; so does JSON of a wrong type, for the
+        client to complain about. Where the schema says nothing, valid JSON is JSON.
         """
         types, stripped = self.types(name, key), value.strip(WHITE)
         if types == frozenset(("string",)):
@@ -63,7 +63,7 @@ class Schemas:
 
 
 def spell_arguments(values: Mapping[str, str]) -> str:
-    """The JSON text of an object of these, whose values are JSON texts already."""
+    """Return the JSON text of an object whose values are JSON texts already."""
     return "{" + ", ".join(f"{_quoted(key)}: {value}" for key, value in values.items()) + "}"
 
 
@@ -72,7 +72,7 @@ def _quoted(text: str) -> str:
 
 
 def _kind(text: str) -> str | None:
-    """Of what type a JSON text is; None if it is not JSON."""
+    """Return the type of a JSON text; None if it is not JSON."""
     return _BY_FIRST.get(text[0], "number") if text and is_json(text) else None
 
 
@@ -85,7 +85,7 @@ def _at(value: object, key: str) -> object:
 
 
 def _types(schema: object, root: object, seen: set[int]) -> frozenset[str] | None:
-    """What types a schema allows, as far as it says so plainly; None if any.
+    """Return the types that a schema plainly allows; None if any.
 
     Each part is looked at once: alternatives that refer to each other add nothing the second time, and cost nothing.
     """
@@ -131,7 +131,7 @@ def _union(branches: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
 
 
 def _resolve(reference: str, root: object) -> object:
-    """`#/$defs/City` within the same schema; None if it is not there."""
+    """Return the target of `#/$defs/City` within the same schema; None if it is not there."""
     found = root if reference.startswith("#") else None
     for part in reference[1:].split("/")[1:]:
         found = _at(found, part.replace("~1", "/").replace("~0", "~"))

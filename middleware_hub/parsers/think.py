@@ -7,7 +7,7 @@
     It rains in Oslo.
 
 Most templates write `<think>` themselves, at the end of the prompt; then the sampled text starts inside. Newlines directly
-around the tags belong to neither side. Where the end tag never comes all of it is reasoning. A tag anywhere else is text.
+around the tags belong to neither side. Without an end tag all of it is reasoning. A tag anywhere else is text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,18 @@ _NEWLINES = "\r\n"
 
 
 class Think:
-    """`think`: see the module."""
+    """`think`: Qwen 3, DeepSeek R1, GLM, Nemotron and others."""
 
+    names: ClassVar[tuple[str, ...]] = (
+        "think",
+        "qwen3",
+        "qwen3-thinking",
+        "deepseek-r1",
+        "deepseek-v3",
+        "glm45",
+        "nemotron_3",
+    )
+    template_tags: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
     needs_special: ClassVar[bool] = False
     begin: ClassVar[Tags] = Tags("<think>")
     end: ClassVar[Tags] = Tags("</think>")
@@ -35,21 +45,17 @@ class Think:
 
     @classmethod
     def is_open(cls, prompt: str) -> bool:
-        """See `ReasoningParser`."""
         return prompt.rstrip(WHITE).endswith(cls.begin.tags)
 
     @classmethod
     def last_opening(cls, text: str) -> int:
-        """See `ReasoningParser`."""
         return max(at + len(tag) if (at := text.rfind(tag)) >= 0 else -1 for tag in cls.begin.tags)
 
     def feed(self, text: str) -> list[Text | Reasoning]:
-        """See `ReasoningParser`."""
         self._reader.feed(text)
         return self._go_on()
 
     def finish(self) -> list[Text | Reasoning]:
-        """See `ReasoningParser`."""
         self._reader.end()
         return self._go_on()
 
@@ -64,7 +70,7 @@ class Think:
         white = yield from reader.white()
         opened = yield from reader.maybe(self.begin)
         if opened or self._starts_inside:
-            yield from self._thought("" if opened else white)
+            yield from self._reasoning("" if opened else white)
             white = ""
             yield from self._newlines()
         while True:
@@ -74,8 +80,8 @@ class Think:
                 return
             yield
 
-    def _thought(self, white: str) -> Reading[None]:
-        """Up to the end tag, which is read. Newlines wait for what comes behind them, which may be that tag."""
+    def _reasoning(self, white: str) -> Reading[None]:
+        """Read up to and including the end tag. Newlines are held back until what follows shows whether it is that tag."""
         reader, waiting, begun = self._reader, [white.lstrip(_NEWLINES)], bool(white.lstrip(_NEWLINES))
         while True:
             before, tag = reader.ahead(self.end)
@@ -89,7 +95,7 @@ class Think:
             waiting.append(before[len(body) :])
             if tag:
                 yield from reader.expect(self.end)
-                # White space that is no newline was part of the thought, though nothing came behind it.
+                # White space that is no newline is reasoning, although nothing followed it.
                 self._say(Reasoning, "".join(waiting).rstrip(_NEWLINES))
                 return
             if reader.ended:
@@ -98,7 +104,6 @@ class Think:
             yield
 
     def _newlines(self) -> Reading[None]:
-        """Reads newlines."""
         reader = self._reader
         while not (yield from reader.at_end()) and reader.text[reader.at] in _NEWLINES:
             reader.at += 1
@@ -109,8 +114,10 @@ class Think:
 
 
 class Gemma4Think(Think):
-    """`gemma4`: the channel `thought`, which Gemma 4 opens by itself."""
+    """`gemma4`: the channel `thought`, which Gemma 4 opens itself."""
 
+    names: ClassVar[tuple[str, ...]] = ("gemma4",)
+    template_tags: ClassVar[tuple[str, ...]] = ("<|channel>", "<channel|>")
     needs_special: ClassVar[bool] = True
     begin: ClassVar[Tags] = Tags("<|channel>thought")
     end: ClassVar[Tags] = Tags("<channel|>")

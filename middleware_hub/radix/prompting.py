@@ -19,17 +19,17 @@ from router.http.offload import beside
 from router.observability.tracing import OFF, Tracer
 
 MANY_TOKENS = 20_000
-"""Ids from which on what is done with each of them is done beside the event loop."""
+"""Prompts of more ids are handled in a thread, off the event loop."""
 
 _SEGMENT_COST = 64
-"""What a segment costs an event loop apart from its text, in characters of a text."""
+"""The cost of a segment to the event loop apart from its text, in characters of text."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """The ids to send, and how they came about.
+    """The ids to send, and where they come from.
 
     Attributes:
-        match: pinned; whoever made the prompt unpins it.
+        match: pinned; the maker of the prompt unpins it.
         context: what was put behind the matched chain; None if the chain is the whole prompt.
         ids: all of them.
         encoded: how many of them were encoded now, and not taken from memory.
@@ -42,14 +42,14 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def reused(self) -> int:
-        """Tokens taken from memory."""
+        """Return the number of tokens taken from memory."""
         return self.match.cut.tokens
 
 
 async def from_text(
     tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, text: str, parent: str | None, tracer: Tracer = OFF
 ) -> Prompt:
-    """The prompt of a request with text. Raises BadRequestError if the text encodes to no token at all."""
+    """Make the prompt of a request with text. Raises BadRequestError if the text encodes to no token."""
     with tracer.span("match", characters=len(text)) as span:
         match = tree.match(namespace, text, parent=parent)
         span.set(tokens=match.cut.tokens)
@@ -74,7 +74,7 @@ async def from_text(
 
 
 def check_ids(tokenizer: Tokenizer, ids: list[int], name: str = "input_ids") -> None:
-    """Raises BadRequestError for an id that the model does not have; sent on, it would kill the worker."""
+    """Raise BadRequestError for an id that the model lacks; it would kill the worker."""
     limit = tokenizer.vocabulary_size
     if min(ids) < 0 or max(ids) >= limit:
         wrong = next(i for i in ids if not 0 <= i < limit)
@@ -82,10 +82,7 @@ def check_ids(tokenizer: Tokenizer, ids: list[int], name: str = "input_ids") -> 
 
 
 def check_options(tokenizer: Tokenizer, request: GenerateRequest) -> None:
-    """Raises BadRequestError for more top logprobs than there are tokens, and for stop ids to be held back that are none.
-
-    Each of them would kill the worker, too.
-    """
+    """Raise BadRequestError for options that would kill the worker: ids or numbers of top logprobs beyond the vocabulary."""
     limit = tokenizer.vocabulary_size
     if request.most_top_logprobs > limit:
         raise BadRequestError(
@@ -108,9 +105,9 @@ async def from_ids(
     tracer: Tracer = OFF,
     encoded: Sequence[range] = (),
 ) -> Prompt:
-    """The prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered.
+    """Make the prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered.
 
-    `encoded`: which of them were encoded here, from segments.
+    `encoded` are the ranges of ids that were encoded here, from segments.
     """
     heavy = len(ids) > MANY_TOKENS
     text, packed = await beside(heavy, lambda: (tokenizer.spell_prompt(ids), pack_ids(ids)))
@@ -135,7 +132,7 @@ async def from_ids(
 
 
 class Assembled(msgspec.Struct, frozen=True):
-    """A prompt that came in segments: its ids, and which of them were encoded."""
+    """A prompt that came in segments: its ids, and the ranges of them that were encoded."""
 
     ids: list[int]
     encoded: list[range]
@@ -149,17 +146,19 @@ async def assemble(
     max_context: int | None = None,
     tracer: Tracer = OFF,
 ) -> list[Assembled]:
-    """The ids of prompts that came in segments: the first one is a start, each one behind it a continuation (rule 7).
+    """Return the ids of prompts that came in segments: the first one is a start, each further one a continuation (rule 7).
+
+    Each text is encoded by itself, because the client decides how a prompt is cut.
 
     Args:
-        tokenizer: encodes the texts, each by itself: what it is cut into is what the client wrote.
+        tokenizer: encodes the texts.
         prompts: their segments.
         batch: whether they came as a batch, for the names in errors.
-        max_context: tokens that the model takes; None if it is for the worker to say.
+        max_context: tokens that the model takes; None if the worker is to check it.
         tracer: gets a span for each prompt with a text in it.
 
     Raises:
-        BadRequestError: an id that the model does not have; a prompt of no tokens, or of too many.
+        BadRequestError: an id that the model lacks; a prompt of no tokens, or of too many.
     """
     for number, segments in enumerate(prompts):
         for at, segment in enumerate(segments):

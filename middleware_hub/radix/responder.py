@@ -25,7 +25,7 @@ from router.engines.sglang import (
     read_reply,
     split_list,
 )
-from router.http.asgi import RouteHint
+from router.http.request_state import RouteHint
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class _Generation:
 
     def record(self, reply: Reply) -> None:
         """Remember a reply."""
-        if self._hint is not None:
-            self._hint.reply(reply.ids)
+        if self._hint is not None and self._hint.replied is not None:
+            self._hint.replied(reply.ids)
         try:
             with self._recorder.tracer.span("record", tokens=len(reply.ids)) as span:
                 self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)

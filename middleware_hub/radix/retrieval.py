@@ -1,4 +1,12 @@
-"""`/retrieve_from_text`: a text in, the tokens that were consumed and sampled for it out."""
+"""`/retrieve_from_text`: a text in, the tokens that were consumed and sampled for it out.
+
+With `cover` the answer holds a list of replies whole, in the fewest chains, and trains no sampled token twice. A chain is a
+path up the forest that spans make, so two replies are on one chain only if one of them precedes the other. Needed are
+therefore the listed replies that neither the first sequence nor another listed reply's chain holds whole:
+
+    first     [context][reply 1][context][half of reply 2][context][reply 3]
+    added     [context][reply 1][context][reply 2, whole]                     mask 1 for reply 2 only
+"""
 
 from __future__ import annotations
 
@@ -10,12 +18,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.radix.cover import SharedMask, needed
-from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Recall
 from middleware_hub.radix.tree import Namespace, RadixTree
-from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, names_of, pack_ids
+from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.sglang.json import JSON_ERRORS, decode_object
@@ -27,7 +33,7 @@ from router.http.offload import beside
 RETOKENIZED = "retokenized"
 EDITED_TURN = "edited_turn"
 MANY_TOKENS = 50_000
-"""From so many on, what is done with each of them is done beside the event loop."""
+"""Answers of more tokens are built in a thread, off the event loop."""
 
 
 class RetrievalRequest(msgspec.Struct):
@@ -36,13 +42,13 @@ class RetrievalRequest(msgspec.Struct):
     Attributes:
         text: one, or several.
         return_logp: whether the answer has logprobs.
-        strict: answer 409 in the place of anything that is not exact.
+        strict: answer 409 instead of anything that is not exact.
         request_id: which of several replies with this text.
         max_staleness: count sampled tokens that are older than this many weight versions.
         lora_path: the adapter that the text was sampled with.
         expect_request_ids: the replies that the caller got; a list of lists where there are several texts.
-        cover: answer with all chains that hold these replies, not with the one of the text alone.
-        ignored: names of fields that mean nothing here. One of them may be misspelt, so the answer lists them.
+        cover: answer with all chains that hold these replies, not only with the chain of the text.
+        ignored: names of unknown fields. One of them may be misspelt, so the answer lists them.
     """
 
     text: str | list[str]
@@ -57,7 +63,7 @@ class RetrievalRequest(msgspec.Struct):
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> RetrievalRequest:
-        """Raises BadRequestError with the field that is wrong; TextTooLongError."""
+        """Read a body. Raises BadRequestError with the field that is wrong; TextTooLongError."""
         try:
             fields = decode_object(body)
             texts, listed = read_texts(fields, "text", limits)
@@ -84,7 +90,6 @@ class RetrievalRequest(msgspec.Struct):
         return request
 
     def check_expected(self) -> None:
-        """Raises BadRequestError if `expect_request_ids` or `cover` does not fit the texts."""
         expected = self.expect_request_ids
         if self.cover and (expected is None or not isinstance(self.text, str)):
             raise BadRequestError("`cover` needs one `text`, and `expect_request_ids`: the replies of its rollout")
@@ -100,7 +105,7 @@ class RetrievalRequest(msgspec.Struct):
             raise BadRequestError("`expect_request_ids` has an empty request id in it")
 
     def expected(self, number: int) -> list[str]:
-        """The replies that the caller lists for a text."""
+        """Return the replies that the caller lists for a text."""
         found = self.expect_request_ids
         if found is None:
             return []
@@ -119,30 +124,30 @@ async def retrieve(
     request: RetrievalRequest,
     expected: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One answer. `expected`: the replies that the caller lists.
+    """Return the answer for one text; `expected` are the replies that the caller lists for it.
 
     Raises:
-        NotFoundError: `request_id` is none of the recorded replies that this text begins with.
-        NotExactError: `strict`, and something would have had to be encoded, or is older than `max_staleness`.
+        NotFoundError: no recorded reply that this text begins with is called `request_id`.
+        NotExactError: `strict`, and something would have to be encoded, or is older than `max_staleness`.
     """
     recall = tree.recall(namespace, text, request_id=request.request_id)
     if recall is None:
         raise NotFoundError(
             f"this text does not begin with a recorded reply of request_id {request.request_id!r}: with n > 1 workers give "
-            "ids of their own (meta_info.id); it may be of another namespace, or evicted; POST /radix_tree/explain tells how "
+            "ids of their own (meta_info.id); it may be of another namespace, or evicted; POST /radix_tree/explain shows how "
             "far the text is known"
         )
     cut = recall.cut
     if cut.start < len(text) and request.strict:
         raise NotExactError(
-            f"only the first {cut.start} of {len(text)} characters are recorded; POST /radix_tree/explain tells where "
+            f"only the first {cut.start} of {len(text)} characters are recorded; POST /radix_tree/explain shows where "
             "the text leaves what was recorded",
             exact_chars=cut.start,
             reasons=[RETOKENIZED],
         )
     start, tail = cut.span is None, b""
     if cut.start < len(text):
-        # The chain cannot go away meanwhile: spans are immutable, and `cut` holds them.
+        # The chain cannot change meanwhile: spans are immutable, and `cut` holds them.
         tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
     heavy = cut.tokens + len(tail) // 4 > MANY_TOKENS
     flat = await beside(heavy, flatten, cut.span, cut.take, tail)
@@ -150,7 +155,7 @@ async def retrieve(
         return await _cover(tree, namespace, text, recall, flat, request, expected)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
     flat = _with_edits(flat, expected)
-    return await beside(heavy, _answer, tree, text, recall, cut, flat, request, missing)
+    return await beside(heavy, _answer, tree, text, recall, flat, request, missing)
 
 
 async def _cover(
@@ -162,27 +167,77 @@ async def _cover(
     request: RetrievalRequest,
     expected: Sequence[str],
 ) -> dict[str, Any]:
-    """The chain of the text, and the fewest others that hold the rest of the replies whole."""
-    others = needed(tree, namespace, first, expected)
+    """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
+    others = replies_to_add(tree, namespace, first, expected)
     masks = SharedMask(first, others)
-    # Taken down now: what is evicted between two answers is still in them.
+    # Collected now: what is evicted between two answers is still in them.
     chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
     missing = [name for name in _missing(expected, first) if tree.reply(namespace, name) is None]
     masks.apply(0, first)
     first = _with_edits(first, expected)
     heavy = len(first.token_ids) > MANY_TOKENS
-    answers = [await beside(heavy, _answer, tree, text, recall, recall.cut, first, request, missing)]
+    answers = [await beside(heavy, _answer, tree, text, recall, first, request, missing)]
     for number, (other, whole) in enumerate(chains, 1):
         await asyncio.sleep(0)
         heavy = other.cut.tokens > MANY_TOKENS
         flat = await beside(heavy, flatten, other.cut.span, other.cut.take)
         masks.apply(number, flat)
-        answers.append(await beside(heavy, _answer, tree, whole, other, other.cut, flat, request, missing))
+        answers.append(await beside(heavy, _answer, tree, whole, other, flat, request, missing))
     return {"trajectories": answers, "missing": missing}
 
 
+def replies_to_add(
+    tree: RadixTree, namespace: Namespace, first: Trajectory, expected: Sequence[str]
+) -> list[Generation]:
+    """Return the replies whose chains, with `first`, hold all expected replies whole, in the order of their recording.
+
+    Args:
+        tree: what is recorded.
+        namespace: where to look.
+        first: the sequence that is answered in any case.
+        expected: request ids. Unknown names are left out.
+    """
+    held = {turn.span for turn in first.turns if turn.end - turn.start == len(turn.span)}
+    listed: dict[TokenSpan, Generation] = {}
+    for name in expected:
+        generation = None if any(span.named(name) for span in held) else tree.reply(namespace, name)
+        if generation is not None and generation.span not in held:
+            listed[generation.span] = generation
+    inside: set[TokenSpan] = set()
+    for span in listed:
+        inside.update(part for part, take in links(span.parent, span.take) if take == len(part))
+    return sorted((one for span, one in listed.items() if span not in inside), key=lambda one: one.serial)
+
+
+class SharedMask:
+    """Leaves mask 1 of each reply to one sequence: the first of those that hold the most of it.
+
+    Args:
+        first: a sequence that was laid flat.
+        others: the replies that the other sequences end with.
+    """
+
+    def __init__(self, first: Trajectory, others: Sequence[Generation]) -> None:
+        self._most: dict[TokenSpan, tuple[int, int]] = {}
+        self._note(0, ((turn.span, turn.end - turn.start) for turn in first.turns))
+        for number, generation in enumerate(others, 1):
+            span = generation.span
+            self._note(number, ((part, take) for part, take in links(span, len(span)) if part.sampled))
+
+    def _note(self, number: int, turns: Iterable[tuple[TokenSpan, int]]) -> None:
+        for span, size in turns:
+            if size > self._most.get(span, (0, 0))[0]:
+                self._most[span] = size, number
+
+    def apply(self, number: int, sequence: Trajectory) -> None:
+        """Set the mask of replies that belong to another sequence to 0; `number` counts the sequences from 0, the first one."""
+        for turn in sequence.turns:
+            if self._most[turn.span][1] != number:
+                sequence.loss_mask[turn.start : turn.end] = 0
+
+
 def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:
-    """Tell of listed replies of which only a part is in a sequence: their callers count on all of their tokens."""
+    """Add the reason `edited_turn` if a sequence holds only a part of a listed reply: its caller expects all tokens."""
     cut = [turn.span for turn in found.turns if turn.end - turn.start < turn.span.visible]
     if any(span.named(name) for span in cut for name in expected):
         return replace(found, reasons=(*found.reasons, EDITED_TURN))
@@ -190,31 +245,27 @@ def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:
 
 
 def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
-    """The listed replies of which a sequence has no token."""
+    """Return the listed replies of which a sequence has no token."""
     there = {name for turn in found.turns for name in turn.span.request_ids}
     return [name for name in expected if there.isdisjoint(names_of(name))]
 
 
 def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, Any]:
-    """The answer for the text of a reply that was recorded just now, for `return_trajectory`."""
+    """Return the answer for the text of a reply that was just recorded, for `return_trajectory`."""
     recall = tree.recall_generation(generation)
-    return _answer(tree, text, recall, recall.cut, flatten(*recall.cut[:2]), RetrievalRequest(text), [])
+    return _answer(tree, text, recall, flatten(*recall.cut[:2]), RetrievalRequest(text), [])
 
 
 def _answer(
     tree: RadixTree,
     text: str,
     recall: Recall,
-    cut: Cut,
     flat: Trajectory,
     request: RetrievalRequest,
     missing: Sequence[str],
 ) -> dict[str, Any]:
-    """What is known of a text, in the fields of http-api.md.
-
-    Raises NotExactError where `strict` forbids the answer.
-    """
-    reasons = list(flat.reasons)
+    """Return what is known of a text, in the fields of http-api.md. Raises NotExactError where `strict` forbids the answer."""
+    cut, reasons = recall.cut, list(flat.reasons)
     if cut.recut and "cut_in_token" not in reasons:
         reasons.append("cut_in_token")
     if cut.start < len(text):
@@ -261,7 +312,7 @@ def _answer(
 
 
 def explain(tree: RadixTree, namespace: Namespace, text: str) -> dict[str, Any]:
-    """Where a text leaves the longest recorded chain, with ten characters of each on both sides."""
+    """Return where a text leaves the longest recorded chain, with ten characters of each on both sides."""
     departure = tree.departure(namespace, text)
     matched = departure.matched
     recorded = departure.recorded_after

@@ -19,11 +19,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from middleware_hub.radix import check
 from middleware_hub.radix.cut import FRESH, Cut, end_of
-from middleware_hub.radix.indexes import IdsIndex, Leaves, ReplyNames, begins_with
+from middleware_hub.radix.forest import Forest
+from middleware_hub.radix.indexes import IdsIndex, ReplyNames, begins_with
 from middleware_hub.radix.match import PrefixMatch, match_chain, match_text, recorded_context, walk_down
-from middleware_hub.radix.node import Generation, RadixNode, common_length
+from middleware_hub.radix.node import Generation, RadixNode
 from middleware_hub.radix.records import Context, Departure, Recall, SampledReply, TreeStats
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.spans.versions import VersionClock
@@ -61,15 +61,21 @@ class RadixTree:
         self.keep_versions = keep_versions
         self.unretrieved_versions = unretrieved_versions
         self.clock = clock or VersionClock()
-        self.stats = TreeStats()
-        self._roots: dict[Namespace, RadixNode] = {}
         self._ticks = 0
-        self._leaves = Leaves()
+        self._forest = Forest()
         self._by_ids = IdsIndex()
         self._names = ReplyNames()
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
+
+    @property
+    def stats(self) -> TreeStats:
+        return self._forest.stats
+
+    @property
+    def estimated_bytes(self) -> int:
+        return self._forest.estimated_bytes
 
     # Reading -----------------------------------------------------------------------------------------------------------
 
@@ -78,7 +84,7 @@ class RadixTree:
 
         `parent` is the request id of the reply to continue where several could be; `NO_PARENT` for none at all.
         """
-        root = self._roots.get(namespace)
+        root = self._forest.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
         return self._checked_parent(match_text(namespace, walk_down(root, text), parent, self.measure), parent)
@@ -90,7 +96,7 @@ class RadixTree:
 
         `text` is the spelling of the ids, and `width` returns how many of its characters the first n ids spell.
         """
-        root = self._roots.get(namespace)
+        root = self._forest.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
         path = walk_down(root, text)
@@ -119,7 +125,7 @@ class RadixTree:
 
     def recall(self, namespace: Namespace, text: str, *, request_id: str | None = None) -> Recall | None:
         """Return what is remembered of a whole text; None if no reply on its path is called `request_id`."""
-        root = self._roots.get(namespace)
+        root = self._forest.roots.get(namespace)
         if root is None:
             return None if request_id is not None else Recall(FRESH, exact=False)
         path = walk_down(root, text)
@@ -153,7 +159,7 @@ class RadixTree:
                 if generation.retrieved:
                     return
                 generation.retrieved = True
-                self._leaves.offer(generation)
+                self._forest.leaves.offer(generation)
 
     def reply(self, namespace: Namespace, request_id: str) -> Generation | None:
         """Return the newest reply with this name."""
@@ -178,7 +184,7 @@ class RadixTree:
 
     def departure(self, namespace: Namespace, text: str, *, context: int = 10) -> Departure:
         """Return where the text leaves the tree, with `context` recorded characters on both sides of that place."""
-        root = self._roots.get(namespace)
+        root = self._forest.roots.get(namespace)
         if root is None:
             return Departure(0, "", (), 0)
         path = walk_down(root, text)
@@ -194,7 +200,7 @@ class RadixTree:
             match.cut.span.users += 1
 
     def unpin(self, match: PrefixMatch) -> None:
-        self._release(match.cut.span)
+        self._forest.release(match.cut.span)
 
     def record(self, match: PrefixMatch, context: Context | None, reply: SampledReply) -> Generation:
         """Remember a reply to the prompt that was made from a match, which is still pinned.
@@ -206,16 +212,16 @@ class RadixTree:
             self.stats.misses += 1
         else:
             self.stats.hits += 1
-        node, position = self._resume(match)
+        node, position = self._start(match)
         path: list[RadixNode] = []
         before, take = match.cut.span, match.cut.take
         if context is None:
-            node = self._descend(node, match.text[position:] + reply.text, 0, path)
+            node = self._forest.descend(node, match.text[position:] + reply.text, 0, path)
         else:
-            node = self._descend(node, match.text, position, path)
+            node = self._forest.descend(node, match.text, position, path)
             before = self._context_span(match, context, node)
             take = len(before)
-            node = self._descend(node, reply.text, 0, path)
+            node = self._forest.descend(node, reply.text, 0, path)
         span = TokenSpan(
             before,
             take,
@@ -234,41 +240,21 @@ class RadixTree:
         generation = Generation(span, node, match.continues, reply.tail, self._ticks, self.clock.now, self._ticks)
         span.owner = generation
         span.users = 1
-        self._add_span(span)
+        self._forest.add_span(span)
         node.add_end(generation)
         for passed in path:
             passed.note_pass(generation)
         self.stats.generations += 1
         self._by_ids.add(match.namespace, generation)
         self._names.add(generation)
-        self._leaves.offer(generation)
+        self._forest.leaves.offer(generation)
         return generation
 
-    def _resume(self, match: PrefixMatch) -> tuple[RadixNode, int]:
+    def _start(self, match: PrefixMatch) -> tuple[RadixNode, int]:
         """Return the node and the character from which the text of a match has to be inserted."""
         if match.continues is not None:
             return match.continues.node, match.continues.span.text_end
-        root = self._roots.get(match.namespace)
-        if root is None:
-            root = self._roots[match.namespace] = RadixNode("", None)
-        return root, 0
-
-    def _descend(self, node: RadixNode, text: str, position: int, path: list[RadixNode]) -> RadixNode:
-        """Descend along `text[position:]`, making and splitting nodes, so that a node ends exactly where the text does."""
-        while position < len(text):
-            child = node.child(text[position])
-            if child is None:
-                child = RadixNode(text[position:], node)
-                node.attach(child)
-                self.stats.nodes += 1
-                self.stats.characters += len(child.edge)
-            elif not text.startswith(child.edge, position):
-                child = child.split(common_length(child.edge, text, position))
-                self.stats.nodes += 1
-            position += len(child.edge)
-            path.append(child)
-            node = child
-        return node
+        return self._forest.root(match.namespace), 0
 
     def _context_span(self, match: PrefixMatch, context: Context, node: RadixNode) -> TokenSpan:
         cut = match.cut
@@ -282,21 +268,8 @@ class RadixTree:
         )
         span.owner = node
         node.add_context(span)
-        self._add_span(span)
+        self._forest.add_span(span)
         return span
-
-    def _add_span(self, span: TokenSpan) -> None:
-        if span.parent is not None:
-            span.parent.users += 1
-        self.stats.spans += 1
-        self.stats.tokens += len(span)
-        self.stats.payload += _payload(span)
-
-    @property
-    def estimated_bytes(self) -> int:
-        """Return the bytes held: the counted payload, and the average cost of CPython's objects (measured in benchmarks/)."""
-        stats = self.stats
-        return stats.payload + stats.characters + 200 * stats.spans + 190 * stats.nodes + 420 * stats.generations
 
     # Collecting --------------------------------------------------------------------------------------------------------
 
@@ -315,7 +288,7 @@ class RadixTree:
         """
         deadline = time.perf_counter() + seconds
         while self.over_budget:
-            generation = self._leaves.pop(self._abandoned)
+            generation = self._forest.leaves.pop(self._abandoned)
             if generation is None:
                 return False
             stale = self.clock.age(generation.stamp) >= self.keep_versions
@@ -349,8 +322,8 @@ class RadixTree:
         if parent is not None and generation.tick > parent.tick:
             # A hit below counts as a hit here; nobody needed to know while there was something below.
             parent.tick, parent.stamp = generation.tick, generation.stamp
-        self._prune(node)
-        self._release(span)
+        self._forest.prune(node)
+        self._forest.release(span)
         span.owner = None
 
     @staticmethod
@@ -360,61 +333,12 @@ class RadixTree:
             above = above.parent
         return None if above is None else above.owner
 
-    def _release(self, span: TokenSpan | None) -> None:
-        """Count one user of a span less. A span without users is removed, and so on upward."""
-        while span is not None:
-            span.users -= 1
-            assert span.users >= 0
-            owner = span.owner
-            if span.users:
-                if isinstance(owner, Generation):
-                    self._leaves.offer(owner)
-                return
-            self.stats.spans -= 1
-            self.stats.tokens -= len(span)
-            self.stats.payload -= _payload(span)
-            if isinstance(owner, RadixNode):
-                span.owner = None
-                owner.remove_context(span)
-                self._prune(owner)
-            span = span.parent
-
-    def _prune(self, node: RadixNode) -> None:
-        """Remove nodes at or below which nothing ends any more, and merge what is left."""
-        while node.parent is not None and node.removable:
-            above = node.parent
-            above.detach(node)
-            self.stats.nodes -= 1
-            self.stats.characters -= len(node.edge)
-            node = above
-        if node.parent is None:
-            if node.removable:
-                for namespace in [name for name, root in self._roots.items() if root is node]:
-                    del self._roots[namespace]
-        elif node.ends is None and node.contexts is None and isinstance(node.children, RadixNode):
-            node.merge_down()
-            self.stats.nodes -= 1
-
     def clear(self) -> None:
-        """Forget everything, link by link: freeing a chain of 100,000 spans by its end alone would overflow the C stack."""
-        for node, _ in list(check.every_node(self._roots.values())):
-            for generation in node.generations():
-                span: TokenSpan | None = generation.span
-                while span is not None:
-                    above = span.parent
-                    span.parent = span.owner = None
-                    span = above
-            node.parent = node.children = node.ends = node.contexts = node._through = None
-        self._roots.clear()
-        self._leaves = Leaves()
+        """Forget everything."""
+        self._forest.clear()
         self._by_ids = IdsIndex()
         self._names = ReplyNames()
-        self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
 
     def check(self) -> None:
         """Recount everything; AssertionError if an invariant does not hold. Slow, for tests."""
-        check.check(self._roots.values(), self.stats)
-
-
-def _payload(span: TokenSpan) -> int:
-    return len(span.ids) + len(span.logprobs or b"")
+        self._forest.check()

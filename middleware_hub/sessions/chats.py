@@ -19,7 +19,7 @@ from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import Generation
 from middleware_hub.sessions.turn.turns import Turns
-from router.engines.sglang.attempt import new_rid
+from router.engines.sglang.worker_request import new_rid
 from router.http.asgi import HeaderList, header, send_json
 from router.http.disconnect import ClientConnection
 

@@ -197,7 +197,7 @@ class Measure(Protocol):
         ...
 
     def last_boundary(self, span: TokenSpan, count: int) -> int:
-        """Return how many of the first `count` tokens end where encoding is provably compositional; 0 if there is no such place.
+        """Return how many of the first `count` tokens end where encoding is provably compositional; 0 for no such place.
 
         Such a place is behind an added token that the text spells and that no neighbour can swallow or lengthen.
         """

@@ -55,7 +55,7 @@ class Trajectory:
         token_ids: int32.
         loss_mask: uint8; 1 where the token was sampled.
         logprobs: float64, 0.0 where the token is context; None if any sampled token came without one.
-        weight_versions: half-open token ranges `(version, start, end)` over sampled tokens, in order; equal neighbours are joined.
+        weight_versions: half-open token ranges `(version, start, end)` over sampled tokens, in order, equal neighbours joined.
         turns: the sampled replies, in order.
         reasons: why this sequence is not exact, or not in every way.
     """

@@ -99,8 +99,8 @@ class VersionClock:
     def observe(self, version: str, *, late: bool = False) -> None:
         """Note that a reply came with this version.
 
-        `late` says that the current version changed after the request was sent. A late reply may still have the previous version:
-        that is no sign of a resumed run.
+        `late` says that the current version changed after the request was sent. A late reply may still have the
+        previous version: that is no sign of a resumed run.
         """
         if version == self.current:
             self._below = 0

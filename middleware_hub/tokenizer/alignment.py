@@ -1,9 +1,10 @@
 """How ids lie over the text they were encoded from, or that an engine sent with them.
 
-For a context the first that fits: the ids spell the text; they do but for a leading BOS; but for the dummy space behind
-it; the tokenizer's own offsets (a normalizer changed characters); else nothing is known, and the span is cut only at its ends.
+For a context the first that fits: the ids spell the text; they do apart from a leading BOS; apart from the dummy space
+behind it; the tokenizer's own offsets (a normalizer changed characters); else the ends are unknown, and the span is cut only
+at its edges.
 
-For a reply the ids have to explain the text, or the reply is not what it claims to be (a wrong `--tokenizer-path`):
+For a reply the ids have to explain the text; if they do not, `--tokenizer-path` may be wrong:
 
     ids spell   "The answer is 4.<|im_end|>"         text "The answer is 4."      hidden tail: <|im_end|>
     ids spell   "Action: look\nObservation: I"       text "Action: look"          hidden tail: a stop string, and more
@@ -27,7 +28,7 @@ Offsets = Callable[[], Sequence[tuple[int, int]] | None]
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """See `spans.TokenSpan` for the fields; `tail` is the hidden tail of a reply."""
+    """How ids lie over a text: see `TokenSpan` for the fields; `tail` is the hidden tail of a reply."""
 
     flags: int
     ends: bytes | None = None
@@ -38,7 +39,7 @@ class Alignment(msgspec.Struct, frozen=True):
 def align_context(
     vocabulary: Vocabulary, ids: Sequence[int], text: str, *, bos: Sequence[int], offsets: Offsets
 ) -> Alignment:
-    """Align what was encoded from `text`, or given by a client whose ids spell it."""
+    """Align ids with `text` that they were encoded from, or that spells them."""
     spelled = vocabulary.spell(ids)
     led = len(bos) == 1 and list(ids[:1]) == list(bos)
     bare = spelled[len(vocabulary.literal(bos[0])) :] if led else spelled
@@ -61,7 +62,7 @@ def align_context(
 
 
 def _monotonic(offsets: Sequence[tuple[int, int]], length: int) -> NDArray[np.int32]:
-    """Ends that never fall, leave no character between two tokens to nobody, and reach the end of the text."""
+    """Return ends that never fall, leave no character between two tokens unowned, and reach the end of the text."""
     if not offsets:
         return np.zeros(0, dtype=np.int32)
     begins = np.array([begin for begin, _ in offsets], dtype=np.int32)
@@ -83,149 +84,145 @@ def align_reply(
         ids: `output_ids`.
         text: the reply's text.
         skips_special: the request's `skip_special_tokens`.
-        matched: `finish_reason.matched`: the stop token or stop string that ended it, if one did.
+        matched: `finish_reason.matched`: the stop token or stop string that ended the reply, if one did.
 
     Returns:
         An alignment with `MISMATCH` among its flags if the ids do not explain the text.
     """
-    layout = SpanFlag.SKIPS_SPECIAL if skips_special else SpanFlag.NONE
-    trimmed = ids[:-1] if ids and ids[-1] == matched else ids
-    spelled = vocabulary.spell(ids, skip_special=skips_special)
-    bare = spelled if trimmed is ids else vocabulary.spell(trimmed, skip_special=skips_special)
-    # A decoder that is not shown what stands before the reply takes its first space for the dummy one, and takes it away.
-    for lead in (0, 1) if vocabulary.strips_lead and spelled.startswith(" ") else (0,):
-        found = _laid_over(vocabulary, ids, trimmed, spelled[lead:], bare[lead:], text, skips_special, matched, lead)
-        if found is not None:
-            return found
-    for shown in (trimmed, ids):
-        if _split_at_edges(vocabulary, shown, text, skips_special):
-            visible = _without_textless(vocabulary, ids, len(shown), skips_special)
-            flags = layout | SpanFlag.WHOLE | SpanFlag.SPLIT
-            return Alignment(flags, None, visible, _spelled_alone(vocabulary, ids[visible:]))
-    return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(ids))
+    return _ReplyLayout(vocabulary, ids, text, skips_special, matched).align()
 
 
-def _laid_over(
-    vocabulary: Vocabulary,
-    ids: Sequence[int],
-    trimmed: Sequence[int],
-    spelled: str,
-    bare: str,
-    text: str,
-    skips_special: bool,
-    matched: int | str | None,
-    lead: int,
-) -> Alignment | None:
-    """The alignment of ids that spell `spelled` (less a matched stop token: `bare`), if they explain the text.
+class _ReplyLayout:
+    """The ids of one reply over its text; `trimmed` are the ids without a matched stop token."""
 
-    The first `lead` characters of what they spell were taken off.
-    """
-    layout = (SpanFlag.SKIPS_SPECIAL if skips_special else SpanFlag.NONE) | (SpanFlag.DUMMY if lead else SpanFlag.NONE)
-    for shown, said in ((ids, spelled), (trimmed, bare)):
-        if said == text:
-            visible = _without_textless(vocabulary, ids, len(shown), skips_special)
-            tail = _spelled_alone(vocabulary, ids[visible:])
-            if REPLACEMENT not in text:
-                return Alignment(layout, None, visible, tail)
-            counted = np.maximum(vocabulary.counted(shown, skip_special=skips_special) - np.int32(lead), 0)
-            return Alignment(layout, _hidden_ends(vocabulary, ids, visible, counted), visible, tail)
-    if spelled.startswith(text) and _explained(spelled, text, matched):
-        count = vocabulary.begun if REPLACEMENT not in spelled else vocabulary.counted
-        counted = np.maximum(count(ids, skip_special=skips_special) - np.int32(lead), 0)
-        visible = int(np.searchsorted(counted, len(text), side="right"))
-        visible = _without_textless(vocabulary, ids, visible, skips_special)
-        tail = _tail(vocabulary, ids, visible, counted, spelled, len(text), skips_special)
-        return Alignment(layout, _hidden_ends(vocabulary, ids, visible, counted), visible, tail)
-    return None
+    def __init__(
+        self, vocabulary: Vocabulary, ids: Sequence[int], text: str, skips_special: bool, matched: int | str | None
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.ids = ids
+        self.text = text
+        self.skips_special = skips_special
+        self.matched = matched
+        self.trimmed = ids[:-1] if ids and ids[-1] == matched else ids
+        self.flags = SpanFlag.SKIPS_SPECIAL if skips_special else SpanFlag.NONE
 
+    def align(self) -> Alignment:
+        vocabulary, ids, trimmed = self.vocabulary, self.ids, self.trimmed
+        spelled = vocabulary.spell(ids, skip_special=self.skips_special)
+        bare = spelled if trimmed is ids else vocabulary.spell(trimmed, skip_special=self.skips_special)
+        # A decoder that does not see what precedes the reply takes its first space for the dummy one, and removes it.
+        for lead in (0, 1) if vocabulary.strips_lead and spelled.startswith(" ") else (0,):
+            found = self._laid_over(spelled[lead:], bare[lead:], lead)
+            if found is not None:
+                return found
+        for shown in (trimmed, ids):
+            if self._split_at_edges(shown):
+                visible = self._without_textless(len(shown))
+                return Alignment(self.flags | SpanFlag.WHOLE | SpanFlag.SPLIT, None, visible, self._literals(visible))
+        return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(ids))
 
-def _split_at_edges(vocabulary: Vocabulary, ids: Sequence[int], text: str, skips_special: bool) -> bool:
-    """Whether ids and text differ in halves of characters only, at one of the ends.
+    def _laid_over(self, spelled: str, bare: str, lead: int) -> Alignment | None:
+        """Align ids that spell `spelled`, or `bare` without a matched stop token, if they explain the text.
 
-    How many `�` stand for such a half depends on what a decoder sees at once, and an engine that streams decodes in pieces.
-    """
-    bare = text.strip(REPLACEMENT)
-    return any(
-        bare == spelled.strip(REPLACEMENT)
-        for spelled in (
-            vocabulary.spell(ids, skip_special=skips_special),
-            vocabulary.lossy(ids, skip_special=skips_special),
+        The first `lead` characters of what the ids spell were removed.
+        """
+        flags = self.flags | (SpanFlag.DUMMY if lead else SpanFlag.NONE)
+        text, ids = self.text, self.ids
+        for shown, said in ((ids, spelled), (self.trimmed, bare)):
+            if said == text:
+                visible = self._without_textless(len(shown))
+                tail = self._literals(visible)
+                if REPLACEMENT not in text:
+                    return Alignment(flags, None, visible, tail)
+                ends = self._ends(self.vocabulary.counted, shown, lead)
+                return Alignment(flags, self._hidden_ends(visible, ends), visible, tail)
+        if spelled.startswith(text) and self._explained(spelled):
+            count = self.vocabulary.begun if REPLACEMENT not in spelled else self.vocabulary.counted
+            ends = self._ends(count, ids, lead)
+            visible = self._without_textless(int(np.searchsorted(ends, len(text), side="right")))
+            tail = self._tail(visible, ends, spelled)
+            return Alignment(flags, self._hidden_ends(visible, ends), visible, tail)
+        return None
+
+    def _ends(self, count: Callable[..., NDArray[np.int32]], ids: Sequence[int], lead: int) -> NDArray[np.int32]:
+        ends: NDArray[np.int32] = np.maximum(count(ids, skip_special=self.skips_special) - np.int32(lead), 0)
+        return ends
+
+    def _split_at_edges(self, ids: Sequence[int]) -> bool:
+        """Return whether ids and text differ only by half characters at one of the ends.
+
+        How many `�` stand for such a half depends on what a decoder sees at once, and a streaming engine decodes in pieces.
+        """
+        bare = self.text.strip(REPLACEMENT)
+        return any(
+            bare == spell(ids, skip_special=self.skips_special).strip(REPLACEMENT)
+            for spell in (self.vocabulary.spell, self.vocabulary.lossy)
         )
-    )
 
+    def _explained(self, spelled: str) -> bool:
+        """Return whether a stop, or a character cut in half, explains that the ids spell more than the text."""
+        text, matched = self.text, self.matched
+        if isinstance(matched, str):
+            # Usually the text ends where the stop string begins (or, untrimmed, where it ends). But SGLang may pass its
+            # beginning on when an interim text was made in the middle of it (sglang PR #35157).
+            begin = spelled.find(matched, max(0, len(text) - len(matched)))
+            return 0 <= begin <= len(text)
+        return not spelled[len(text) :].strip(REPLACEMENT)
 
-def _explained(spelled: str, text: str, matched: int | str | None) -> bool:
-    """Whether a stop, or a character that was cut in half, explains that the ids spell more than the text."""
-    if isinstance(matched, str):
-        # Usually the text ends where the stop string begins (or, untrimmed, where it ends). SGLang may let its beginning
-        # through, though, when an interim text was made in the middle of it (sglang PR #35157).
-        begin = spelled.find(matched, max(0, len(text) - len(matched)))
-        return 0 <= begin <= len(text)
-    remainder = spelled[len(text) :]
-    return not remainder.strip(REPLACEMENT)
+    def _without_textless(self, count: int) -> int:
+        ids, vocabulary = self.ids, self.vocabulary
+        while count and (
+            (self.skips_special and ids[count - 1] in vocabulary.special_ids) or not vocabulary.piece(ids[count - 1])
+        ):
+            count -= 1
+        return count
 
+    def _literals(self, visible: int) -> tuple[HiddenToken, ...]:
+        vocabulary = self.vocabulary
+        return tuple(HiddenToken(1, vocabulary.literal(i), i in vocabulary.special_ids, 0) for i in self.ids[visible:])
 
-def _without_textless(vocabulary: Vocabulary, ids: Sequence[int], count: int, skips_special: bool) -> int:
-    while count and (
-        (skips_special and ids[count - 1] in vocabulary.special_ids) or not vocabulary.piece(ids[count - 1])
-    ):
-        count -= 1
-    return count
+    def _tail(self, visible: int, ends: NDArray[np.int32], spelled: str) -> tuple[HiddenToken, ...]:
+        """Return the hidden tail.
 
-
-def _spelled_alone(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[HiddenToken, ...]:
-    return tuple(HiddenToken(1, vocabulary.literal(i), i in vocabulary.special_ids, 0) for i in ids)
-
-
-def _tail(
-    vocabulary: Vocabulary,
-    ids: Sequence[int],
-    visible: int,
-    ends: NDArray[np.int32],
-    spelled: str,
-    seen: int,
-    skips_special: bool,
-) -> tuple[HiddenToken, ...]:
-    """The hidden tail: an entry for each token, for tokens that share a character, for a half-shown one and the textless
-    tokens before it."""
-    tail: list[HiddenToken] = []
-    begin = int(ends[visible - 1]) if visible else 0
-    index = visible
-    while index < len(ids):
-        token_id = ids[index]
-        if token_id in vocabulary.special_ids and (skips_special or begin >= seen):
-            if not skips_special:
-                begin = int(ends[index])
-            tail.append(HiddenToken(1, vocabulary.literal(token_id), True, 0))
+        It has an entry for each token, for tokens that share a character, and for a half-shown token with the textless
+        tokens before it.
+        """
+        ids, vocabulary, seen = self.ids, self.vocabulary, len(self.text)
+        tail: list[HiddenToken] = []
+        begin = int(ends[visible - 1]) if visible else 0
+        index = visible
+        while index < len(ids):
+            token_id = ids[index]
+            if token_id in vocabulary.special_ids and (self.skips_special or begin >= seen):
+                if not self.skips_special:
+                    begin = int(ends[index])
+                tail.append(HiddenToken(1, vocabulary.literal(token_id), True, 0))
+                index += 1
+                continue
+            first, end = index, int(ends[index])
             index += 1
-            continue
-        first, end = index, int(ends[index])
-        index += 1
-        while index < len(ids) and ends[index] == end and vocabulary.piece(ids[index]):
-            if ids[index] in vocabulary.special_ids:
-                break
-            index += 1
-        shown = max(0, min(seen, end) - begin) if begin < seen else 0
-        if shown:
-            # What stands before it has no text, inside of what the reader saw: it stays or goes with it.
-            first = visible
-            tail.clear()
-        tail.append(HiddenToken(index - first, spelled[max(begin, seen) : end], False, shown))
-        begin = end
-    return tuple(tail)
+            while index < len(ids) and ends[index] == end and vocabulary.piece(ids[index]):
+                if ids[index] in vocabulary.special_ids:
+                    break
+                index += 1
+            shown = max(0, min(seen, end) - begin) if begin < seen else 0
+            if shown:
+                # The tokens before it have no text and lie inside what the reader saw: they stay or go with it.
+                first = visible
+                tail.clear()
+            tail.append(HiddenToken(index - first, spelled[max(begin, seen) : end], False, shown))
+            begin = end
+        return tuple(tail)
 
+    def _hidden_ends(self, visible: int, counted: NDArray[np.int32]) -> bytes:
+        """Return ends in which hidden special tokens, and tokens not counted, are as wide as their literals.
 
-def _hidden_ends(
-    vocabulary: Vocabulary,
-    ids: Sequence[int],
-    visible: int,
-    counted: NDArray[np.int32],
-) -> bytes:
-    """Ends with the special tokens of the hidden tail, and what was not counted, as wide as their literals: a later text may
-    spell them."""
-    widths = np.zeros(len(ids), dtype=np.int32)
-    widths[: len(counted)] = np.diff(counted, prepend=np.int32(0))
-    for index in range(visible, len(ids)):
-        if index >= len(counted) or ids[index] in vocabulary.special_ids:
-            widths[index] = len(vocabulary.literal(ids[index]))
-    return np.cumsum(widths, dtype=np.int32).tobytes()
+        A later text may spell them.
+        """
+        ids, vocabulary = self.ids, self.vocabulary
+        widths = np.zeros(len(ids), dtype=np.int32)
+        widths[: len(counted)] = np.diff(counted, prepend=np.int32(0))
+        for index in range(visible, len(ids)):
+            if index >= len(counted) or ids[index] in vocabulary.special_ids:
+                widths[index] = len(vocabulary.literal(ids[index]))
+        return np.cumsum(widths, dtype=np.int32).tobytes()

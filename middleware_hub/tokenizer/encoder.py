@@ -1,25 +1,25 @@
 """Text to ids: by Hugging Face's tokenizers, or ten times faster by fastokens where that gives the same ids.
 
-What a worker makes of a text is defined by `tokenizers`: it is what SGLang loads, and nothing else may be sent. fastokens
-(SGLang's own `--tokenizer-backend fastokens`) reads the same tokenizer.json, and is measured against it in three ways: it is
-used only for the kind of tokenizer it was made for (byte-level BPE, added tokens without whims); after both have encoded a
-few hundred awkward texts alike; and while it is used, every 1,024th text is encoded by both. One difference, or one error,
-and it is not used again. A wrong encoding would not be a wrong sample (what was sent is what is remembered), but another
-prompt than the worker's own.
+`tokenizers` defines what a worker makes of a text: SGLang loads it, and nothing else may be sent. fastokens (SGLang's own
+`--tokenizer-backend fastokens`) reads the same tokenizer.json, and is checked against it in three ways. It is used only for
+the kind of tokenizer it was made for: byte-level BPE, with plain added tokens. Both have to encode a few hundred awkward
+texts alike. And while it is used, every 1,024th text is encoded by both. After one difference or one error it is not used
+again. A wrong encoding would not be a wrong sample (what was sent is what is remembered), but it would be another prompt
+than the worker's own.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Backend
-from tokenizers import pre_tokenizers
 
+from middleware_hub.tokenizer.settings import KNOWN_PARTS, parts
 from router.config import TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits, TextTooLongError
 from router.errors import BadRequestError
@@ -32,10 +32,9 @@ except ImportError:  # pragma: no cover - there are platforms without it
 logger = logging.getLogger(__name__)
 
 CHECK_EVERY = 1024
-"""How many texts pass between two that are encoded twice."""
+"""Every so many texts, one is encoded by both."""
 
 _PROBES = 300
-_KNOWN_PARTS = frozenset({"Split", "ByteLevel", "Digits", "Sequence", "NFC"})
 _AWKWARD = (
     *"a Z the hello World 1 23 4567 3.14 . ... !? 's 'LL ' \" {} () _x < | > <| |> im é ü ß ſ İ ﬁ 你好 日本語 안녕 ไทย".split(),
     *"שלום हिन्दी 🙂 👍🏽 𝒳 e\u0301 A\u030a \u1112\u1161\u11ab א\u05b0 \u200d \ufffd \ue000 \x00 \x02".split(" "),
@@ -43,13 +42,13 @@ _AWKWARD = (
 )
 
 Encode = Callable[[str], list[int]]
-"""A text's ids, with nothing put before or behind them."""
+"""Returns a text's ids, with nothing added before or behind them."""
 
 
 def encoder(
     backend: Backend, settings: dict[str, Any], choice: TokenizerBackend, limits: PromptLimits = PROMPT_LIMITS
 ) -> Encode:
-    """The encoder of a tokenizer, whose JSON is `settings`. BadRequestError if it must be fastokens and cannot be."""
+    """Return the encoder of a tokenizer with the JSON `settings`. Raises BadRequestError if fastokens is demanded and unfit."""
     slow = _by_tokenizers(backend, limits)
     if choice == "huggingface":
         return slow
@@ -69,7 +68,7 @@ class _UnfitError(Exception):
 
 
 class FastEncoder:
-    """Encodes by fastokens for as long as `slow` agrees. Called from several threads; what races here is only a count."""
+    """Encodes by fastokens as long as `slow` agrees. Several threads call it; only a count can race."""
 
     def __init__(self, slow: Encode, fast: Encode) -> None:
         self._slow = slow
@@ -77,7 +76,6 @@ class FastEncoder:
         self._count = 0
 
     def __call__(self, text: str) -> list[int]:
-        """The ids of a text."""
         if self._fast is None:
             return self._slow(text)
         try:
@@ -85,7 +83,7 @@ class FastEncoder:
         except TextTooLongError:
             raise
         except Exception:
-            # Of whatever kind: there is a way to go on without it.
+            # Whatever its kind: the slow encoder can take over.
             logger.exception("fastokens failed on a text: from here on Hugging Face's tokenizers encode all of them")
             self._fast = None
             return self._slow(text)
@@ -102,31 +100,11 @@ class FastEncoder:
 def _by_tokenizers(backend: Backend, limits: PromptLimits) -> Encode:
     def encode(text: str) -> list[int]:
         encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
-        limits.check_tokens(len(encoding))  # before there is a list of them
+        limits.check_tokens(len(encoding))  # before the list of ids is made
         ids: list[int] = encoding.ids
         return ids
 
     return encode
-
-
-def is_verbatim(settings: dict[str, Any]) -> bool:
-    """Whether the ids of an ASCII text spell that text and nothing else, whatever it is.
-
-    So it is for byte-level BPE that has a token for every byte, if nothing on the way to it puts in, takes out or changes
-    characters. (NFC leaves ASCII alone.)
-    """
-    steps = [part for key in ("normalizer", "pre_tokenizer") for part in parts(settings[key])]
-    kinds = {part["type"] for part in steps}
-    model = settings["model"]
-    return (
-        model["type"] == "BPE"
-        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
-        and "ByteLevel" in kinds
-        and kinds <= _KNOWN_PARTS
-        and not any(part.get("add_prefix_space") or part.get("behavior") == "Removed" for part in steps)
-        and not any(token["lstrip"] or token["rstrip"] for token in settings["added_tokens"])
-        and set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
-    )
 
 
 def _by_fastokens(settings: dict[str, Any], limits: PromptLimits) -> Encode:
@@ -135,8 +113,8 @@ def _by_fastokens(settings: dict[str, Any], limits: PromptLimits) -> Encode:
     kinds = {part["type"] for key in ("normalizer", "pre_tokenizer") for part in parts(settings[key])}
     if settings["model"]["type"] != "BPE" or settings["model"].get("dropout") or "ByteLevel" not in kinds:
         raise _UnfitError("this is no byte-level BPE")
-    if not kinds <= _KNOWN_PARTS:
-        raise _UnfitError(f"the tokenizer has {', '.join(sorted(kinds - _KNOWN_PARTS))} in it")
+    if not kinds <= KNOWN_PARTS:
+        raise _UnfitError(f"the tokenizer has {', '.join(sorted(kinds - KNOWN_PARTS))} in it")
     whims = ("lstrip", "rstrip", "single_word")
     if any(token[whim] for token in settings["added_tokens"] for whim in whims):
         raise _UnfitError(f"an added token is one of {', '.join(whims)}")
@@ -153,7 +131,7 @@ def _by_fastokens(settings: dict[str, Any], limits: PromptLimits) -> Encode:
 
 @lru_cache(maxsize=4)
 def _built(tokenizer_json: str) -> Any:
-    """Building one takes more than a second, and it never changes."""
+    """Build a fastokens tokenizer. That takes more than a second, and the result never changes."""
     try:
         return fastokens.Tokenizer.from_json_str(tokenizer_json)
     except Exception as error:
@@ -172,13 +150,3 @@ def _compare(slow: Encode, fast: Encode, backend: Backend) -> None:
             raise _UnfitError(str(error)) from error
         if not same:
             raise _UnfitError(f"it encodes {text!r} differently")
-
-
-def parts(settings: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """A normalizer, pre-tokenizer or decoder of a tokenizer.json, with everything that its Sequences hold."""
-    if settings is None:
-        return
-    yield settings
-    for key in ("normalizers", "pretokenizers", "decoders", "processors"):
-        for part in settings.get(key, ()):
-            yield from parts(part)

@@ -1,16 +1,16 @@
 """Ids and the characters they spell, by table.
 
-A table id -> bytes holds for both families of tokenizers that engines serve: byte-level BPE (every id is a run of bytes, in
-an alphabet of printable stand-ins) and SentencePiece (pieces with `▁` for a space, and `<0xXX>` for single bytes). From
-bytes follows where every token ends: a character is *begun* by the token that holds its first byte, and
+A table id -> bytes fits both families of tokenizers that engines serve: byte-level BPE (every id is a run of bytes, in an
+alphabet of printable stand-ins) and SentencePiece (pieces with `▁` for a space, and `<0xXX>` for single bytes). Bytes
+determine where every token ends: the token that holds a character's first byte *begins* the character, and
 
     ends[i] = characters begun by tokens 0..i
 
-so that the tokens of one character share an end and go together, and `searchsorted(ends, cut, "right")` is the whole rule
-for a cut, once a token is raised to the end of the one that finishes its last character (a token may finish one character
-and go on with whole ones: `EC 9E`, `88 EC 8A B5`). One vectorised sum, as long as the bytes are valid UTF-8; where they are
-not, decoders put `�`, and the slow path counts as they do: a lossy decoder one for each maximal broken part, SentencePiece
-one for each byte of a broken run.
+so the tokens of one character share an end and go together, and `searchsorted(ends, cut, "right")` is the whole rule for a
+cut, once a token is raised to the end of the token that finishes its last character (a token may finish one character and
+go on with whole ones: `EC 9E`, `88 EC 8A B5`). That is one vectorised sum as long as the bytes are valid UTF-8. Where they
+are not, decoders write `�`, and the slow path counts as they do: a lossy decoder one per maximal broken part,
+SentencePiece one per byte of a broken run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Vocabulary:
         pieces: id -> bytes, complete for ids the tokenizer knows.
         special: ids that `skip_special_tokens` leaves out of a text.
         boundaries: ids of added tokens behind which encoding is provably compositional.
-        added: ids that an encoder looks for in a text before anything else, whatever stands around them.
+        added: ids that an encoder matches in a text before anything else, whatever surrounds them.
         byte_ids: SentencePiece's byte tokens, empty for byte-level vocabularies.
-        strips_lead: whether its decoder takes away a space that begins a text.
+        strips_lead: whether its decoder removes a leading space.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Vocabulary:
         self._pieces = [pieces.get(i, b"") for i in range(size)]
         ends = np.cumsum([len(piece) for piece in self._pieces])
         begins = np.frombuffer(b"".join(self._pieces), dtype=np.uint8) & 0xC0 != 0x80
-        # One more entry than there are ids: what an id beyond the table looks up, which decoders skip, too.
+        # One entry more than there are ids, for ids beyond the table, which decoders skip too.
         self._begun = np.zeros(size + 1, dtype=np.int32)
         self._begun[:size] = np.diff(np.concatenate(([0], np.cumsum(begins)))[ends], prepend=0)
-        # SentencePiece's byte tokens are one byte long: none of them finishes a character and begins another one.
+        # SentencePiece's byte tokens are one byte long: none finishes one character and begins another.
         joins = [] if byte_ids else [i for i, piece in enumerate(self._pieces) if piece and piece[0] & 0xC0 == 0x80]
         self._joins = _mask(joins, size)
         self._special = _mask(special, size)
@@ -70,19 +70,18 @@ class Vocabulary:
         self.special_ids = frozenset(int(i) for i in np.flatnonzero(self._special))
 
     def __len__(self) -> int:
-        """One more than the highest id that is known here."""
         return len(self._pieces)
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes of one id; empty for one that is not known."""
+        """Return the bytes of one id; empty for an unknown one."""
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
 
     def literal(self, token_id: int) -> str:
-        """The text of one id on its own."""
+        """Return the text of one id on its own."""
         return self.piece(token_id).decode("utf-8", "replace")
 
     def spell(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """The text of ids in their context (no dummy space is taken off, no space is put in)."""
+        """Return the text of ids in their context; no dummy space is removed, no space is inserted."""
         joined = self._joined(ids, skip_special)
         if not self._bytes:
             return joined.decode("utf-8", "replace")
@@ -92,7 +91,7 @@ class Vocabulary:
             return "".join(self._spell_runs(ids, skip_special))
 
     def lossy(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """The text of ids, each broken character by itself, whatever the decoder's habit is."""
+        """Return the text of ids with one `�` per broken character, whatever the decoder's habit is."""
         return self._joined(ids, skip_special).decode("utf-8", "replace")
 
     def _joined(self, ids: Sequence[int], skip_special: bool) -> bytes:
@@ -111,11 +110,11 @@ class Vocabulary:
             yield REPLACEMENT * len(run) if broken else self._joined(run, False).decode("utf-8", "replace")
 
     def _runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[tuple[list[int], bool]]:
-        """Ids cut where byte tokens begin and end, and whether a run of them is not UTF-8 as a whole."""
+        """Yield ids cut where byte tokens begin and end, and whether a run of byte tokens is not valid UTF-8 as a whole."""
         run: list[int] = []
         for i in ids:
             if skip_special and i in self.special_ids:
-                continue  # the decoder never sees it, so it does not end a run
+                continue  # the decoder never sees it, so a run goes on
             if run and (i in self._bytes) != (run[-1] in self._bytes):
                 yield run, self._broken(run)
                 run = []
@@ -135,7 +134,7 @@ class Vocabulary:
     # Where tokens end ----------------------------------------------------------------------------------------------------
 
     def ends(self, span: TokenSpan) -> NDArray[np.int32]:
-        """Character ends of a span's tokens, relative to its start; kept with the span from then on."""
+        """Return the character ends of a span's tokens, relative to its start, and keep them with the span."""
         if span.ends is not None:
             return np.frombuffer(span.ends, dtype=np.int32)
         if span.flags & SpanFlag.WHOLE:
@@ -153,7 +152,7 @@ class Vocabulary:
         return ends
 
     def begun(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
-        """`ends` for ids that spell valid UTF-8: a running sum over a table."""
+        """Return the ends of ids that spell valid UTF-8: a running sum over a table."""
         table = self._within(_as_array(ids))
         widths = self._begun[table]
         if skip_special:
@@ -162,7 +161,7 @@ class Vocabulary:
 
     @staticmethod
     def _raised(ends: NDArray[np.int32], continues: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """`ends` in which tokens that share a character have the last one's. `continues`: which go on with an open one."""
+        """Raise the ends of tokens that share a character to the last one's. `continues`: which go on with an open one."""
         if not continues.any():
             return ends
         has_text = continues | (np.diff(ends, prepend=np.int32(0)) > 0)
@@ -175,7 +174,7 @@ class Vocabulary:
         return ends
 
     def counted(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
-        """`ends` for any ids: decoded token by token, counting as the decoder does where bytes are not UTF-8."""
+        """Return the ends of any ids: decoded token by token, counting as the decoder does where bytes are not UTF-8."""
         ends: list[int] = []
         if not self._bytes:
             decoder, characters = _Decoder(), 0
@@ -198,14 +197,13 @@ class Vocabulary:
         return np.array(ends, dtype=np.int32)
 
     def textless(self, span: TokenSpan, index: int) -> bool:
-        """Whether a token has no text of its own: a special token that vanished, or an id that spells nothing."""
+        """Return whether a token has no text: a special token that vanished, or an id that spells nothing."""
         token_id = int.from_bytes(span.ids[4 * index : 4 * index + 4], "little", signed=True)
         if span.flags & SpanFlag.SKIPS_SPECIAL and token_id in self.special_ids:
             return True
         return not self.piece(token_id)
 
     def last_boundary(self, span: TokenSpan, count: int) -> int:
-        """See `spans.Measure.last_boundary`."""
         if span.flags & SpanFlag.WHOLE:
             return 0
         ids = np.frombuffer(span.ids, dtype=np.int32)[:count]
@@ -215,7 +213,6 @@ class Vocabulary:
         return int(found[-1]) + 1 if len(found) and not unspelled else 0
 
     def straddled(self, text: str, position: int) -> int | None:
-        """Where an added token begins that a text spells around `position`, so that neither side of it does; else None."""
         window = max(0, position - self._reach)
         for found in self._added.finditer(text, window, position + self._reach):
             if found.start() >= position:
@@ -241,10 +238,10 @@ def _as_array(ids: Sequence[int]) -> NDArray[np.int32]:
 
 
 class _Decoder:
-    """UTF-8, piece by piece, with a replacement for each part of what is none, as soon as that is certain.
+    """Decodes UTF-8 piece by piece, and replaces each broken part as soon as it is certain.
 
-    Python's own keeps the first two bytes of a surrogate (ED A0 to ED BF) for a third one, for those who let surrogates pass.
-    Here they are no character, whatever comes behind them, and so two.
+    Python's own decoder keeps the first two bytes of a surrogate (ED A0 to ED BF) until a third one comes, for callers who let
+    surrogates pass. Here they are no character, whatever follows them, and so two broken parts.
     """
 
     def __init__(self) -> None:
@@ -252,11 +249,11 @@ class _Decoder:
 
     @property
     def open(self) -> bytes:
-        """What may yet become a character."""
+        """Return the bytes that may yet become a character."""
         return self._decoder.getstate()[0]
 
     def decode(self, piece: bytes) -> str:
-        """The characters that are certain now."""
+        """Return the characters that are certain now."""
         text, left = self._decoder.decode(piece), self.open
         if len(left) == 2 and left[0] == 0xED and left[1] >= 0xA0:
             self._decoder.reset()
@@ -265,7 +262,7 @@ class _Decoder:
 
 
 def _goes_on(open_bytes: bytes, byte: bytes) -> bool:
-    """Whether a byte belongs to the character that is open, rather than breaking it."""
+    """Return whether a byte continues the open character instead of breaking it."""
     return REPLACEMENT not in _Decoder().decode(open_bytes + byte)
 
 

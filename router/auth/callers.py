@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
-
-TENANT = "tenant"
-"""Key in `scope["state"]` under which everybody finds the name of the tenant; there is none where there are no keys."""
-
-CALLER = "caller"
-"""Key in `scope["state"]` under which the guard leaves a `Caller`."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -30,9 +21,3 @@ class Caller(msgspec.Struct, frozen=True):
 
 ANYBODY = Caller()
 """Where there are no keys, everybody may do everything."""
-
-
-def caller_of(scope: Mapping[str, Any]) -> Caller:
-    """Who sent this request."""
-    found: Caller = (scope.get("state") or {}).get(CALLER, ANYBODY)
-    return found

@@ -6,12 +6,12 @@ import logging
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.auth.callers import CALLER, TENANT, Caller
+from router.auth.callers import Caller
 from router.auth.keys import Keys
 from router.auth.permissions import Right, needed
 from router.errors import BadRequestError, ForbiddenError, RouterError
 from router.http.asgi import header
-from router.observability.requests import REQUEST, RequestRecord
+from router.http.request_state import request_state, with_state
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,6 @@ def _key_of(scope: Scope) -> bytes:
 
 
 def _of(scope: Scope, caller: Caller) -> Scope:
-    """The scope as this caller's. Workers are not told of it."""
-    state = {**(scope.get("state") or {}), TENANT: caller.tenant, CALLER: caller}
-    record: RequestRecord | None = state.get(REQUEST)
-    if record is not None:
-        record.tenant = caller.tenant
-    return {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != ACT_AS], "state": state}
+    """Return the scope as this caller's, without the header that is no worker's business."""
+    request_state(scope).record.tenant = caller.tenant
+    return {**with_state(scope, caller=caller), "headers": [pair for pair in scope["headers"] if pair[0] != ACT_AS]}

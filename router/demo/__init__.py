@@ -1,1 +1,1 @@
-"""`tito-router demo`: the whole of it on one machine, in a minute, with a table at the end."""
+"""The one-minute shows: `tito-router demo` and `tito-router demo-agent`, everything on one machine, without a GPU."""

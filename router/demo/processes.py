@@ -1,4 +1,4 @@
-"""The demonstration's processes: workers and a router, as anybody would start them."""
+"""The demonstration's processes: workers and a router, started as anybody would start them."""
 
 from __future__ import annotations
 
@@ -11,39 +11,60 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from router.embedded.models.ngram import shipped_tokenizer
+
 _LISTENING = re.compile(r"listening on (http://\S+?)[,\s]")
-START_SECONDS = 60.0
-STOP_SECONDS = 10.0
+_START_SECONDS = 60.0
+_STOP_SECONDS = 10.0
 
 
 class StartError(RuntimeError):
-    """A process did not come up; the message has the end of its log."""
+    """A process did not start; the message has the end of its log."""
 
 
 @contextlib.contextmanager
-def running(arguments: Sequence[str], log: Path) -> Iterator[str]:
-    """`tito-router ARGUMENTS` from when it listens to the end of the block. Gives its URL. Raises StartError."""
-    with starting(arguments, log) as url:
-        yield url()
-
-
-@contextlib.contextmanager
-def starting(arguments: Sequence[str], log: Path, module: str = "router") -> Iterator[Callable[[], str]]:
-    """A program from its start to the end of the block.
+def fleet(
+    folder: Path,
+    *,
+    workers: int,
+    port: int = 0,
+    worker_module: str = "router",
+    worker_flags: Sequence[str] = ("demo-worker", "--port", "0"),
+    router_flags: Sequence[str] = (),
+) -> Iterator[str]:
+    """Run workers and a router in front of them for the length of the block; yield the router's URL.
 
     Args:
-        arguments: of its command line.
-        log: the file for what it says.
-        module: `tito-router`, or another program.
+        folder: for their logs.
+        workers: how many; the k-th has the seed k.
+        port: the router's; 0 takes a free one.
+        worker_module: the program of the workers, as `python -m` takes it.
+        worker_flags: of each worker, besides its seed.
+        router_flags: of the router, besides port, tokenizer, policy and workers.
 
-    Yields:
-        What waits until it listens, and gives its URL. That raises StartError.
+    Raises:
+        StartError: one of them did not start.
     """
-    # Unbuffered, and in a session of its own: Ctrl-C is for the demonstration, which then ends this in its turn.
+    with contextlib.ExitStack() as stack:
+        starting = [
+            stack.enter_context(
+                _running(worker_module, [*worker_flags, "--seed", str(number)], folder / f"worker-{number}.log")
+            )
+            for number in range(workers)
+        ]
+        flags = [*router_flags, "--port", str(port), "--tokenizer-path", str(shipped_tokenizer())]
+        flags += ["--policy", "round_robin", "--shutdown-grace", "5", "--worker-urls", *(url() for url in starting)]
+        yield stack.enter_context(_running("router", flags, folder / "router.log"))()
+
+
+@contextlib.contextmanager
+def _running(module: str, flags: Sequence[str], log: Path) -> Iterator[Callable[[], str]]:
+    """Run a program for the length of the block; yield a function that waits until it listens and returns its URL."""
+    # Unbuffered, so that its log can be read. In a session of its own: Ctrl-C reaches the demonstration only, which ends it.
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -51,56 +72,23 @@ def starting(arguments: Sequence[str], log: Path, module: str = "router") -> Ite
             env=environment,
         )
     try:
-        yield lambda: _url(process, arguments, log)
+        yield lambda: _url(process, log)
     finally:
         process.terminate()
         try:
-            process.wait(STOP_SECONDS)
+            process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
-def _url(process: subprocess.Popen[bytes], arguments: Sequence[str], log: Path) -> str:
-    deadline = time.monotonic() + START_SECONDS
+def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + _START_SECONDS
     while True:
-        said = log.read_text(errors="replace")
-        found = _LISTENING.search(said)
+        logged = log.read_text(errors="replace")
+        found = _LISTENING.search(logged)
         if found:
             return found[1]
         if process.poll() is not None or time.monotonic() > deadline:
-            raise StartError(f"tito-router {' '.join(arguments)} did not come up:\n{said[-3000:]}")
+            raise StartError(f"{process.args!r} did not start:\n{logged[-3000:]}")
         time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def everything(folder: Path, *, workers: int, port: int, tokenizer: Path) -> Iterator[str]:
-    """Workers and a router in front of them. Gives the router's URL. Raises StartError."""
-    flags = [["demo-worker", "--port", "0", "--seed", str(number)] for number in range(workers)]
-    with _fleet(folder, flags, "router", ["--port", str(port), "--tokenizer-path", str(tokenizer)]) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def witnessed(folder: Path, *, workers: int, tokenizer: Path, weight_version: str) -> Iterator[str]:
-    """The same, with workers that write down what they do into `folder`, when the block is over."""
-    flags = [
-        ["--seed", str(number), "--weight-version", weight_version, "--out", str(folder / f"{number}.jsonl")]
-        for number in range(workers)
-    ]
-    router = ["--port", "0", "--tokenizer-path", str(tokenizer), "--verify-rate", "1"]
-    with _fleet(folder, flags, "router.demo.agent_witness", router) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def _fleet(folder: Path, workers: Sequence[Sequence[str]], module: str, router: Sequence[str]) -> Iterator[str]:
-    """Workers, all started at once, and a router in front of them. Gives its URL."""
-    with contextlib.ExitStack() as stack:
-        starts = [
-            stack.enter_context(starting(flags, folder / f"worker-{number}.log", module))
-            for number, flags in enumerate(workers)
-        ]
-        urls = [url() for url in starts]
-        flags = [*router, "--policy", "round_robin", "--shutdown-grace", "5", "--worker-urls", *urls]
-        yield stack.enter_context(running(flags, folder / "router.log"))

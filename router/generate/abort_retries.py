@@ -13,14 +13,13 @@ from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.config import AbortConfig
-from router.engines.sglang.attempt import Attempt, aborted_replies, renamed
+from router.engines.sglang.outcome import aborted_replies, renamed
 from router.errors import ClientDisconnectedError, RouterError
 from router.generate.gate import Gate
-from router.generate.resend import send_on
 from router.http.asgi import collected
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
-from router.proxy.in_flight import Flight
+from router.proxy.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,8 @@ class Retries:
         self._config = config
         self._counted = metrics.abort_retries
 
-    def of(self, wait: Callable[[float], Awaitable[None]]) -> tenacity.AsyncRetrying:
-        """Attempts as configured, for as long as they return that there is something left to do. `wait(seconds)` waits."""
+    def run(self, wait: Callable[[float], Awaitable[None]]) -> tenacity.AsyncRetrying:
+        """Return attempts as configured, which go on while they return that something is left. `wait(seconds)` waits."""
 
         async def pause(seconds: float) -> None:
             logger.info("a generation was aborted by its worker: it is sent again in %g s", seconds)
@@ -56,101 +55,102 @@ class _EnoughError(Exception):
     """All that was waited for is to end."""
 
 
-class _Job:
-    """A request under the policy `retry`."""
+class _Aborted:
+    """A request of which the first attempt was aborted, in whole or in part.
 
-    def __init__(
-        self, app: ASGIApp, retries: Retries, scope: Scope, receive: Receive, flight: Flight, attempt: Attempt
-    ) -> None:
+    Args:
+        app: the application inside.
+        retries: the attempts.
+        scope: of the request, with `in_flight` in its state; there each attempt finds its body.
+        receive: the client's.
+        in_flight: the generations.
+    """
+
+    def __init__(self, app: ASGIApp, retries: Retries, scope: Scope, receive: Receive, in_flight: InFlight) -> None:
+        assert in_flight.request is not None, "what is sent again is known"
         self._app = app
         self._retries = retries
         self._scope = scope
         self._receive = receive
-        self._flight = flight
-        self._attempt = attempt
+        self._in_flight = in_flight
+        self._first = in_flight.request
 
     async def _run(self) -> None:
-        """Attempts until nothing is left to do, or nothing may be done any more."""
-        if not await self._try():
-            return  # Nearly always; to ask tenacity what to do next costs as much as a third of the way to the worker.
+        """Make further attempts until nothing is left to do, or nothing may be done any more."""
         outcomes = iter([True])
 
         async def attempt() -> bool:
-            return next(outcomes, False) or await self._try()
+            return next(outcomes, False) or await self._try_again()
 
         with contextlib.suppress(_EnoughError):
-            await self._retries.of(self._pause)(attempt)
+            await self._retries.run(self._pause)(attempt)
 
-    async def _try(self) -> bool:
-        """One attempt; whether another one is called for."""
+    async def _try_again(self) -> bool:
+        """Make one attempt; return whether something is left for another one."""
         raise NotImplementedError
 
     def _positions(self) -> Sequence[int]:
-        """The generations that are still without an answer."""
+        """Return the generations that have no answer yet."""
         raise NotImplementedError
+
+    def _name(self, position: int) -> str | None:
+        """Return the id that the client knows."""
+        return self._first.rids[position] if self._first.rids else None
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not for what is to end, and not for a client that has left."""
-        self._flight.rids = {}  # No worker has any of it now, so there is nobody to be told of its end.
-        asked = asyncio.ensure_future(self._flight.until_asked(self._positions()))
+        self._in_flight.rids = {}  # no worker has any of it now, so no worker has to hear of its end
+        ended = asyncio.ensure_future(self._in_flight.until_to_end(self._positions()))
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:
-            await asyncio.wait((asked, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 raise ClientDisconnectedError("the client left while its generation waited to be sent again")
-            if asked.done():
+            if ended.done():
                 raise _EnoughError
         finally:
-            asked.cancel()
+            ended.cancel()
             gone.cancel()
 
-    async def _send_on(self, attempt: Attempt, send: Send) -> None:
-        await send_on(self._app, self._scope, self._receive, send, self._flight, attempt)
 
+class AbortedReplies(_Aborted):
+    """A reply in one piece: what was aborted in it is replaced by the replies of later attempts."""
 
-class WholeJob(_Job):
-    """A request whose reply comes in one piece: aborted replies are replaced by those of later attempts."""
-
-    _start: Message | None = None
-    _body: bytes = b""
+    _start: Message
+    _body: bytes
     _replies: list[Raw]
-    _aborted: list[int]
+    _left: list[int]
+    """Positions of the replies that are aborted, and wanted."""
 
-    async def serve(self, send: Send) -> None:
-        """All attempts, then the reply."""
-        self._aborted = []
-        await self._run()
-        assert self._start is not None
-        headers = [(name, value) for name, value in self._start["headers"] if name != b"content-length"]
-        headers.append((b"content-length", b"%d" % len(self._body)))
-        await send({**self._start, "headers": headers})
-        await send({"type": "http.response.body", "body": self._body, "more_body": False})
+    async def made_good(self, start: Message, body: bytes) -> tuple[Message, bytes]:
+        """Return the reply after all attempts; `start` and `body` are those of the first one."""
+        self._start, self._body = start, body
+        self._replies, self._left = aborted_replies(body, self._first)
+        self._leave_out_unwanted()
+        if self._left:
+            await self._run()
+        return self._start, self._body
 
     def _positions(self) -> Sequence[int]:
-        return self._aborted
+        return self._left
 
-    async def _try(self) -> bool:
-        if self._start is None:
-            self._start, self._body = await self._exchange(self._attempt)
-            if self._start["status"] == 200 and b'"abort"' in self._body:
-                self._replies, self._aborted = aborted_replies(self._body, self._attempt)
-        else:
-            self._leave_out_the_asked()  # in the meantime
-            if self._aborted:
-                await self._replace()
-        self._leave_out_the_asked()
-        return bool(self._aborted)
+    async def _try_again(self) -> bool:
+        self._leave_out_unwanted()  # it may have become so in the meantime
+        if self._left:
+            await self._replace()
+            self._leave_out_unwanted()
+        return bool(self._left)
 
-    def _leave_out_the_asked(self) -> None:
-        """What somebody wants to end keeps the reply it has."""
-        self._aborted = [position for position in self._aborted if not self._flight.asked(position)]
+    def _leave_out_unwanted(self) -> None:
+        """Keep the replies of generations that are to end as they are."""
+        self._left = [position for position in self._left if not self._in_flight.to_end(position)]
 
     async def _replace(self) -> None:
         """Send again what was aborted, and put the replies in their places."""
-        again = self._attempt.again(self._aborted)
-        self._flight.rids = dict(zip(self._aborted, again.rids, strict=True))
+        again = self._first.again(self._left)
+        self._in_flight.send_next(again, self._left)
         try:
-            start, body = await self._exchange(again)
+            start, body = await collected(self._app, self._scope, self._receive)
         except (RouterError, UpstreamBrokenError) as error:
             logger.warning("an aborted generation could not be sent again: %s", error)
             return
@@ -158,56 +158,52 @@ class WholeJob(_Job):
             logger.warning("an aborted generation was sent again, and refused: %r", body[:500])
             return
         replies, aborted = aborted_replies(body, again)
-        for position, reply in zip(self._aborted, replies, strict=False):
-            name = self._attempt.rids[position] if self._attempt.rids else None
+        for position, reply in zip(self._left, replies, strict=False):
+            name = self._name(position)
             self._replies[position] = reply if name is None else Raw(renamed(reply, name))
         self._start = start
-        self._aborted = [self._aborted[number] for number in aborted] if replies else self._aborted
-        self._body = msgspec.json.encode(self._replies) if self._attempt.listed else bytes(self._replies[0])
-
-    async def _exchange(self, attempt: Attempt) -> tuple[Message, bytes]:
-        async def asked(_: Scope, __: Receive, send: Send) -> None:
-            await self._send_on(attempt, send)
-
-        return await collected(asked, self._scope, self._receive)
+        self._left = [self._left[number] for number in aborted] if replies else self._left
+        self._body = msgspec.json.encode(self._replies) if self._first.listed else bytes(self._replies[0])
 
 
-class StreamJob(_Job):
-    """A request whose reply is a stream: sent again only while nothing but an abort has come of it."""
+class AbortedStream(_Aborted):
+    """A reply that is a stream: it is sent again only while nothing but an abort has come of it."""
+
+    _client: Send
+    _held: list[Message]
 
     async def serve(self, send: Send) -> None:
-        """All attempts; the last one is the client's."""
+        """Make all attempts, the first one too; the last one is the client's."""
         self._client = send
-        self._held: list[Message] | None = None
-        await self._run()
-        held: list[Message] = self._held or []
-        for message in held:
+        gate = Gate(send, None, again=False)
+        await self._app(self._scope, self._receive, gate.send)
+        self._held = gate.held
+        if not gate.opened and not self._in_flight.to_end(0):
+            await self._run()
+        for message in self._held:
             # The last attempt was aborted as well, or was meant to be.
             await send(message)
 
     def _positions(self) -> Sequence[int]:
         return (0,)
 
-    async def _try(self) -> bool:
-        attempt, name = self._attempt, None
-        if self._held is not None:
-            if self._flight.asked(0):
-                return False
-            attempt, name = self._attempt.again((0,)), self._attempt.rids[0] if self._attempt.rids else None
-            self._flight.rids = dict(enumerate(attempt.rids))
-        gate = Gate(self._client, name, again=self._held is not None)
+    async def _try_again(self) -> bool:
+        if self._in_flight.to_end(0):
+            return False
+        self._in_flight.send_next(self._first.again((0,)), (0,))
+        gate = Gate(self._client, self._name(0), again=True)
         try:
-            await self._send_on(attempt, gate.send)
+            await self._app(self._scope, self._receive, gate.send)
         except (RouterError, UpstreamBrokenError) as error:
-            if self._held is None or gate.opened:
+            if gate.opened:
                 raise
             logger.warning("an aborted stream could not be sent again: %s", error)
             return True
         if gate.refused:
             logger.warning("an aborted stream was sent again, and refused")
             return True
-        self._held = [] if gate.opened else gate.held
-        return not gate.opened and not self._flight.asked(0)
+        self._held = gate.held
+        return not gate.opened and not self._in_flight.to_end(0)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -21,13 +21,13 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.auth.callers import caller_of
 from router.engines.sglang.json import JSON_ERRORS, parse_object
 from router.engines.sglang.request import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.generate.fleet_calls import Answer, Call, Teller
 from router.http.asgi import ByMethod, Handler, HeaderList, read_json, request_headers, request_target, send_json
-from router.proxy.in_flight import Flight, Flights
+from router.http.request_state import request_state
+from router.proxy.in_flight import GenerationsInFlight, InFlight
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
 
@@ -70,7 +70,7 @@ class Fleet:
     """
 
     def __init__(self, pool: WorkerPool, teller: Teller, *, max_body_bytes: int, forward_authorization: bool) -> None:
-        self.flights = Flights()
+        self.in_flight = GenerationsInFlight()
         self._pool = pool
         self._teller = teller
         self._updating = asyncio.Lock()
@@ -107,7 +107,7 @@ class Fleet:
         Raises BadRequestError for a body that is no object, and ForbiddenError for an end of all by somebody who may not.
         """
         raw = await read_json(scope, receive, self._max_body_bytes)
-        fields, body, caller = parse_object(raw), _object(raw), caller_of(scope)
+        fields, body, caller = parse_object(raw), _object(raw), request_state(scope).caller
         rid = body.get("rid")
         if body.get("abort_all") or not isinstance(rid, str) or not rid:
             if not caller.admin:
@@ -116,15 +116,15 @@ class Fleet:
                 )
             await self.everywhere(scope, send, raw, aborts=bool(body.get("abort_all")))
             return
-        meant = self.flights.named(rid, caller.tenant if caller.confined else None)
-        for flight, position in meant:
-            flight.end((position,))
+        meant = self.in_flight.named(rid, caller.tenant if caller.confined else None)
+        for one, position in meant:
+            one.end((position,))
         calls = []
-        for flight, position in meant:
-            at_worker = flight.rids.get(position)
-            if flight.worker is not None and at_worker is not None:
+        for one, position in meant:
+            at_worker = one.rids.get(position)
+            if one.worker is not None and at_worker is not None:
                 told = {**fields, "rid": at_worker} if caller.admin else {"rid": at_worker}
-                calls.append(self._teller.tell(flight.worker, self._abort_call(scope, told)))
+                calls.append(self._teller.tell(one.worker, self._abort_call(scope, told)))
         if meant or caller.confined:
             await _answer(send, await asyncio.gather(*calls))
         else:
@@ -165,7 +165,7 @@ class Fleet:
         asked = {worker: asyncio.create_task(self._teller.tell(worker, call)) for worker in (*first, *last)}
         try:
             # What comes while a worker is waited for that does nothing is not to end.
-            with self.flights.ending() if aborts else contextlib.nullcontext():
+            with self.in_flight.ending() if aborts else contextlib.nullcontext():
                 await asyncio.gather(*(asked[worker] for worker in first))
             return await asyncio.gather(*(asked[worker] for worker in workers))
         finally:
@@ -175,10 +175,10 @@ class Fleet:
     def _headers(self, scope: Scope) -> HeaderList:
         return request_headers(scope, forward_authorization=self._forward_authorization)
 
-    def abandon(self, flight: Flight, scope: Scope) -> list[asyncio.Task[None]]:
+    def abandon(self, in_flight: InFlight, scope: Scope) -> list[asyncio.Task[None]]:
         """Nobody waits for a request any more: tell its worker, which would take seconds to notice. Returns what does so."""
-        worker = flight.worker
-        rids = [] if worker is None else self.flights.alone(flight.rids.values(), worker)
+        worker = in_flight.worker
+        rids = [] if worker is None else self.in_flight.alone(in_flight.rids.values(), worker)
         if worker is None or not rids:
             return []
         task = asyncio.create_task(self._abort(worker, rids, scope))
@@ -186,9 +186,9 @@ class Fleet:
         task.add_done_callback(self._aborts.discard)
         return [task]
 
-    async def recall(self, flight: Flight, scope: Scope) -> None:
+    async def recall(self, in_flight: InFlight, scope: Scope) -> None:
         """A request goes to another worker: the one that has it now is told to end it, and has a moment to say so."""
-        aborts = self.abandon(flight, scope)
+        aborts = self.abandon(in_flight, scope)
         if aborts:
             await asyncio.wait(aborts, timeout=RECALL_SECONDS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Message, Send
 
-from router.engines.sglang.attempt import renamed, was_aborted, was_refused
+from router.engines.sglang.outcome import renamed, was_aborted, was_refused
 from router.http.reply import EditedReply
 
 

@@ -1,10 +1,11 @@
 """What happens to a generation that its worker aborted, or whose client left: the layer around the proxy.
 
 A worker aborts what it has when its weights are changed. Under the policy `retry` the client never learns of it: the same
-request goes out again until it is answered, elsewhere or later. But an abort that was asked for through this router is
-what somebody wanted, and is returned as it came.
+request goes out again until it is answered, elsewhere or later. But an abort that a client asked for through this router is
+returned as it came.
 
-A generation whose client left costs a GPU until its worker notices, which takes SGLang some seconds: it is told at once.
+A generation whose client left costs a GPU until its worker notices, which takes SGLang some seconds. So the worker hears of it
+at once.
 """
 
 from __future__ import annotations
@@ -14,21 +15,20 @@ from typing import cast, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.auth.callers import caller_of
 from router.config import AbortConfig, AbortPolicy
-from router.engines.sglang.attempt import ATTEMPT, Attempt
 from router.engines.sglang.limits import PromptLimits
+from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError, ClientDisconnectedError
-from router.generate.abort_retries import Retries, StreamJob, WholeJob
+from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
-from router.generate.request_ids import disguised
-from router.generate.resend import send_on
-from router.http.asgi import KEPT, header, read_json
+from router.http.asgi import collected, header, read_json, with_body
 from router.http.json_cost import LIGHT
-from router.http.offload import beside
-from router.http.reply import EditedReply
+from router.http.offload import offload
+from router.http.reply import EditedReply, send_whole
+from router.http.request_state import RequestState, request_state
 from router.observability.metrics import RouterMetrics
-from router.proxy.in_flight import Flight
+from router.proxy.in_flight import InFlight
+from router.proxy.request_ids import with_private_ids
 
 
 class Generations:
@@ -45,13 +45,13 @@ class Generations:
         max_batch: int,
         isolated: bool = False,
     ) -> None:
-        """`isolated`: workers are given ids that no client has chosen, for there are others whom those might hit."""
+        """`isolated`: workers get ids that no client has chosen, because those might hit the generations of others."""
         self._app = app
         self._isolated = isolated
         self._fleet = fleet
         self._retries = Retries(abort, metrics)
         self._outcomes = metrics.generations
-        self._abort = abort
+        self._policy = abort.policy
         self._max_body_bytes = max_body_bytes
         self._limits = PromptLimits(max_batch)
 
@@ -60,66 +60,75 @@ class Generations:
         if scope["method"] not in ("POST", "PUT"):
             await self._app(scope, receive, send)
             return
-        policy = self._policy(scope)
+        asked = header(scope, b"x-abort-policy")
+        policy = self._policy if asked is None else _checked(asked)
+        state = request_state(scope)
         body = await read_json(scope, receive, self._max_body_bytes, ids=True)
-        state = scope.get("state") or {}
-        made = state.get(ATTEMPT)
-        # A middleware in between may have written another body.
-        attempt: Attempt | None = made[1] if made is not None and made[0] is body else None
-        if attempt is None:
-            attempt = await beside(len(body) > LIGHT, Attempt.first, body, self._limits)
-        names = () if attempt is None else attempt.rids
-        if self._isolated and not state.get(KEPT) and not _made_up_here(made, attempt):
-            body, attempt, disguise = disguised(body, attempt)
-            send = send if disguise is None else EditedReply(disguise, send).send
-        flight = Flight(names, None if attempt is None else attempt.rids, tenant=caller_of(scope).tenant)
-        flight.whole = attempt is not None and not attempt.stream
-        flights = self._fleet.flights
-        flights.begin(flight)
-        account = _Account(send)
+        request = state.request
+        if request is None or request.body is not body:
+            request = await offload(len(body) > LIGHT, WorkerRequest.parse, body, self._limits)
+        names = () if request is None else request.rids
+        if self._isolated and not _made_up_here(state, request):
+            body, request, ids = with_private_ids(body, request)
+            send = send if ids is None else EditedReply(ids, send).send
+        in_flight = InFlight(
+            names,
+            None if request is None else request.rids,
+            tenant=state.caller.tenant,
+            body=body if request is None else request.body,
+            request=request,
+        )
+        inner = with_body(scope, in_flight.body, in_flight=in_flight)
+        self._fleet.in_flight.begin(in_flight)
+        outcome = _Outcome(send)
         try:
-            if attempt is None or policy == "return":
-                await send_on(self._app, scope, receive, account.send, flight, body if attempt is None else attempt)
-            elif not attempt.stream:
-                await WholeJob(self._app, self._retries, scope, receive, flight, attempt).serve(account.send)
-            elif not attempt.listed:
-                await StreamJob(self._app, self._retries, scope, receive, flight, attempt).serve(account.send)
+            if request is None or policy == "return" or (request.stream and request.listed):
+                await self._app(inner, receive, outcome.send)
+            elif request.stream:
+                await AbortedStream(self._app, self._retries, inner, receive, in_flight).serve(outcome.send)
             else:
-                await send_on(self._app, scope, receive, account.send, flight, attempt)
+                start, body = await collected(self._app, inner, receive)
+                if start["status"] == 200 and b'"abort"' in body:
+                    replies = AbortedReplies(self._app, self._retries, inner, receive, in_flight)
+                    start, body = await replies.made_good(start, body)
+                await send_whole(outcome.send, start, body)
         except (ClientDisconnectedError, asyncio.CancelledError):
-            account.outcome = "orphaned"
-            self._fleet.abandon(flight, scope)
+            outcome.word = "orphaned"
+            self._fleet.abandon(in_flight, scope)
             raise
         finally:
-            flights.over(flight)
-            self._outcomes.labels(account.outcome).inc(1 if attempt is None else attempt.replies)
-
-    def _policy(self, scope: Scope) -> AbortPolicy:
-        asked = header(scope, b"x-abort-policy")
-        if asked is None:
-            return self._abort.policy
-        if asked not in get_args(AbortPolicy):
-            raise BadRequestError(f"x-abort-policy must be one of {', '.join(get_args(AbortPolicy))}, not {asked!r}")
-        return cast(AbortPolicy, asked)
+            self._fleet.in_flight.over(in_flight)
+            self._outcomes.labels(outcome.word).inc(1 if request is None else request.replies)
 
 
-def _made_up_here(made: tuple[bytes, Attempt] | None, attempt: Attempt | None) -> bool:
-    """Whether a middleware gave the generation its id. The layers in between may have written another body since."""
-    return made is not None and attempt is not None and bool(attempt.rids) and attempt.rids == made[1].rids
+def _checked(policy: str) -> AbortPolicy:
+    if policy not in get_args(AbortPolicy):
+        raise BadRequestError(f"x-abort-policy must be one of {', '.join(get_args(AbortPolicy))}, not {policy!r}")
+    return cast(AbortPolicy, policy)
 
 
-class _Account:
+def _made_up_here(state: RequestState, request: WorkerRequest | None) -> bool:
+    """Return whether the router gave the generation its id. A middleware may have written another body since."""
+    if state.kept:
+        return True
+    made = state.request
+    if made is None or made.named or request is None:
+        return False
+    return bool(request.rids) and request.rids == made.rids
+
+
+class _Outcome:
     """What came of a request: `answered` when a good reply has gone out to its end, else `failed`; or what it is set to."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._good = False
-        self.outcome = "failed"
+        self.word = "failed"
 
     async def send(self, message: Message) -> None:
-        """To the client."""
+        """Pass a message on to the client."""
         await self._send(message)
         if message["type"] == "http.response.start":
             self._good = message["status"] < 400
         elif self._good and not message.get("more_body", False):
-            self.outcome = "answered"
+            self.word = "answered"

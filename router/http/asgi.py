@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import (
@@ -21,43 +21,14 @@ from router.errors import (
 )
 from router.http.error_bodies import error_body
 from router.http.json_cost import LIGHT, check_weight
-from router.http.offload import beside
+from router.http.offload import offload
+from router.http.request_state import request_state, with_state
 
 HeaderList = list[tuple[bytes, bytes]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-BODY_READ = "body_read"
-"""Key in `scope["state"]`: a middleware has read the body, within the limit, and what it made of it may be longer."""
-
-ROUTE_HINT = "route_hint"
-"""Key in `scope["state"]` under which a middleware leaves a `RouteHint` for the proxy."""
-
-
 SEND_BYTES = 1024 * 1024
 """Of a reply, at once: others have their turn in between."""
-
-KEPT = "kept"
-"""Key in `scope["state"]`: whoever sends this request keeps its reply by itself, under an id that it has made up."""
-
-
-class RouteHint(msgspec.Struct):
-    """What a middleware knows about a request that a routing policy may want to know.
-
-    Attributes:
-        text, token_ids, routing_key: of the request; of a batch, the first prompt.
-        replied: set by the proxy if the policy wants to know of replies. The middleware calls it with the ids of each reply to
-            that prompt, before the client has all of it.
-    """
-
-    text: str | None = None
-    token_ids: Sequence[int] | None = None
-    routing_key: str | None = None
-    replied: Callable[[Sequence[int]], None] | None = None
-
-    def reply(self, ids: Sequence[int]) -> None:
-        """Tell the policy of a reply, if it wants to know."""
-        if self.replied is not None:
-            self.replied(ids)
 
 
 # RFC 9110, 7.6.1, and the older names that are still seen.
@@ -85,15 +56,21 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
     b"x-router-worker",
     b"x-router-reason",
 }
+_NOT_TO_WORKER_BUT_TO_US = _NOT_TO_WORKER | {b"authorization", b"x-api-key"}
 _ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first value of a request header, or None. `name` is in lower case, as ASGI has it."""
+    """Return the first value of a request header, or None. `name` is in lower case, as ASGI has it."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value).decode("latin-1")
     return None
+
+
+def first_values(scope: Scope) -> dict[bytes, bytes]:
+    """Return the request headers by name, each with its first value."""
+    return dict(reversed(scope["headers"]))
 
 
 def request_target(scope: Scope) -> str:
@@ -108,41 +85,45 @@ def request_target(scope: Scope) -> str:
 
 
 def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:
-    """The headers of a client's request which go to a worker.
+    """Return the headers of a client's request that go to a worker.
 
     Compression is declined for the client: a reply has to be readable here, and between machines of one rack it
     costs more than it saves.
     """
-    named = _named_by_connection(scope["headers"])
-    kept = [
-        (name, value)
-        for name, value in scope["headers"]
-        if name not in _NOT_TO_WORKER
-        and name not in named
-        and not name.startswith(b"x-radix-")
-        and (forward_authorization or name not in (b"authorization", b"x-api-key"))
-    ]
+    dropped = _NOT_TO_WORKER if forward_authorization else _NOT_TO_WORKER_BUT_TO_US
+    kept = [pair for pair in _passing(scope["headers"], dropped) if not pair[0].startswith(b"x-radix-")]
     kept.append((b"accept-encoding", b"identity"))
     return kept
 
 
 def reply_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
-    """The headers of a worker's reply which go to the client, names in lower case."""
-    lowered = [(name.lower(), value) for name, value in headers]
-    named = _named_by_connection(lowered)
-    return [(name, value) for name, value in lowered if name not in _NOT_TO_CLIENT and name not in named]
+    """Return the headers of a worker's reply that go to the client, names in lower case."""
+    return _passing([(name.lower(), value) for name, value in headers], _NOT_TO_CLIENT)
 
 
-def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
-    named: set[bytes] = set()
+def _passing(headers: HeaderList, dropped: frozenset[bytes]) -> HeaderList:
+    """Return the headers that are not dropped, nor named by a `connection` header."""
     for name, value in headers:
         if name == b"connection":
-            named.update(token.strip().lower() for token in value.split(b","))
-    return named
+            dropped = dropped.union(token.strip().lower() for token in value.split(b","))
+    return [pair for pair in headers if pair[0] not in dropped]
+
+
+async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False) -> bytes:
+    """Return a request body that is JSON and does not hold up others when it is parsed; `ids`: it may hold token ids.
+
+    Raises:
+        BodyTooLargeError: it has too many values in it, or bytes.
+        BadRequestError, ClientDisconnectedError: as `read_body` does.
+    """
+    body = await read_body(scope, receive, limit)
+    if len(body) > LIGHT and not request_state(scope).body_read:
+        await offload(True, check_weight, body, ids=ids)
+    return body
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole request body, for somebody who has to understand it.
+    """Return the whole request body, for a layer that has to understand it.
 
     Raises:
         BadRequestError: the body is compressed.
@@ -154,29 +135,16 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     return await gather_body(scope, receive, limit)
 
 
-async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False) -> bytes:
-    """A request body that is JSON, and can be read without holding up others; `ids`: there may be token ids in it.
-
-    Raises:
-        BodyTooLargeError: it has too many values in it, or bytes.
-        BadRequestError, ClientDisconnectedError: as `read_body` does.
-    """
-    body = await read_body(scope, receive, limit)
-    if not _was_read(scope):
-        await beside(len(body) > LIGHT, check_weight, body, ids=ids)
-    return body
-
-
 async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole request body, as it came.
+    """Return the whole request body, as it came.
 
     Raises:
         BodyTooLargeError: more than `limit` bytes are announced, or come.
         ClientDisconnectedError: the client left before the end.
     """
-    announced = header(scope, b"content-length")
-    bounded = not _was_read(scope)
-    if bounded and announced is not None and announced.isdecimal() and int(announced) > limit:
+    bounded = not request_state(scope).body_read
+    announced = header(scope, b"content-length") if bounded else None
+    if announced is not None and announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
 
     chunks: list[bytes] = []
@@ -193,10 +161,6 @@ async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         chunks.append(chunk)
         more = message.get("more_body", False)
     return b"".join(chunks)
-
-
-def _was_read(scope: Scope) -> bool:
-    return bool((scope.get("state") or {}).get(BODY_READ))
 
 
 def _too_large(limit: int) -> BodyTooLargeError:
@@ -219,25 +183,29 @@ def replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
-    """The reply of an application: its start message, and all of its body."""
+    """Return the reply of an application: its start message, and all of its body."""
     start: Message = {}
     chunks: list[bytes] = []
 
-    async def keep(message: Message) -> None:
+    async def collect(message: Message) -> None:
         if message["type"] == "http.response.start":
             start.update(message)
         else:
             chunks.append(message.get("body", b""))
 
-    await app(scope, receive, keep)
+    await app(scope, receive, collect)
     return start, b"".join(chunks)
 
 
-def with_body(scope: Scope, body: bytes) -> Scope:
-    """A copy of the scope whose headers describe `body`, for sending a rewritten request onward."""
-    headers = [(name, value) for name, value in scope["headers"] if name not in _ENVELOPE]
-    headers.append((b"content-length", b"%d" % len(body)))
-    return {**scope, "headers": headers, "state": {**(scope.get("state") or {}), BODY_READ: True}}
+def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:
+    """Return a copy of the scope whose headers describe `body`, to send a rewritten request onward.
+
+    `changes`: further attributes of the `RequestState` that goes along.
+    """
+    inner = with_state(scope, body_read=True, **changes)
+    inner["headers"] = [pair for pair in scope["headers"] if pair[0] not in _ENVELOPE]
+    inner["headers"].append((b"content-length", b"%d" % len(body)))
+    return inner
 
 
 def has_body(scope: Scope) -> bool:

@@ -16,9 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import ClientDisconnectedError, RouterError, StoppedError, UpstreamError
 from router.http.asgi import HeaderList, send_error
+from router.http.request_state import first_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
-from router.observability.requests import REQUEST, REQUEST_ID, Phase, RequestRecord, Requests
+from router.observability.requests import REQUEST_ID, Phase, RequestRecord, Requests
 from router.observability.tracing import OFF, Span, Tracer
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class ErrorBoundary:
             return
         headers, request_id = _identified(scope["headers"])
         record = RequestRecord(request_id, scope["method"], scope["path"])
-        scope = {**scope, "headers": headers, "state": {**(scope.get("state") or {}), REQUEST: record}}
+        scope = {**scope, "headers": headers, "state": first_state(scope, record)}
         # Never reset: the request's task ends with it, and what the server has to say about its end is about it, too.
         REQUEST_ID.set(request_id)
         exchange = _Exchange(record, self._metrics, send)

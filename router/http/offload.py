@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop, done beside it."""
+"""Work that would hold up the event loop, done in a thread."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
+_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload")
 """One for the process. With several, each of them would get its turn before the event loop gets its own."""
 
 
-async def beside(heavy: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns; done in a thread if it is `heavy`.
+async def offload(heavy: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what `work` returns. It is done in a thread if it is `heavy`.
 
-    Python's threads take turns of milliseconds, so the work has to be of many small calls: one call into a library that takes
-    long holds up the event loop from a thread just as well.
+    Python's threads take turns of milliseconds, so the work has to consist of many small calls: one long call into a library
+    holds up the event loop from a thread just as well.
     """
     if not heavy:
         return work(*args, **kwargs)
     context = copy_context()
     return await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: context.run(work, *args, **kwargs))
+
+
+beside = offload  # the former name

@@ -72,13 +72,9 @@ class NotHttpError(UpstreamBrokenError):
 class UpstreamResponse(Protocol):
     """A reply whose head has arrived and whose body is still on its way."""
 
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-
-    @property
-    def headers(self) -> Headers:
-        """As the worker sent them, repeated ones too."""
+    status: int
+    headers: Headers
+    """As the worker sent them, repeated ones too."""
 
     async def read(self) -> bytes:
         """The next piece of the body as it comes, empty at the end. Raises UpstreamBrokenError."""
@@ -181,7 +177,9 @@ class AiohttpUpstream:
             raise NotHttpError(f"not a valid HTTP reply: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
-        if not 200 <= response.status < 600 or any(_CONTROL.search(value) for _, value in response.raw_headers):
+        if not 200 <= response.status < 600 or _CONTROL.search(
+            b"\t".join([value for _, value in response.raw_headers])
+        ):
             response.close()
             raise NotHttpError(
                 f"not a valid HTTP reply: status {response.status}, or a header that no client may be sent"
@@ -265,15 +263,9 @@ class _AiohttpResponse:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         self._response = response
+        self.status = response.status
+        self.headers: Headers = response.raw_headers
         self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding)
-
-    @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def headers(self) -> Headers:
-        return self._response.raw_headers
 
     async def read(self) -> bytes:
         try:

@@ -1,10 +1,10 @@
-"""What the workers' KV caches hold, as they tell it themselves.
+"""What the workers' KV caches hold, as the workers report it.
 
-Pages differ in size from worker to worker, so there is one `PositionalIndexer` for each size. A worker with several
-data-parallel ranks has several caches, of which a request meets one: each is followed by itself, and the best one counts.
+Block sizes differ between workers, so there is one `PositionalIndexer` for each size. A worker with several data-parallel ranks
+has several caches, and a request meets one of them: each is followed separately, and the best one counts.
 
-What is told of a worker is never more than it holds. Whether it is also no less is what `tracked` says: of one whose first
-events were missed, what it stored before is unknown, until it empties its cache.
+The index never credits a worker with more than it holds. `tracked` says whether it also knows everything: if a worker's first
+events were missed, what it stored before is unknown until it empties its cache.
 """
 
 from __future__ import annotations
@@ -18,27 +18,24 @@ from router.kv_cache.positional_indexer import UNSIGNED, ParentNotFoundError, Po
 
 _GPU = 1
 _TIERS = {None: _GPU, "GPU": _GPU, "CPU_PINNED": 2, "DISK": 4}
-"""A block counts while it is in one of them. Others, such as a pool that all workers share, tell nothing about a worker."""
+"""A block counts while it is in one of these. Other media, such as a pool that all workers share, say nothing of a worker."""
 
 
 class KvIndex:
-    """The caches of any number of workers, known by their URLs.
+    """The caches of any number of workers, by their URLs.
 
     Attributes:
-        counts: what went wrong, in blocks: `unknown_parent`, `other_size` (than the worker's), `malformed`.
+        counts: the blocks that were skipped, by reason: `unknown_parent`, `other_size` (not the worker's), `malformed`.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._indexers: dict[int, PositionalIndexer] = {}  # by block size
         self._caches: dict[str, dict[int, _Cache]] = {}  # by URL and rank
-        self._urls: dict[str, str] = {}  # by what the indexers call a cache
+        self._urls: dict[str, str] = {}  # by the name of a cache in the indexers
 
     def reset(self, url: str, rank: int = 0, *, complete: bool) -> None:
-        """Begin anew with a worker's cache.
-
-        `complete`: it is empty, and all that happens to it from now on will be told.
-        """
+        """Start over with a worker's cache. `complete`: it is empty, and all its events will be applied from now on."""
         ranks = self._caches.setdefault(url, {})
         cache = ranks.get(rank)
         if cache is None:
@@ -48,7 +45,7 @@ class KvIndex:
         cache.complete = complete
 
     def apply(self, url: str, events: Iterable[KvEvent], rank: int = 0) -> None:
-        """What a worker told, in its order."""
+        """Apply a worker's events, in their order."""
         if rank not in self._caches.get(url, ()):
             self.reset(url, rank, complete=False)
         cache = self._caches[url][rank]
@@ -65,17 +62,17 @@ class KvIndex:
                     self._indexers[cache.block_size].apply_cleared(cache.name)
 
     def overlaps(self, ids: Sequence[int], lora: str | None = None) -> dict[str, int]:
-        """By worker, how many blocks of this prompt it has cached, in blocks of its own size. Who has none is not in it.
+        """Return, by worker, how many blocks of this prompt it has cached, in blocks of its own size, if it has any.
 
-        An array or a memoryview of 32-bit ids is the fastest. `lora` is the adapter's name.
+        `ids` is fastest as an array or a memoryview of 32-bit integers. `lora` is the adapter's name.
         """
         found: dict[str, int] = {}
         root = root_of(lora, None)
         for size, indexer in self._indexers.items():
             try:
-                blocks = indexer.find_matches(content_hashes(ids, size), root).blocks
+                blocks = indexer.find_matches(content_hashes(ids, size), root)
             except OverflowError:
-                return {}  # ids that no vocabulary has, and no cache
+                return {}  # no vocabulary has such ids, and so no cache
             if len(self._urls) == len(self._caches) and not found:  # no worker has several ranks
                 found = blocks
                 continue
@@ -85,38 +82,24 @@ class KvIndex:
         return found
 
     def tracked(self, url: str) -> bool:
-        """Whether all is known that this worker has cached: where it does not overlap, it has nothing."""
+        """Whether the whole cache of this worker is known: it has nothing beyond its overlap."""
         ranks = self._caches.get(url, {})
         return bool(ranks) and all(cache.complete for cache in ranks.values())
 
     def block_size(self, url: str) -> int | None:
-        """Ids in a block of this worker; None until it has stored one."""
+        """Return the number of ids in a block of this worker; None until it has stored one."""
         return next((cache.block_size for cache in self._caches.get(url, {}).values()), None)
 
     def tree_size(self, url: str) -> int:
-        """Blocks that a worker is known to hold, all ranks together."""
+        """Return the number of blocks that a worker is known to hold, all ranks together."""
         caches = self._caches.get(url, {}).values()
         return sum(self._indexers[one.block_size].tree_size(one.name) for one in caches if one.block_size is not None)
 
     def forget(self, url: str) -> None:
-        """Nothing is known of this worker any more. One that is not known is no error."""
+        """Forget a worker; an unknown worker is no error."""
         for cache in self._caches.pop(url, {}).values():
             self._leave(cache)
             del self._urls[cache.name]
-
-    def check(self) -> None:
-        """Recount everything. AssertionError if what is kept differs."""
-        caches = [cache for ranks in self._caches.values() for cache in ranks.values()]
-        assert self._urls.keys() == {cache.name for cache in caches}
-        for size, indexer in self._indexers.items():
-            indexer.check()
-            assert indexer.tree_sizes, "an index of nobody's"
-            assert indexer.tree_sizes.keys() == {cache.name for cache in caches if cache.block_size == size}
-        for cache in caches:
-            assert not cache.tiers or cache.block_size is not None
-            for own, tiers in cache.tiers.items():
-                assert tiers not in (0, _GPU)
-                assert self._indexers[cache.block_size or 0].holds(cache.name, own)
 
     def _stored(self, cache: _Cache, event: BlockStored) -> None:
         tier = _TIERS.get(event.medium)
@@ -181,7 +164,7 @@ class KvIndex:
 
 
 class _Cache:
-    """One rank's. `tiers`: where blocks are, of those that are not on the GPU alone."""
+    """The cache of one rank. `tiers` says where its blocks are, except those that are on the GPU alone."""
 
     __slots__ = ("block_size", "complete", "name", "tiers")
 
@@ -192,7 +175,6 @@ class _Cache:
         self.tiers: dict[int, int] = {}
 
     def note(self, tiers: dict[int, int]) -> None:
-        """Where these blocks are now."""
         for own, where in tiers.items():
             if where in (0, _GPU):
                 self.tiers.pop(own, None)
@@ -201,5 +183,5 @@ class _Cache:
 
 
 def _singles(ids: Sequence[int | tuple[int, int]]) -> Sequence[int]:
-    """Pairs overlap by one, so the first of each are the prompt's own ids."""
+    """Return the ids of a prompt. EAGLE's pairs overlap by one, so the first of each are the prompt's own ids."""
     return [one[0] if isinstance(one, tuple) else one for one in ids]

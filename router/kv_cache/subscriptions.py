@@ -1,13 +1,14 @@
-"""Following what workers say about their KV caches.
+"""Subscriptions to the KV cache events of workers.
 
-A subscription per cache (a worker has one for each data-parallel rank). Batches are numbered, so a missed one shows: then the
-worker is asked for what it still has from that one on. Where it does not offer that, or has too little, the cache counts as
-empty from there on. Nothing is ever believed to be cached because an eviction was missed.
+There is one subscription per cache: a worker has one for each data-parallel rank. Batches are numbered, so a missed batch
+shows. The subscription then asks the worker to replay from that number on. If the worker offers no replay, or no longer has
+the batch, the cache counts as empty from there on: a missed eviction never leaves a block that is wrongly believed to be
+cached.
 
          connected                     batch n, and n is next
       ----------------> replay from 0  ----------------------> apply, next = n + 1
-         gone                          n > next: replay from next; still missing: begin anew, incomplete
-      ----------------> begin anew     n < next: known, if it is no later than the last; else another process: begin anew
+         disconnected                  n > next: replay from next; still missing: start over, incomplete
+      ----------------> start over     n < next: known, unless it is later than the last: another process, start over
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from router.kv_cache.index import KvIndex
 logger = logging.getLogger(__name__)
 
 _QUEUED = 10_000
-"""Batches that may wait here while a replay is read. Further ones are lost, and asked for again."""
+"""Batches that may wait while a replay is read. Further ones are lost, and replayed later."""
 
-_AT_ONCE = 1_000
-"""Blocks that the index takes before requests get their turn: a millisecond or two."""
+_BLOCKS_PER_STEP = 1_000
+"""Blocks that are applied before other tasks get their turn: a millisecond or two."""
 
 _HEARTBEAT_MS = 5_000
-"""A worker whose machine is gone does not close its connection."""
+"""Heartbeats detect a worker whose machine is gone: it does not close its connection."""
 
 
 class KvSubscriptions:
     """The subscriptions of a fleet. Needs a running event loop.
 
     Attributes:
-        counts: `batches`; `replays` that were asked for, `replay_timeouts`; `gaps` in the numbers; `lost`: times that a cache
-            had to be taken for empty; `restarts` and `disconnects` of workers; `unreadable` batches; `failed` subscriptions.
+        counts: `batches`; requested `replays` and `replay_timeouts`; `gaps` in the numbers; `lost`: times that a cache had to
+            count as empty; `restarts` and `disconnects` of workers; `unreadable` batches; `failed` subscriptions.
     """
 
     def __init__(self, index: KvIndex, *, replay_seconds: float = 5.0) -> None:
-        """`replay_seconds`: how long a worker may say nothing in the midst of a replay."""
+        """`replay_seconds`: how long a worker may be silent during a replay."""
         self.counts: Counter[str] = Counter()
         self._index = index
         self._replay_seconds = replay_seconds
@@ -55,27 +56,29 @@ class KvSubscriptions:
         self._ending: set[asyncio.Task[None]] = set()
 
     def start(self, url: str, source: KvSource) -> None:
-        """Follow a worker. Again changes nothing; with another source it begins anew."""
+        """Follow a worker. With the source that it already has, do nothing; with another one, start over."""
         if self._sources.get(url) == source:
             return
         self.stop(url)
         if self._context is None:
             self._context = zmq.asyncio.Context()
-            # Three sockets per cache; the default is room for 1,023.
+            # A cache needs three sockets, and the default limit is 1,023.
             self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._sources[url] = source
         self._tasks[url] = []
         for rank in range(source.ranks):
             self._index.reset(url, rank, complete=False)
-            one = _Subscription(self._context, url, rank, source, self._index, self.counts, self._replay_seconds)
-            # Not in the context of the call that added the worker: its request id is none of ours.
+            subscription = _Subscription(
+                self._context, url, rank, source, self._index, self.counts, self._replay_seconds
+            )
+            # In a fresh context, without the request id of the call that added the worker.
             task = asyncio.create_task(
-                one.run(), name=f"KV events of {url}, rank {rank}", context=contextvars.Context()
+                subscription.run(), name=f"KV events of {url}, rank {rank}", context=contextvars.Context()
             )
             self._tasks[url].append(task)
 
     def stop(self, url: str) -> None:
-        """Follow it no more, and forget its cache, at once. One that is not followed is no error."""
+        """Stop following a worker and forget its cache at once. A worker that is not followed is no error."""
         self._sources.pop(url, None)
         for task in self._tasks.pop(url, ()):
             task.cancel()
@@ -84,11 +87,11 @@ class KvSubscriptions:
         self._index.forget(url)
 
     def following(self, url: str) -> bool:
-        """Whether a worker is followed: it need not be connected."""
+        """Whether a worker is followed, connected or not."""
         return url in self._sources
 
     async def close(self) -> None:
-        """Stop them all, and wait until their sockets are closed."""
+        """Stop following all workers, and wait until the sockets are closed."""
         for url in list(self._sources):
             self.stop(url)
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -98,7 +101,7 @@ class KvSubscriptions:
 
 
 class _Subscription:
-    """One cache of one worker."""
+    """The subscription to one cache of one worker."""
 
     def __init__(
         self,
@@ -118,11 +121,11 @@ class _Subscription:
         self._counts = counts
         self._replay_seconds = replay_seconds
         self._next = 0
-        self._last = 0.0  # when the last batch was made, by the worker's clock
-        self._turn = asyncio.Lock()  # a batch waits for the replay of those before it
+        self._last = 0.0  # the last batch's time, by the worker's clock
+        self._turn = asyncio.Lock()  # a batch waits until the batches before it are replayed
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Follow the cache until cancelled."""
         socket = self._socket(zmq.SUB)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
@@ -148,16 +151,16 @@ class _Subscription:
             frames = await socket.recv_multipart()
             async with self._turn:
                 await self._take(frames)
-            await asyncio.sleep(0)  # a socket that has more already does not give way
+            await asyncio.sleep(0)  # receiving from a socket that has more already never suspends
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         while True:
             event = await recv_monitor_message(monitor)
             async with self._turn:
                 if event["event"] == zmq.EVENT_DISCONNECTED:
-                    logger.info("the KV events of %s, rank %d, have ended", self._url, self._rank)
+                    logger.info("the KV events of %s, rank %d, are disconnected", self._url, self._rank)
                     self._counts["disconnects"] += 1
-                    self._begin_anew()
+                    self._start_over()
                 else:
                     await self._catch_up()
 
@@ -168,9 +171,9 @@ class _Subscription:
             return
         if number < self._next:
             if batch.ts <= self._last:
-                return  # a replay has brought it
+                return  # a replay already delivered it
             self._counts["restarts"] += 1
-            self._begin_anew()
+            self._start_over()
         if number > self._next:
             self._counts["gaps"] += 1
             await self._catch_up()
@@ -179,7 +182,7 @@ class _Subscription:
         await self._apply(number, batch)
 
     async def _catch_up(self) -> None:
-        """Ask for all from the next batch on, again if some of it was dropped on the way."""
+        """Replay everything from the next batch on, and repeat if some of it was dropped on the way."""
         endpoint = self._source.replay_endpoint(self._rank)
         before = -1
         while endpoint is not None and before < self._next:
@@ -188,9 +191,9 @@ class _Subscription:
                 return
 
     async def _replay(self, endpoint: str) -> bool:
-        """Whether there is nothing more to be had."""
+        """Replay once. Return whether the worker has nothing more to replay."""
         self._counts["replays"] += 1
-        # A REQ socket would write the empty frame itself, and take one answer only.
+        # A REQ socket would add the empty frame itself, but accept only one reply.
         socket = self._socket(zmq.DEALER)
         try:
             socket.rcvhwm = 0
@@ -201,7 +204,7 @@ class _Subscription:
                 async with asyncio.timeout(self._replay_seconds):
                     frames = await socket.recv_multipart()
                 if frames[-2] == END_OF_REPLAY:
-                    if self._next == 0:  # it has never said anything, so there is nothing to be missed
+                    if self._next == 0:  # it has published nothing yet, so nothing was missed
                         self._index.reset(self._url, self._rank, complete=True)
                     return True
                 number = int.from_bytes(frames[-2], "big")
@@ -223,7 +226,7 @@ class _Subscription:
         except UnreadableBatchError as error:
             logger.warning("worker %s: %s", self._url, error)
             self._counts["unreadable"] += 1
-            self._begin_anew()
+            self._start_over()
             self._next = number + 1
             return None
 
@@ -232,16 +235,16 @@ class _Subscription:
             self._index.reset(self._url, self._rank, complete=True)
         elif number > self._next:
             self._counts["lost"] += 1
-            self._begin_anew()
+            self._start_over()
         self._next = number + 1
         self._last = batch.ts
         self._counts["batches"] += 1
         for event in batch.events:
-            for part in parts(event, _AT_ONCE):
+            for part in parts(event, _BLOCKS_PER_STEP):
                 self._index.apply(self._url, (part,), self._rank)
                 await asyncio.sleep(0)
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         self._next = 0
         self._last = 0.0
         self._index.reset(self._url, self._rank, complete=False)

@@ -1,4 +1,4 @@
-"""Finding out which workers publish what they have cached, and following those."""
+"""Discovers which workers publish KV cache events, and follows them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from router.workers.worker import ROUTABLE, Worker
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the pool: a worker that is new is followed that much later, and until then known by the tree."""
+"""The interval between two looks at the pool. Until a new worker is followed, the policy relies on its tree."""
 
 
 class KvWatch:
-    """Follows the workers of a pool, from the start of an application to its end, as a context. Without an index, nothing."""
+    """A context for the lifetime of an application that follows the workers of a pool. Without an index it does nothing."""
 
     def __init__(
         self, pool: WorkerPool, prober: Prober, index: KvIndex | None, *, look_seconds: float = LOOK_SECONDS
@@ -49,11 +49,11 @@ class KvWatch:
             try:
                 await self.look(subscriptions)
             except Exception:
-                logger.exception("the workers' KV events could not be looked for")
+                logger.exception("looking for workers that publish KV events failed")
             await asyncio.sleep(self._seconds)
 
     async def look(self, subscriptions: KvSubscriptions) -> None:
-        """Ask who is new, or was away and may be another process; leave those that are gone."""
+        """Ask workers that are new, or were away and may have restarted; stop following workers that left the pool."""
         workers = {worker.url: worker for worker in self._pool.list()}
         well = {url for url, worker in workers.items() if worker.state in ROUTABLE}
         for url in self._followed - workers.keys():
@@ -70,10 +70,10 @@ class KvWatch:
             return
         source = None if info is None else kv_source(worker.url, info)
         if source is None:
-            logger.info("worker %s does not publish what it has cached (--kv-events-config)", worker.url)
+            logger.info("worker %s does not publish KV events (--kv-events-config)", worker.url)
             subscriptions.stop(worker.url)
             self._followed.discard(worker.url)
         else:
-            logger.info("worker %s publishes what it has cached at %s", worker.url, source.endpoint(0))
+            logger.info("worker %s publishes KV events at %s", worker.url, source.endpoint(0))
             subscriptions.start(worker.url, source)
             self._followed.add(worker.url)

@@ -12,9 +12,6 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-REQUEST = "request"
-"""Key in `scope["state"]` under which the record of a request is found."""
-
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """What the request is called that is being served here, for whoever writes the log."""
 

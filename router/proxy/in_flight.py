@@ -1,126 +1,138 @@
-"""The generations in flight: which worker has each, under which ids, and whether somebody asked for their end.
+"""The generations in flight: which worker has each, under which ids, and which of them a client has asked to end.
 
-A client may give a generation an id of its own, or read the one that a stream shows; a second attempt needs another one
-at the worker, because a worker refuses an id it has seen. Here is what knows both.
+A client may give a generation an id, or read the id that a stream shows. A second attempt needs another id at the worker,
+because a worker refuses an id that it has seen. This module knows both.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from router.engines.sglang.worker_request import WorkerRequest
 from router.workers.worker import Worker
 
-FLIGHT = "flight"
-"""Key in `scope["state"]` under which the proxy finds the flight, to say which worker it went to."""
-
 RID_LENGTH = 32
-"""Of the ids that workers make up: a UUID in hexadecimal."""
+"""Characters of an id that a worker makes up: a UUID in hexadecimal."""
 
 
-class Flight:
+class InFlight:
     """One request to `/generate`, from its first attempt to its last.
 
     Attributes:
-        names: what the client calls each of its generations; empty where it has no say in it (`n > 1`).
-        rids: what the worker calls them in the present attempt, by position in `names`; those not sent again are missing.
-        tenant: whose it is.
-        worker: who has it, or had it last.
+        names: what the client calls each generation; empty where it cannot name them (`n > 1`).
+        rids: what the worker calls them in the present attempt, by position in `names`, without those not sent again.
+        tenant: the owner.
+        worker: the worker that has it, or had it last.
         whole: whether the client waits for a reply in one piece.
-        renew: makes the body under ids that no worker has seen, where ids are told; for a worker that is asked twice.
+        body: the body of the present attempt.
+        request: the same body as the router understands it; None if only a worker can tell what it means.
     """
 
-    def __init__(self, names: Sequence[str], rids: Sequence[str] | None = None, *, tenant: str = "") -> None:
-        """`rids`: where the worker is told others than `names`."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        rids: Sequence[str] | None = None,
+        *,
+        tenant: str = "",
+        body: bytes = b"",
+        request: WorkerRequest | None = None,
+    ) -> None:
+        """`rids`: where the worker knows other ids than `names`."""
         self.names = tuple(names)
         self.rids: dict[int, str] = dict(enumerate(names if rids is None else rids))
         self.tenant = tenant
         self.worker: Worker | None = None
-        self.renew: Callable[[], bytes] | None = None
-        self.whole = False
-        self._asked: set[int] = set()
-        self._all_asked = False
+        self.body = body
+        self.request = request
+        self.whole = request is not None and not request.stream
+        self._to_end: set[int] = set()
+        self._all_to_end = False
         self._changed = asyncio.Event()
 
+    def send_next(self, request: WorkerRequest, positions: Sequence[int]) -> None:
+        """Make this the request of the next attempt. `positions`: the generations that it is about, in its order."""
+        self.request, self.body = request, request.body
+        self.rids = dict(zip(positions, request.rids, strict=True))
+
     def end(self, positions: Iterable[int] | None = None) -> None:
-        """Somebody asked for the end of these generations (None: of all): they are not sent again."""
+        """Send these generations (None: all) no more: somebody asked for their end."""
         if positions is None:
-            self._all_asked = True
+            self._all_to_end = True
         else:
-            self._asked.update(positions)
+            self._to_end.update(positions)
         self._changed.set()
 
-    def asked(self, position: int) -> bool:
-        """Whether a generation is to end."""
-        return self._all_asked or position in self._asked
+    def to_end(self, position: int) -> bool:
+        """Return whether a generation is to end."""
+        return self._all_to_end or position in self._to_end
 
     @property
     def unwanted(self) -> bool:
         """Whether all of it is to end."""
-        return self._all_asked or (bool(self.names) and len(self._asked) == len(self.names))
+        return self._all_to_end or (bool(self.names) and len(self._to_end) == len(self.names))
 
-    async def until_asked(self, positions: Sequence[int]) -> None:
+    async def until_to_end(self, positions: Sequence[int]) -> None:
         """Wait until each of these generations is to end."""
-        while not all(self.asked(position) for position in positions):
+        while not all(self.to_end(position) for position in positions):
             self._changed.clear()
             await self._changed.wait()
 
 
-class Flights:
-    """All of them, found by their names: as an exact one, and by how it begins."""
+class GenerationsInFlight:
+    """All requests to `/generate` in flight, found by their names: by a whole name, and by its beginning."""
 
     def __init__(self) -> None:
-        self._flights: set[Flight] = set()
-        self._by_name: dict[str, list[tuple[Flight, int]]] = {}
+        self._all: set[InFlight] = set()
+        self._by_name: dict[str, list[tuple[InFlight, int]]] = {}
         self._names: list[str] = []  # sorted
         self._ending = 0
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._all)
 
-    def begin(self, flight: Flight) -> None:
-        """A request was let in."""
-        self._flights.add(flight)
-        for position, name in enumerate(flight.names):
+    def begin(self, one: InFlight) -> None:
+        """Add a request that was let in."""
+        self._all.add(one)
+        for position, name in enumerate(one.names):
             if name not in self._by_name:
                 insort(self._names, name)
-            self._by_name.setdefault(name, []).append((flight, position))
+            self._by_name.setdefault(name, []).append((one, position))
         if self._ending:
-            flight.end()
+            one.end()
 
-    def over(self, flight: Flight) -> None:
-        """It has its reply, or nobody waits for it any more."""
-        self._flights.discard(flight)
-        flight.renew = None  # it knows the flight, and the whole request: a circle that would wait for a collection
-        for position, name in enumerate(flight.names):
-            self._by_name[name].remove((flight, position))
+    def over(self, one: InFlight) -> None:
+        """Remove a request that has its reply, or that nobody waits for any more."""
+        self._all.discard(one)
+        for position, name in enumerate(one.names):
+            self._by_name[name].remove((one, position))
             if not self._by_name[name]:
                 del self._by_name[name]
                 del self._names[bisect_left(self._names, name)]
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Workers are told to abort all they have: what is in flight, and what overtakes that on its way to them."""
-        for flight in self._flights:
-            flight.end()
+        """End what is in flight, and what comes in this block: workers are about to abort all that they have."""
+        for one in self._all:
+            one.end()
         self._ending += 1
         try:
             yield
         finally:
             self._ending -= 1
 
-    def named(self, rid: str, tenant: str | None = None) -> list[tuple[Flight, int]]:
-        """The generations that an abort of this id means: that one, or else all that begin so, as with SGLang.
+    def named(self, rid: str, tenant: str | None = None) -> list[tuple[InFlight, int]]:
+        """Return the generations that an abort of this id means: the one of that name, or else all whose names begin so.
 
-        `tenant`: whose generations it may mean; None for everybody's.
+        SGLang does the same. `tenant`: whose generations it may mean; None for everybody's.
         """
         exact = self._of(tenant, self._by_name.get(rid, ()))
         return exact or [one for name in self._beginning(rid) for one in self._of(tenant, self._by_name[name])]
 
     def alone(self, rids: Iterable[str], worker: Worker) -> list[str]:
-        """Those of a request's ids of which an abort ends no other generation of the same worker."""
+        """Return those of a request's ids whose abort ends no other generation of the same worker."""
         short: list[str] = []
         long: list[str] = []
         for rid in rids:
@@ -128,10 +140,10 @@ class Flights:
         found = [rid for rid in long if not self.shares_prefix(rid, worker)]
         if not short:
             return found
-        # As `shares_prefix` has it, for thousands of them at once.
-        there = [flight for flight in self._flights if flight.worker is worker]
-        if all(flight.names for flight in there):
-            others = sorted({other for flight in there for other in flight.rids.values()})
+        # The rule of `shares_prefix`, for thousands of ids at once.
+        there = [one for one in self._all if one.worker is worker]
+        if all(one.names for one in there):
+            others = sorted({other for one in there for other in one.rids.values()})
             for rid in short:
                 after = bisect_right(others, rid)
                 if after == len(others) or not others[after].startswith(rid):
@@ -139,19 +151,19 @@ class Flights:
         return found
 
     def shares_prefix(self, rid: str, worker: Worker) -> bool:
-        """Whether an abort of this id would (or might) end another generation of the same worker, too."""
+        """Return whether an abort of this id would (or might) end another generation of the same worker, too."""
         if len(rid) >= RID_LENGTH:
-            # Under the very same name there may be one whose later attempt has a longer id.
-            found = (one for name in self._beginning(rid) for one in self._by_name[name])
-            return any(flight.worker is worker and flight.rids.get(at) not in (None, rid) for flight, at in found)
-        # A short one may also begin an id that was made up, here for a later attempt or by the worker (`n > 1`).
-        there = [flight for flight in self._flights if flight.worker is worker]
-        rids = [other for flight in there for other in flight.rids.values()]
-        return not all(flight.names for flight in there) or any(r != rid and r.startswith(rid) for r in rids)
+            # Under the same name there may be a generation whose later attempt has a longer id.
+            found = (entry for name in self._beginning(rid) for entry in self._by_name[name])
+            return any(one.worker is worker and one.rids.get(at) not in (None, rid) for one, at in found)
+        # A short id may also begin an id that was made up, here for a later attempt or by the worker (`n > 1`).
+        there = [one for one in self._all if one.worker is worker]
+        rids = [other for one in there for other in one.rids.values()]
+        return not all(one.names for one in there) or any(r != rid and r.startswith(rid) for r in rids)
 
     @staticmethod
-    def _of(tenant: str | None, found: Sequence[tuple[Flight, int]]) -> list[tuple[Flight, int]]:
-        return [(flight, position) for flight, position in found if tenant is None or flight.tenant == tenant]
+    def _of(tenant: str | None, found: Sequence[tuple[InFlight, int]]) -> list[tuple[InFlight, int]]:
+        return [(one, position) for one, position in found if tenant is None or one.tenant == tenant]
 
     def _beginning(self, rid: str) -> list[str]:
         begin = end = bisect_left(self._names, rid)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
-from router.auth.callers import TENANT
-from router.engines.sglang.route_prompt import PromptOf, prompt_of
-from router.http.asgi import ROUTE_HINT, HeaderList, RouteHint, header, request_headers, request_target
-from router.observability.requests import REQUEST, RequestRecord
+from router.engines.sglang.worker_request import RoutePrompt, route_prompt
+from router.http.asgi import HeaderList, first_values, gather_body, has_body, read_body, request_headers, request_target
+from router.http.request_state import RequestState, request_state
 from router.policies.base import RouteQuery
-from router.proxy.in_flight import FLIGHT, Flight
+from router.proxy.request_ids import RequestIds
 from router.workers.queue import Key
 
 _END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
-"""Whose streams do. Others, those of Anthropic's dialect for one, end in other words."""
+"""Paths whose streams end with `[DONE]`. Others, those of Anthropic's dialect for one, end in other words."""
 
 
 class OutboundRequest(msgspec.Struct):
@@ -22,75 +21,95 @@ class OutboundRequest(msgspec.Struct):
 
     Attributes:
         scope: the client's.
+        state: what the layers outside have left.
         method: of HTTP.
         target: path and query, as the client wrote them.
         headers: those that may pass.
+        body: what is sent; None if there is none.
+        query: what a routing policy may want to know.
+        key: the line that the request stands in while no worker has room.
+        alone: whether the prompt was read here, and is the only one.
         repeatable: whether sending it twice does no harm.
         limited: whether it is work, for which there may have to be room.
-        key: the line that it stands in when there is none.
-        query: what a routing policy may want to know.
-        hint: what a middleware knows; it tells of the replies, too.
-        alone: whether the prompt was read here, and is the only one.
-        flight: the generations that it asks for; None if it is about something else.
-        record: where it is told how far it has come.
-        body: what is sent; None if there is none.
         ends_with_done: whether a stream that answers it has failed if it ends without `[DONE]`.
+        ids: puts the ids of the reply right, after the request went to the same worker again under new ids.
     """
 
     scope: Scope
+    state: RequestState
     method: str
     target: str
     headers: HeaderList
+    body: bytes | None
+    query: RouteQuery
+    key: Key
+    alone: bool
     repeatable: bool
     limited: bool
-    key: Key
-    query: RouteQuery
-    hint: RouteHint | None
-    alone: bool
-    flight: Flight | None
-    record: RequestRecord
-    body: bytes | None
     ends_with_done: bool
+    ids: RequestIds | None = None
 
-    @classmethod
-    def of(
-        cls,
-        scope: Scope,
-        body: bytes | None,
-        *,
-        generation: bool,
-        forward_authorization: bool,
-        reads_prompt: bool = False,
-    ) -> OutboundRequest:
-        """Raises BadRequestError for a target that is no path.
+    def renew_ids(self) -> None:
+        """Put new ids in the place of those that the worker has seen already. Each begins with the old one."""
+        in_flight = self.state.in_flight
+        request = None if in_flight is None else in_flight.request
+        if in_flight is not None and request is not None and request.rids:
+            self.ids = RequestIds(request.rids, begin_with_names=True)
+            in_flight.rids = dict(zip(in_flight.rids, self.ids.rids, strict=True))
+            self.body = request.with_rids(self.ids.rids).body
 
-        `generation`: it is one, so that it may be sent twice. `reads_prompt`: the policy wants what no middleware has told.
+
+class RequestReader:
+    """Reads requests of clients.
+
+    Args:
+        max_body_bytes: the limit for a body.
+        forward_authorization: off where the header carries this router's own key.
+        reads_prompts: whether the policy wants the prompts that no middleware has told of.
+    """
+
+    def __init__(self, *, max_body_bytes: int, forward_authorization: bool, reads_prompts: bool) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._forward_authorization = forward_authorization
+        self._reads_prompts = reads_prompts
+
+    async def read(self, scope: Scope, receive: Receive) -> OutboundRequest:
+        """Return a request, all of it: while a client is slow to send, it holds no place at a worker.
+
+        Raises BadRequestError for a target that is no path; BodyTooLargeError, ClientDisconnectedError.
         """
-        method, state = scope["method"], scope.get("state") or {}
-        alone = False
-        hint, tenant = state.get(ROUTE_HINT), state.get(TENANT, "")
-        routing_key = header(scope, b"x-smg-routing-key") or header(scope, b"x-session-id")
-        target = header(scope, b"x-smg-target-worker")
+        method, path, state = scope["method"], scope["path"], request_state(scope)
+        generation = method in ("POST", "PUT") and path == "/generate"
+        body: bytes | None = None
+        if state.in_flight is not None:
+            body = state.in_flight.body
+        elif generation:
+            body = await read_body(scope, receive, self._max_body_bytes)
+        elif has_body(scope):
+            body = await gather_body(scope, receive, self._max_body_bytes)
+        headers, hint, tenant = first_values(scope), state.hint, state.caller.tenant
+        found = headers.get(b"x-smg-routing-key") or headers.get(b"x-session-id")
+        target = headers.get(b"x-smg-target-worker")
+        routing_key = None if found is None else found.decode("latin-1")
+        prompt = RoutePrompt()
         if hint is not None:
             routing_key = hint.routing_key or routing_key
-            query = RouteQuery(hint.text, hint.token_ids, routing_key, target, tenant)
-        else:
-            prompt = prompt_of(body) if reads_prompt and generation and body else PromptOf()
-            query = RouteQuery(prompt.text, prompt.ids, routing_key, target, tenant)
-            alone = prompt.alone
-        return cls(
+            prompt = RoutePrompt(hint.text, hint.token_ids)
+        elif self._reads_prompts and generation and body:
+            prompt = route_prompt(body, None if state.in_flight is None else state.in_flight.request)
+        return OutboundRequest(
             scope=scope,
+            state=state,
             method=method,
             target=request_target(scope),
-            headers=request_headers(scope, forward_authorization=forward_authorization),
+            headers=request_headers(scope, forward_authorization=self._forward_authorization),
+            body=body,
+            query=RouteQuery(
+                prompt.text, prompt.ids, routing_key, None if target is None else target.decode("latin-1"), tenant
+            ),
+            key=(tenant, routing_key or ""),
+            alone=prompt.alone,
             repeatable=generation or method in ("GET", "HEAD"),
             limited=method in ("POST", "PUT"),
-            key=(tenant, routing_key or ""),
-            query=query,
-            hint=hint,
-            alone=alone,
-            flight=state.get(FLIGHT),
-            record=state.get(REQUEST) or RequestRecord("", method, scope["path"]),
-            body=body,
-            ends_with_done=scope["path"] in _END_WITH_DONE,
+            ends_with_done=path in _END_WITH_DONE,
         )

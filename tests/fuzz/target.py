@@ -97,7 +97,7 @@ class Target:
         self.around = Surroundings(found, (*workers, dead), _KEYS if keys else ())
         self._troubles = Troubles()
         boundary = only(self.app, ErrorBoundary)
-        self._requests, self._flights = boundary._requests, only(self.app, Fleet).flights
+        self._requests, self._flights = boundary._requests, only(self.app, Fleet).in_flight
         self._queue = only(self.app, RequestQueue)
         self._tree = next((part.tree for part in parts(self.app) if isinstance(part, RadixTreeMiddleware)), None)
         self._usual: Counter[str] = Counter()

@@ -74,13 +74,20 @@ def _children_of(port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--turns", "0"], ["--conversations", "x"], ["--nonsense"]], ids=" ".join)
-def test_a_wrong_flag_is_told(arguments: list[str]) -> None:
+def test_a_wrong_flag_is_reported(arguments: list[str]) -> None:
     done = subprocess.run([*DEMO, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert re.search("error: ", done.stderr)
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_missing_package_is_reported() -> None:
+    code = "import sys; sys.modules['rich'] = None; from router.cli import main; main(['demo'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "rich is missing: pip install 'tito-router[demo]'" in done.stderr
+
+
+def test_a_port_in_use_is_reported() -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -18,7 +18,7 @@ DEMO = [sys.executable, "-m", "router", "demo-agent"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where all that is temporary goes. In the end nothing is there, and nobody who was started with it in its name."""
+    """The folder for temporary files. In the end it is empty, and no process has it in its command line."""
     yield tmp_path
     assert not list(tmp_path.iterdir())
     assert not [words for words in command_lines() if str(tmp_path) in words]
@@ -37,7 +37,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def test_every_id_is_what_a_worker_wrote_down(folder: Path) -> None:
-    """And it is the same twice, whatever else differs; a proxy that is none is not asked."""
+    """It is the same twice, whatever else differs, and a proxy in the environment is not asked."""
     trees = []
     for seed in ("1", "2"):
         given = environment(
@@ -74,7 +74,7 @@ def test_ctrl_c_leaves_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["openai", "anthropic"])
-def test_a_client_that_is_missing_is_told(name: str, folder: Path) -> None:
+def test_a_missing_client_is_reported(name: str, folder: Path) -> None:
     code = f"import sys; sys.modules[{name!r}] = None; from router.cli import main; main(['demo-agent'])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment(folder)
@@ -83,7 +83,7 @@ def test_a_client_that_is_missing_is_told(name: str, folder: Path) -> None:
     assert f"{name} is missing: pip install 'tito-router[agents]'" in done.stderr
 
 
-def test_a_wrong_flag_is_told() -> None:
+def test_a_wrong_flag_is_reported() -> None:
     done = subprocess.run([*DEMO, "--nonsense"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "error: " in done.stderr

@@ -18,6 +18,7 @@ import pytest
 from router.engines.sglang.kv_events import KvSource, kv_source
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
+from tests.router.kv_cache.recount import check
 from tests.support import sglang_server
 from tests.support.client import call
 from tests.support.sglang_server import SGLangServer
@@ -60,7 +61,7 @@ class Follower:
 
     def cached(self, ids: list[int]) -> int:
         """Blocks of these ids in the worker's cache, by the index."""
-        self.index.check()
+        check(self.index)
         return self.index.overlaps(ids).get(self.url, 0)
 
     async def until_cached(self, ids: list[int], blocks: int) -> None:

@@ -16,6 +16,7 @@ from middleware_hub import parsers
 from router.cli import main
 from router.config import (
     CALL_PARSERS,
+    POLICY_NAMES,
     RADIX_TREE_MIDDLEWARE,
     REASONING_PARSERS,
     SESSIONS_MIDDLEWARE,
@@ -25,6 +26,7 @@ from router.config import (
 )
 from router.errors import BadRequestError
 from router.flags import config_from_args, parser
+from router.policies import POLICIES
 from tests.router.conftest import DONE, GatedWorker
 from tests.support.serving import serving
 
@@ -74,6 +76,10 @@ def test_every_flag_of_sessions_arrives() -> None:
 def test_the_parsers_that_the_help_names_are_there() -> None:
     assert set(CALL_PARSERS) <= set(parsers.NAMES)
     assert set(REASONING_PARSERS) <= set(parsers.REASONING_NAMES)
+
+
+def test_the_policies_that_the_help_names_are_there() -> None:
+    assert list(POLICIES) == POLICY_NAMES
 
 
 def test_every_flag_arrives() -> None:

@@ -59,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.http.*",
         "router.kv_cache.subscriptions",
         "router.observability.*",
+        "router.proxy.in_flight",
         "router.workers.allowed",
         "middleware_hub.metrics",
         "middleware_hub.sessions.metrics",
@@ -94,7 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.templates.trials",
         "middleware_hub.tokenizer.*",
     ),
-    "words": ("router.errors", "router.config", "middleware_hub.spans.chain"),
+    "words": ("router.errors", "router.config", "middleware_hub.spans.chain", "middleware_hub.spans.trajectory"),
     # A worker, which shares nothing with the router but the command line.
     "embedded": ("router.embedded.*",),
 }
@@ -109,7 +110,7 @@ ONLY_IN = {
         "router.embedded.models.vocabulary",
     ),
 }
-MAY_EMBED = ("router.demo.cli", "router.demo.agent_")
+MAY_EMBED = "router.demo."
 """The demos, which start it."""
 
 ORDER = list(LAYERS)

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router import plugins
 from router.errors import BadRequestError, NotFoundError
-from router.http.asgi import ROUTE_HINT, RouteHint, read_body, replay, with_body
+from router.http.asgi import read_body, replay, with_body
+from router.http.request_state import RouteHint
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 
@@ -54,8 +55,8 @@ class Rewriting:
         if scope["type"] == "http" and scope["path"] == "/generate":
             Outer.order.append("inner")
             body = (await read_body(scope, receive, self._limit)).upper() + b"!"
-            scope.setdefault("state", {})[ROUTE_HINT] = RouteHint(text="t", token_ids=[1], routing_key="k")
-            scope, receive = with_body(scope, body), replay(body, receive)
+            hint = RouteHint(text="t", token_ids=[1], routing_key="k")
+            scope, receive = with_body(scope, body, hint=hint), replay(body, receive)
         await self._app(scope, receive, send)
 
 

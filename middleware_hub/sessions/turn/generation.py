@@ -33,7 +33,8 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError, read_reply
 from router.engines.sglang.reply import further_fields, read_fields
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import ROUTE_HINT, RouteHint, collected, replay, with_body
+from router.http.asgi import collected, replay, with_body
+from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.tracing import OFF, Tracer
 
@@ -269,8 +270,9 @@ class Generation:
         self.commit_seconds = time.perf_counter() - begun
 
     def _attach(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
-        hint: RouteHint = self._inner["state"][ROUTE_HINT]
-        hint.reply(reply.ids)
+        hint = request_state(self._inner).hint
+        if hint is not None and hint.replied is not None:
+            hint.replied(reply.ids)
         if self._trie.closed:
             raise TrieClosedError
         judgement = self._judge.judge(asked, reply, self.worker)

@@ -27,7 +27,7 @@ from middleware_hub.sessions.turn.generation import Generation
 from middleware_hub.sessions.turn.reasoning import Thoughts
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.sglang import GenerateRequest
-from router.engines.sglang.attempt import new_rid
+from router.engines.sglang.worker_request import new_rid
 from router.http.asgi import header
 from router.observability.tracing import Tracer
 

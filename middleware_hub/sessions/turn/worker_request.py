@@ -11,8 +11,8 @@ from starlette.types import Message, Scope
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.written_ids import Ids
-from router.engines.sglang.attempt import ATTEMPT, Attempt
-from router.http.asgi import KEPT, ROUTE_HINT, RouteHint
+from router.engines.sglang.worker_request import WorkerRequest
+from router.http.request_state import RouteHint, with_state
 
 _PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
 """Of the client's; the others are about its own dialect."""
@@ -55,30 +55,24 @@ def worker_request(
         fields["return_logprob"] = Raw(b"true")
         if request.top_logprobs:
             fields["top_logprobs_num"] = Raw(b"%d" % request.top_logprobs)
-    body = msgspec.json.encode(fields)
     headers = [pair for pair in scope["headers"] if pair[0] in _PASSED_HEADERS]
     headers.append((b"content-type", b"application/json"))
     if not kept:
         headers += [pair for pair in scope["headers"] if pair[0] in _PASSED_WITHOUT_SESSION]
         if parent is not None:
             headers.append((b"x-radix-parent", parent.encode()))
-    state = {
-        **(scope.get("state") or {}),
-        **({KEPT: True} if kept else {}),
-        ROUTE_HINT: RouteHint(None, memoryview(ids.packed).cast("i"), routing_key),
-        # What is in the body, for the layers inside, so that they need not read it again.
-        ATTEMPT: (body, Attempt.single(fields, rid, stream=request.stream)),
-    }
+    hint = RouteHint(None, memoryview(ids.packed).cast("i"), routing_key)
+    # What is in the body, for the layers inside, so that they need not read it again.
+    sent = WorkerRequest.single(fields, rid, stream=request.stream)
     inner = {
-        **scope,
+        **with_state(scope, kept=kept, hint=hint, request=sent),
         "method": "POST",
         "path": "/generate",
         "raw_path": b"/generate",
         "query_string": b"",
         "headers": headers,
-        "state": state,
     }
-    return inner, body
+    return inner, sent.body
 
 
 async def never() -> Message:

@@ -1,4 +1,4 @@
-"""The only place that knows SGLang's JSON: requests, replies, streams. Pure; the hub imports it, too."""
+"""SGLang's JSON: requests, replies, streams, KV events. No other place knows it. Pure code, which the hub imports, too."""
 
 from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
 from router.engines.sglang.request import GenerateRequest, new_weight_version

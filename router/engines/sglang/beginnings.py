@@ -1,16 +1,17 @@
-"""How the replies of `POST /generate` begin, read from the bytes on their way to a client: nothing is checked or changed."""
+"""How the replies of `POST /generate` begin: read on their way to a client, neither checked nor changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from router.engines.sglang.json import JSON_ERRORS
 from router.engines.sglang.reply import UnreadableReplyError
-from router.engines.sglang.stream import EventSplitter, StreamedReply, event_data, event_index
+from router.engines.sglang.stream import StreamedReply, event_index
 
-Told = Callable[[str | Sequence[int]], None]
+Listener = Callable[[str | Sequence[int]], None]
 
 
 class _Text(msgspec.Struct):
@@ -25,40 +26,33 @@ _texts = msgspec.json.Decoder(_Text | list[_Text])
 _ids = msgspec.json.Decoder(_Ids | list[_Ids])
 
 
-def tell_whole(body: bytes, told: Told, *, ids: bool) -> None:
-    """Tell of a reply in one piece, or of each in a list. What cannot be read is nobody's reply. `ids`: instead of texts."""
-    try:
-        found = (_ids if ids else _texts).decode(body)
-    except JSON_ERRORS:
-        return
-    for one in found if isinstance(found, list) else (found,):
-        told(one.output_ids if isinstance(one, _Ids) else one.text)
+class ReplyBeginnings:
+    """Watches a reply, and reports how each generation in it begins, once.
 
-
-class StreamBeginnings:
-    """Tells how the replies of a stream begin, as soon as enough of each has come, or its stream is over.
+    That happens as soon as enough of it has come or it is over, and before the client has all of it. What cannot be read is
+    nobody's reply.
 
     Args:
-        told: is told of each once.
-        ids: of ids instead of texts.
-        enough: how many ids that is; a text of so many tokens is long enough.
+        report: called with each beginning.
+        ids: report ids instead of texts.
+        enough: how many ids are enough; a text of so many tokens is long enough, too.
     """
 
-    def __init__(self, told: Told, *, ids: bool, enough: int) -> None:
-        self._told = told
+    def __init__(self, report: Listener, *, ids: bool, enough: int) -> None:
+        self._report = report
         self._ids = ids
         self._enough = enough
-        self._events = EventSplitter()
-        self._replies: dict[int, StreamedReply | None] = {}  # None: it was told
+        self._streaming = False
+        self._replies: dict[int, StreamedReply | None] = {}  # None: it was reported
 
-    def feed(self, chunk: bytes) -> None:
-        """Take in what comes, before it goes on to the client."""
-        for event in self._events.feed(chunk):
-            data = event_data(event)
-            if data is not None and data.startswith(b"{"):
-                self._take(data)
+    def head(self, start: Mapping[str, Any]) -> None:
+        """Do nothing: a head says nothing of replies."""
 
-    def _take(self, data: bytes) -> None:
+    def event(self, data: bytes) -> None:
+        """Take the payload of an event."""
+        self._streaming = True
+        if not data.startswith(b"{"):
+            return
         number = event_index(data)
         streamed = self._replies.setdefault(number, StreamedReply())
         if streamed is None:
@@ -72,4 +66,15 @@ class StreamBeginnings:
         except UnreadableReplyError:
             return
         if reply is not None:
-            self._told(reply.ids if self._ids else reply.text)
+            self._report(reply.ids if self._ids else reply.text)
+
+    def end(self, body: bytes) -> None:
+        """Take a reply in one piece, or a list of replies. Of a stream there is nothing left to report."""
+        if self._streaming:
+            return
+        try:
+            found = (_ids if self._ids else _texts).decode(body)
+        except JSON_ERRORS:
+            return
+        for one in found if isinstance(found, list) else (found,):
+            self._report(one.output_ids if isinstance(one, _Ids) else one.text)

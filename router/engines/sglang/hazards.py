@@ -1,26 +1,24 @@
-"""Requests that SGLang 0.5.23 does not refuse, and dies of or answers with a 500: each of them was tried.
+"""Refuses requests that SGLang 0.5.23 accepts and then dies of, or answers with a 500. Each of them was tried.
 
-Here they are refused. What it refuses by itself is left to it, and to its words. What takes the vocabulary to tell is not here.
+What SGLang refuses itself is left to it and its own words. Checks that need the vocabulary are not here.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from msgspec import Raw
 
-from router.engines.sglang import patterns
-from router.engines.sglang.json import typed
+from router.engines.sglang.json import is_list, is_nested, typed
 from router.errors import BadRequestError
 
-_LIST = re.compile(rb"\s*\[")
-_NESTED = re.compile(rb"\s*\[\s*\[")
 _EMPTY = re.compile(rb"\s*\[\s*(\[\s*)?\]")
 _LARGEST = 2**31 - 1
 _LONGEST_PATTERN, _MOST_PATTERNS = 256, 32
-"""More, or longer ones (in bytes), are refused by the worker."""
+"""The worker itself refuses more patterns, or longer ones."""
 
 _ONE_EACH = frozenset(
     {
@@ -41,53 +39,46 @@ _ONE_EACH = frozenset(
         "decode_tp_size",
     }
 )
-"""Fields of a batch that may be a list, with one entry for each prompt."""
+"""Fields of a batch that may be a list with one entry per prompt."""
+
+_parser: Any = re._parser  # type: ignore[attr-defined]  # `re.compile` without the compiler: there is no public name for it
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What is known of a body of `/generate`.
+def check(
+    fields: dict[str, Raw], sampling: list[dict[str, Raw]], prompts: int | None, *, batch: bool, logprobs: bool
+) -> None:
+    """Raise BadRequestError for a body of `/generate` that would harm a worker.
 
-    Attributes:
+    Args:
         fields: its top level.
-        sampling: its `sampling_params`, one entry or as many as there are in a list.
-        prompts: how many there are; None if they are embeddings.
-        batch: whether they came as a list.
-        logprobs: whether any are asked for.
+        sampling: its `sampling_params`: one entry, or one per prompt.
+        prompts: the number of prompts; None for embeddings.
+        batch: whether the prompts came as a list.
+        logprobs: whether any prompt asks for logprobs.
     """
-
-    fields: dict[str, Raw]
-    sampling: list[dict[str, Raw]]
-    prompts: int | None
-    batch: bool
-    logprobs: bool
-
-
-def check(asked: Asked) -> None:
-    """Raises BadRequestError."""
-    fields = asked.fields
-    if asked.prompts is None:
+    if prompts is None:
         if _EMPTY.match(fields["input_embeds"]):
             raise BadRequestError("`input_embeds` is empty: give the embedding of at least one token")
-    elif asked.batch:
-        _check_batch(fields, len(asked.sampling), asked.prompts)
+    elif batch:
+        _check_batch(fields, len(sampling), prompts)
     else:
-        _check_single(fields, len(asked.sampling), logprobs=asked.logprobs)
+        _check_single(fields, len(sampling), logprobs=logprobs)
     if any(value < -1 for value in integers(fields, "logprob_start_len")):
         raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
-    for one in asked.sampling:
-        if any(value > _LARGEST for value in integers(one, "top_k")):
+    for params in sampling:
+        if any(value > _LARGEST for value in integers(params, "top_k")):
             raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
-        if "stop_regex" in one:
-            _check_patterns(one)
+        if "stop_regex" in params:
+            _check_patterns(params)
 
 
 def integers(fields: dict[str, Raw], key: str) -> list[int]:
-    """The integers of a field that is one, or a list of them; other types are for the worker to refuse."""
+    """Return the integers of a field that is an integer or a list of them; the worker refuses other types."""
     return [one for one in _values(fields, key) if isinstance(one, int)]
 
 
 def held_back(sampling: list[dict[str, Raw]]) -> list[int]:
-    """The `stop_token_ids` that must not be sampled for the first `min_new_tokens`: ids that there are not end the worker."""
+    """Return the `stop_token_ids` that `min_new_tokens` holds back. One beyond the vocabulary ends the worker's process."""
     waiting = [one for one in sampling if "stop_token_ids" in one and any(integers(one, "min_new_tokens"))]
     return [token for one in waiting for token in integers(one, "stop_token_ids")]
 
@@ -98,13 +89,13 @@ def _values(fields: dict[str, Raw], key: str) -> list[Any]:
 
 
 def _check_batch(fields: dict[str, Raw], params: int, prompts: int) -> None:
-    if _is_list(fields, "sampling_params") and params < prompts:
+    if is_list(fields.get("sampling_params")) and params < prompts:
         raise BadRequestError(
             f"`sampling_params` is a list of {params}: give a list of {prompts}, or one object for all"
         )
     for key in fields.keys() & _ONE_EACH:
-        # Of ids there is a list for each prompt, or one list for all.
-        if not (_NESTED.match(fields[key]) if key == "token_ids_logprob" else _is_list(fields, key)):
+        # `token_ids_logprob` is a list per prompt, or one list for all prompts.
+        if not (is_nested(fields[key]) if key == "token_ids_logprob" else is_list(fields[key])):
             continue
         entries = len(typed(fields, key, list[Raw], "a list"))
         if entries < prompts:
@@ -114,22 +105,49 @@ def _check_batch(fields: dict[str, Raw], params: int, prompts: int) -> None:
 
 
 def _check_single(fields: dict[str, Raw], params: int, *, logprobs: bool) -> None:
-    if _is_list(fields, "sampling_params"):
+    if is_list(fields.get("sampling_params")):
         raise BadRequestError(f"`sampling_params` is a list of {params}: give one object, for there is one prompt")
-    if _is_list(fields, "rid"):
+    if is_list(fields.get("rid")):
         raise BadRequestError("`rid` is a list: give one string, for there is one prompt")
     for key in ("logprob_start_len", "top_logprobs_num") if logprobs else ():
-        if _is_list(fields, key):
+        if is_list(fields.get(key)):
             raise BadRequestError(f"`{key}` is a list, and there is one prompt: that ends the worker's process")
 
 
 def _check_patterns(sampling: dict[str, Raw]) -> None:
     for pattern in _values(sampling, "stop_regex")[:_MOST_PATTERNS]:
         if isinstance(pattern, str) and len(pattern) <= _LONGEST_PATTERN:
-            wrong = patterns.fault(pattern)
+            wrong = pattern_fault(pattern)
             if wrong is not None:
                 raise BadRequestError(f"`stop_regex` {pattern!r} is no regular expression: {wrong}")
 
 
-def _is_list(fields: dict[str, Raw], key: str) -> bool:
-    return _LIST.match(fields.get(key, b"")) is not None
+def pattern_fault(pattern: str) -> str | None:
+    """Return what is wrong with a regular expression; None if nothing is.
+
+    It is parsed, but not compiled: that can take a second and would block the event loop.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about syntax that may change its meaning
+            parsed = _parser.parse(pattern)
+        for lookbehind in _lookbehinds(parsed):
+            low, high = lookbehind.getwidth()
+            if low != high:
+                return "look-behind requires fixed-width pattern"
+    except (re.error, OverflowError) as error:
+        return str(error)
+    except RecursionError:
+        return "it is nested too deeply"
+    return None
+
+
+def _lookbehinds(part: Any) -> Iterator[Any]:
+    """Yield the look-behinds of a parsed pattern: nested pairs of an operation and its arguments."""
+    if not isinstance(part, list | tuple | _parser.SubPattern):
+        return
+    # `is`, because an operation is an int that equals others.
+    if len(part) == 2 and (part[0] is _parser.ASSERT or part[0] is _parser.ASSERT_NOT) and part[1][0] < 0:
+        yield part[1][1]
+    for inner in part:
+        yield from _lookbehinds(inner)

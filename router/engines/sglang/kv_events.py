@@ -1,16 +1,17 @@
-"""What SGLang says about its KV cache: the batches that it publishes, and where.
+"""SGLang's KV cache events: the published batches, and the sockets that publish them.
 
 `--kv-events-config '{"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'` makes a worker
 publish over ZeroMQ (read off `disaggregation/kv_events.py` of SGLang 0.5.23):
 
-- PUB socket, one per data-parallel rank, each on the port behind the one before. A message has three frames: the topic, the
-  batch's number (8 bytes, big-endian, from 0 in each process), the batch.
-- A batch is the msgpack array `[ts, events, attn_dp_rank]`. An event is a map whose `type` is the name of its class, or, from
-  older workers, an array that begins with that name.
-- ROUTER socket, if there is a replay endpoint: it is sent an empty frame and the number of a batch, and answers with what it
-  still has from that one on (the last 10,000 by default): an empty frame and the frames of the message, of which older ones
-  leave out the topic. Behind the last one comes the number -1.
-- `GET /server_info` has `kv_events`, which tells ports, topic and block size; where it is missing, the flag itself tells.
+- A PUB socket per data-parallel rank, on consecutive ports. A message has three frames: the topic, the batch's number (8 bytes,
+  big-endian, starting at 0 in each process), and the batch.
+- A batch is the msgpack array `[ts, events, attn_dp_rank]`. An event is a map whose `type` is the name of its class or, from
+  older workers, an array that starts with that name.
+- A ROUTER socket for replays, if there is a replay endpoint. It receives an empty frame and the number of a batch, and sends
+the
+  batches that it still has from that number on (it keeps 10,000 by default): each an empty frame and the frames of the message,
+  without the topic from older workers. The number -1 ends a replay.
+- `GET /server_info` has `kv_events` with ports, topic and block size. Older workers have only the text of the flag.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ import msgspec
 from router.engines.sglang.json import JSON_ERRORS
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-"""The number behind the last batch of a replay."""
+"""The number that ends a replay."""
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """Blocks are in the cache from now on, one behind the other.
+    """Consecutive blocks were cached.
 
     Attributes:
-        block_hashes: the worker's own, signed 64-bit numbers.
-        parent_block_hash: of the block that the first one continues; None at the beginning of a prompt.
-        token_ids: of all blocks together. With EAGLE each is a pair with the id behind it.
+        block_hashes: the worker's own hashes, signed 64-bit integers.
+        parent_block_hash: the hash of the block that the first one continues; None at the start of a prompt.
+        token_ids: the ids of all blocks. With EAGLE, each is a pair with the next id.
         block_size: ids in a block.
-        medium: where it is; None is the GPU.
-        cache_salt: whose blocks they are, if they are not everybody's.
-        lora_name: of an adapter.
+        medium: where the blocks are; None is the GPU.
+        cache_salt: only requests with this salt share the blocks.
+        lora_name: only requests with this adapter share the blocks.
     """
 
     block_hashes: list[int]
@@ -52,21 +53,21 @@ class BlockStored(msgspec.Struct, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
-    """These blocks are gone from a medium. Nothing is said of those behind them."""
+    """Blocks were removed from a medium. The event says nothing of the blocks behind them."""
 
     block_hashes: list[int]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
-    """The cache is empty: it was flushed, or the weights changed."""
+    """The cache was emptied: it was flushed, or the weights changed."""
 
 
 KvEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KvBatch(msgspec.Struct, array_like=True):
-    """What happened in one step of a worker's scheduler. `ts` is its clock, in seconds of the epoch."""
+    """The events of one step of a worker's scheduler. `ts` is the worker's clock, in seconds since the epoch."""
 
     ts: float
     events: Sequence[KvEvent]
@@ -94,11 +95,11 @@ _decode_arrays = msgspec.msgpack.Decoder(_ArrayBatch).decode
 
 
 class UnreadableBatchError(Exception):
-    """Bytes that are no batch of events."""
+    """Bytes are not a batch of events."""
 
 
 def read_batch(payload: bytes) -> KvBatch:
-    """A batch out of a message's last frame, in either of the two forms. UnreadableBatchError."""
+    """Decode a message's last frame in either of the two forms. Raise UnreadableBatchError."""
     try:
         return _decode(payload)
     except JSON_ERRORS:
@@ -109,14 +110,14 @@ def read_batch(payload: bytes) -> KvBatch:
 
 
 def parts(event: KvEvent, most: int) -> Iterator[KvEvent]:
-    """The same event as several ones of no more than so many blocks, to be taken one after the other."""
+    """Split an event into consecutive events of at most this many blocks."""
     if not isinstance(event, BlockStored) or len(event.block_hashes) <= most:
         yield event
         return
     size, parent = event.block_size, event.parent_block_hash
     for start in range(0, len(event.block_hashes), most):
         hashes = event.block_hashes[start : start + most]
-        # What is too much or too little stays in the last part.
+        # The last part takes all remaining ids, so that it stays malformed if the event is.
         end = (start + most) * size if start + most < len(event.block_hashes) else None
         ids = event.token_ids[start * size : end]
         yield msgspec.structs.replace(event, block_hashes=hashes, parent_block_hash=parent, token_ids=ids)
@@ -127,10 +128,10 @@ class KvSource(msgspec.Struct, frozen=True):
     """Where a worker publishes.
 
     Attributes:
-        host: of its URL; an IPv6 address in brackets.
-        port: of its first rank; each further rank has the next one.
-        ranks: how many caches it has.
-        replay_port: the same for replays; None where it offers none.
+        host: the host of its URL; an IPv6 address is in brackets.
+        port: the port of its first rank; further ranks use the next ports.
+        ranks: the number of caches.
+        replay_port: the first port for replays; None if it offers none.
     """
 
     host: str
@@ -140,11 +141,9 @@ class KvSource(msgspec.Struct, frozen=True):
     replay_port: int | None = None
 
     def endpoint(self, rank: int) -> str:
-        """Of the batches of a rank."""
         return f"tcp://{self.host}:{self.port + rank}"
 
     def replay_endpoint(self, rank: int) -> str | None:
-        """Of a rank's replays, if it offers any."""
         return None if self.replay_port is None else f"tcp://{self.host}:{self.replay_port + rank}"
 
 
@@ -156,7 +155,7 @@ class _Published(msgspec.Struct):
     replay_endpoint_port_base: int | None = None
 
 
-class _ServerInfo(msgspec.Struct):
+class _PublisherInfo(msgspec.Struct):
     kv_events: _Published | None = None
     kv_events_config: str | None = None
     dp_size: int = 1
@@ -170,9 +169,9 @@ class _Flag(msgspec.Struct):
 
 
 def kv_source(url: str, server_info: bytes) -> KvSource | None:
-    """Where the worker at `url` publishes, by its own answer to `GET /server_info`. None if it does not, over TCP.
+    """Return where the worker at `url` publishes, from its answer to `GET /server_info`; None if it does not, over TCP.
 
-    It is always the URL's host: what a worker binds to is a wildcard, and no worker may send us anywhere else.
+    The host is always the URL's: a worker binds to a wildcard, and no worker may send the router to another host.
     """
     host = urlsplit(url).hostname
     if host is None:
@@ -180,20 +179,20 @@ def kv_source(url: str, server_info: bytes) -> KvSource | None:
     if ":" in host:
         host = f"[{host}]"
     try:
-        info = msgspec.json.decode(server_info, type=_ServerInfo)
-        told = info.kv_events or _from_flag(info)
+        info = msgspec.json.decode(server_info, type=_PublisherInfo)
+        found = info.kv_events or _from_flag(info)
     except JSON_ERRORS:
         return None
-    if told is None or told.publisher != "zmq" or told.dp_size < 1:
+    if found is None or found.publisher != "zmq" or found.dp_size < 1:
         return None
-    last = told.endpoint_port_base + told.dp_size - 1
-    if not 0 < told.endpoint_port_base <= last <= 65535:
+    last = found.endpoint_port_base + found.dp_size - 1
+    if not 0 < found.endpoint_port_base <= last <= 65535:
         return None
-    return KvSource(host, told.endpoint_port_base, told.topic, told.dp_size, told.replay_endpoint_port_base)
+    return KvSource(host, found.endpoint_port_base, found.topic, found.dp_size, found.replay_endpoint_port_base)
 
 
-def _from_flag(info: _ServerInfo) -> _Published | None:
-    """Where there is no description, as from older workers: the flag's own text, which is one of the server's arguments."""
+def _from_flag(info: _PublisherInfo) -> _Published | None:
+    """Read the flag's own text, for older workers without a description."""
     if not info.kv_events_config:
         return None
     flag = msgspec.json.decode(info.kv_events_config, type=_Flag)

@@ -1,4 +1,4 @@
-"""How much one request may ask for."""
+"""The limits of one request."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from msgspec import Raw
 from router.errors import BadRequestError, BodyTooLargeError
 
 CHARACTERS_PER_TOKEN = 8
-"""What a text may have for each of the tokens that it may have: prose and code have three to five, many spaces have more."""
+"""Characters that a text may have per allowed token. Prose and code have three to five, runs of spaces have more."""
 
 _STEP = 1 << 20
 _WITHIN_CHARACTERS = bytes(range(0x80, 0xC0))
-"""In UTF-8, every character has one byte that is none of these."""
+"""The UTF-8 continuation bytes: every character has exactly one byte that is none of these."""
 
 
 class TextTooLongError(BodyTooLargeError):
-    """A text, or a prompt, has more tokens than `--max-text-tokens`."""
+    """A text or prompt has more tokens than `--max-text-tokens`."""
 
     type = "text_too_long"
 
 
 class PromptLimits(msgspec.Struct, frozen=True):
-    """The limits for a request's prompts.
+    """The limits of a request's prompts.
 
     Attributes:
-        replies: how many a request may ask for: its prompts times `n`.
-        tokens: of one prompt.
+        replies: the replies that a request may ask for: its prompts times `n`.
+        tokens: the tokens of one prompt.
     """
 
     replies: int = 8192
     tokens: int = 512 * 1024
 
     def check_replies(self, count: int) -> None:
-        """Raises BadRequestError."""
+        """Raise BadRequestError if a request asks for too many replies, or for none."""
         if not 1 <= count <= self.replies:
             raise BadRequestError(
                 f"a request may be about 1 to {self.replies} replies (--max-batch: prompts times `n`, or texts), not {count}: "
@@ -41,18 +41,18 @@ class PromptLimits(msgspec.Struct, frozen=True):
             )
 
     def check_tokens(self, count: int) -> None:
-        """Raises TextTooLongError."""
+        """Raise TextTooLongError if a prompt has too many tokens."""
         if count > self.tokens:
             raise TextTooLongError(
                 f"a prompt or text has {count} tokens: more than {self.tokens} are not encoded at a time (--max-text-tokens)"
             )
 
     def check_text(self, text: str) -> None:
-        """Raises TextTooLongError for a text that is too long whatever its tokens are."""
+        """Raise TextTooLongError if a text is too long, whatever its tokens are."""
         self._check_characters(len(text))
 
     def check_raw_text(self, raw: Raw) -> None:
-        """The same before a string of JSON is read, as far as can be told then. To be called in a thread if it is long."""
+        """Check a JSON string before it is decoded, with a lower bound of its length. Call it in a thread for long ones."""
         if len(memoryview(raw)) > self.characters:
             whole = bytes(raw)
             pieces = (whole[at : at + _STEP] for at in range(0, len(whole), _STEP))
@@ -61,11 +61,11 @@ class PromptLimits(msgspec.Struct, frozen=True):
 
     @property
     def characters(self) -> int:
-        """Of one text; and bytes of a chat, which has more in it than its text."""
+        """The characters of one text, and the bytes of a chat, which contains more than its text."""
         return CHARACTERS_PER_TOKEN * self.tokens
 
     def check_chat(self, body: bytes) -> None:
-        """Raises TextTooLongError for a chat that is too long to be read here."""
+        """Raise TextTooLongError if a chat's body is too long to be parsed."""
         if len(body) > self.characters:
             raise TextTooLongError(
                 f"a chat has {len(body)} bytes: more than {self.characters} are not read here, {CHARACTERS_PER_TOKEN} for each "

@@ -1,4 +1,4 @@
-"""Replies of `POST /generate`, as SGLang 0.5.23 sends them; where older versions differ it says so."""
+"""Replies of `POST /generate`, as SGLang 0.5.23 sends them; comments say where older versions differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Raw
 from router.engines.sglang.json import JSON_ERRORS, decode_object, is_null
 
 DEFAULT_VERSION = "default"
-"""What SGLang itself calls the weights before their first update."""
+"""SGLang's name for the weights before their first update."""
 
 LOGPROB_FIELDS = frozenset(
     {
@@ -25,8 +25,7 @@ LOGPROB_FIELDS = frozenset(
         "output_token_ids_logprobs",
     }
 )
-"""Fields of `meta_info` that exist only because logprobs were asked for."""
-
+"""Fields of `meta_info` that are there only if the request asked for logprobs."""
 
 LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
@@ -47,18 +46,18 @@ _COMMON_META = LOGPROB_FIELDS | {
     "e2e_latency",
     "response_sent_to_client_ts",
 }
-"""What SGLang 0.5.23 says in `meta_info` of every reply."""
+"""Fields of `meta_info` that SGLang 0.5.23 sends with every reply."""
 
 
 class Usage(msgspec.Struct):
-    """Counts in `meta_info` that nobody but a client reads."""
+    """Counts in `meta_info` that only clients read."""
 
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
 
 
 def further_fields(fields: dict[str, Raw], meta: dict[str, Raw]) -> dict[str, Raw]:
-    """What a reply and its `meta_info` have beyond what is in every one: what was asked for (`routed_experts`), or is new."""
+    """Return the fields of a reply and its `meta_info` that not every reply has: requested (`routed_experts`) or new ones."""
     return {
         **{key: value for key, value in fields.items() if key not in _COMMON_FIELDS and not is_null(value)},
         **{key: value for key, value in meta.items() if key not in _COMMON_META and not is_null(value)},
@@ -66,7 +65,7 @@ def further_fields(fields: dict[str, Raw], meta: dict[str, Raw]) -> dict[str, Ra
 
 
 def read_fields(body: bytes | Raw) -> tuple[dict[str, Raw], dict[str, Raw]]:
-    """The top level of a reply that was read already, and its `meta_info`, raw; empty if they cannot be read."""
+    """Return the raw fields of a reply and of its `meta_info`; both empty if they cannot be read."""
     try:
         fields = decode_object(body)
         return fields, decode_object(fields["meta_info"])
@@ -85,7 +84,7 @@ class _VersionSpan(msgspec.Struct):
 
 
 class Meta(msgspec.Struct):
-    """`meta_info`, as far as it is read; unknown keys are passed over."""
+    """The fields of `meta_info` that the router reads; others are ignored."""
 
     id: str | None = None
     finish_reason: Any = None
@@ -96,32 +95,32 @@ class Meta(msgspec.Struct):
     output_token_logprobs: list[LogprobEntry] | int | None = None
 
 
-class _Reply(msgspec.Struct):
+class _ReplyBody(msgspec.Struct):
     text: str
     meta_info: Meta
     output_ids: list[int] | None = None
 
 
-_reply = msgspec.json.Decoder(_Reply)
+_reply = msgspec.json.Decoder(_ReplyBody)
 
 
 class UnreadableReplyError(Exception):
-    """A worker's reply is not what `/generate` answers; the message says what is wrong with it."""
+    """A worker's reply is not an answer of `/generate`; the message says what is wrong."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One finished generation, or what there is of one.
+    """A generation, finished or as far as it has come.
 
     Attributes:
-        ids: sampled token ids.
+        ids: the sampled token ids.
         text: their text.
-        logprobs: one a token, as sent (None where the engine sent null); None if none came.
-        logprob_ids: the ids that came along with them.
-        versions: half-open token runs `(version, start, end)`; None if the engine gives only the version at the end.
+        logprobs: one per token as sent, None for null; None if none were sent.
+        logprob_ids: the ids that came with the logprobs.
         version: the weight version at the end of the request.
-        finish_type: `stop`, `length`, `abort`; None while running.
+        versions: half-open token runs `(version, start, end)`; None if the engine sent only the version at the end.
+        finish_type: `stop`, `length` or `abort`; None while running.
         matched: the stop token or stop string that ended it.
-        other_text: a stream without logprobs can be read in two ways; this is the other one.
+        other_text: the second possible text, for a stream without logprobs that can be read in two ways.
     """
 
     ids: list[int]
@@ -138,11 +137,11 @@ class Reply(msgspec.Struct, frozen=True):
     other_text: str | None = None
 
     def checked_logprobs(self) -> list[float]:
-        """The logprobs of a reply without `fault`."""
+        """Return the logprobs of a reply that has no `fault`."""
         return cast(list[float], self.logprobs or [])
 
     def fault(self, prompt_tokens: int, *, logprobs_asked: bool) -> str | None:
-        """What contradicts what was asked, or itself, in this reply; None if all of it holds together (rule 1)."""
+        """Return how this reply contradicts the request or itself; None if it is consistent."""
         if self.prompt_tokens is not None and self.prompt_tokens != prompt_tokens:
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
@@ -168,12 +167,12 @@ def _all_finite(values: Sequence[float | None]) -> bool:
 
 
 def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
-    """A reply to a request for one sample, and as much of its body as matters to whoever leaves the logprobs out of it.
+    """Read the reply to a request for one sample. Return it, and its body, possibly with the logprobs cut out.
 
     Raises UnreadableReplyError.
 
-    Of a long reply nine tenths are `output_token_logprobs`. SGLang prints them in one way, so they can be cut out and parsed by
-    themselves, and what remains is short:
+    Nine tenths of a long reply are `output_token_logprobs`. SGLang always prints them in the same form, so they can be cut out
+    and parsed separately, and the rest is short:
 
         {"text":"..","output_ids":[..],"meta_info":{..,"output_token_logprobs":[[-3.25,13,null],..],..}}
         {"text":"..","output_ids":[..],"meta_info":{..,"output_token_logprobs":0,..}}       [-3.25,13,null,..]
@@ -182,7 +181,7 @@ def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
     if cut is not None:
         short, values, ids = cut
         reply = _decode_reply(short)
-        # With the right ids, and 0 where they stood, they are these ids' logprobs and no other field of this name.
+        # The ids match and the 0 stands in `meta_info`: these were the logprobs, and not another field of the same name.
         if reply.meta_info.output_token_logprobs == 0 and ids == reply.output_ids:
             return _assembled(reply, values, ids), short
     reply = _decode_reply(body)
@@ -197,7 +196,7 @@ _END = b",null]]"
 
 
 def _cut_logprobs(body: bytes) -> tuple[bytes, list[float | None], list[int]] | None:
-    """The body with 0 in the place of its logprobs, the values, the ids; None if they are not there, or not in that form."""
+    """Return the body with 0 in place of the logprobs, their values, and their ids; None if they are not in that form."""
     begin = body.find(_ENTRIES) + len(_ENTRIES)
     end = body.rfind(_END) + len(_END) - 2
     if begin < len(_ENTRIES) or end < begin:
@@ -215,7 +214,7 @@ def _cut_logprobs(body: bytes) -> tuple[bytes, list[float | None], list[int]] | 
     return b"%b0%b" % (body[: begin - 2], body[end + 2 :]), values, ids
 
 
-def _decode_reply(body: bytes | Raw) -> _Reply:
+def _decode_reply(body: bytes | Raw) -> _ReplyBody:
     try:
         return _reply.decode(body)
     except JSON_ERRORS as error:
@@ -229,9 +228,9 @@ def _entries(meta: Meta) -> list[LogprobEntry] | None:
     return entries
 
 
-def _assembled(reply: _Reply, logprobs: list[float | None] | None, logprob_ids: list[int] | None) -> Reply:
+def _assembled(reply: _ReplyBody, logprobs: list[float | None] | None, logprob_ids: list[int] | None) -> Reply:
     ids = reply.output_ids
-    if ids is None:  # the Rust frontend for an empty reply, and versions before output_ids
+    if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
         ids = list(logprob_ids or ())
     return assemble(reply.meta_info, ids, reply.text, logprobs, logprob_ids)
 
@@ -244,7 +243,6 @@ def assemble(
     logprob_ids: list[int] | None,
     other_text: str | None = None,
 ) -> Reply:
-    """A `Reply` of its parts."""
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
     matched = finish.get("matched")
     runs = meta.weight_versions
@@ -265,9 +263,9 @@ def assemble(
 
 
 def edit_meta(body: bytes | Raw, *, drop: frozenset[str] = frozenset(), add: dict[str, bytes] | None = None) -> bytes:
-    """A reply with fields of its `meta_info` taken out or put in, and everything else byte for byte as it was.
+    """Return a reply with fields of its `meta_info` removed or added, and all other values byte for byte as they were.
 
-    Raises UnreadableReplyError if it is not a JSON object that holds one.
+    Raises UnreadableReplyError if the body is not a JSON object with a `meta_info` object.
     """
     try:
         fields = decode_object(body)
@@ -281,7 +279,7 @@ def edit_meta(body: bytes | Raw, *, drop: frozenset[str] = frozenset(), add: dic
 
 
 def split_list(body: bytes, count: int) -> list[Raw]:
-    """The replies to a batch, raw. Raises UnreadableReplyError if they are not as many as were asked for."""
+    """Return the raw replies to a batch. Raise UnreadableReplyError if their number is not `count`."""
     try:
         replies = msgspec.json.decode(body, type=list[Raw])
     except JSON_ERRORS as error:

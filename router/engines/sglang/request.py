@@ -13,6 +13,7 @@ from router.engines.sglang import hazards, segments
 from router.engines.sglang.json import JSON_ERRORS, decoded, is_null, parse_object, typed
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.segments import Segment
+from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
 from router.http.json_cost import check_items, check_weight
 
@@ -67,7 +68,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         prompts = texts or ids or parts
         asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
-        hazards.check(hazards.Asked(fields, sampling, None if prompts is None else len(prompts), batch, any(logprobs)))
+        count = None if prompts is None else len(prompts)
+        hazards.check(fields, sampling, count, batch=batch, logprobs=any(logprobs))
         asked_for = [typed(one, "n", int, "an integer") for one in sampling]
         counts = {1 if count is None else count for count in asked_for} or {1}
         if min(counts) < 1:
@@ -159,8 +161,21 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             out["sampling_params"] = self._without_null_n(out["sampling_params"])
         return msgspec.json.encode(out)
 
+    def for_worker(
+        self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool
+    ) -> tuple[bytes, WorkerRequest | None]:
+        """Return the body that a worker gets of a request that is recorded; and what is known of it, if that is anything."""
+        fields = self._with_ids(prompts, force_logprobs=force_logprobs)
+        request = WorkerRequest.checked(
+            fields, len(prompts), batch=self.batch, samples=self.samples, stream=self.stream
+        )
+        return (msgspec.json.encode(fields) if request is None else request.body), request
+
     def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
-        """The body a worker gets: the same, with the ids of every prompt in the place of its text or its segments."""
+        """Return the same body with the ids of every prompt in the place of its text or its segments."""
+        return msgspec.json.encode(self._with_ids(prompts, force_logprobs=force_logprobs))
+
+    def _with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> dict[str, Raw]:
         out: dict[str, Raw] = {}
         encoded = Raw(msgspec.json.encode(prompts if self.batch else prompts[0]))
         drop_options = force_logprobs and not any(self.wants_logprobs)
@@ -175,7 +190,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
                 out[key] = value
         if force_logprobs:
             out["return_logprob"] = Raw(b"true")
-        return msgspec.json.encode(out)
+        return out
 
     @property
     def _has_null_n(self) -> bool:

@@ -1,16 +1,14 @@
-"""`prompt_segments` of a `/generate`: a prompt in parts, each a text to encode or ids to take as they are.
+"""`prompt_segments` of `/generate`: a prompt in parts, each a text to encode or ids to take as they are.
 
-The field is the router's own: what a worker gets of it are ids.
+The field is the router's own: the worker gets ids instead.
 """
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import decoded, is_null
+from router.engines.sglang.json import decoded, is_nested, is_null
 from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 from router.http.json_cost import check_weight
@@ -21,7 +19,6 @@ Segment = str | list[int]
 """A text to encode, or ids to take as they are."""
 
 _OTHERS = ("text", "input_ids", "input_embeds")
-_NESTED = re.compile(rb"\s*\[\s*\[")
 _EXPECTED = 'a list of segments, each {"text": a string} or {"ids": a list of token ids}, or a list of such lists'
 
 
@@ -31,9 +28,9 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(fields: dict[str, Raw], limits: PromptLimits) -> tuple[list[list[Segment]], bool] | None:
-    """The prompts of a body, and whether they came as a batch; None if they did not come in segments.
+    """Return the prompts of a body and whether they are a batch; None if the body has no segments.
 
-    Raises BadRequestError, which names the segment that is wrong.
+    Raises BadRequestError, which names the faulty segment, and TextTooLongError.
     """
     if is_null(fields.get(FIELD)):
         return None
@@ -42,8 +39,8 @@ def read(fields: dict[str, Raw], limits: PromptLimits) -> tuple[list[list[Segmen
         raise BadRequestError(
             f"`{FIELD}` is a whole prompt, and `{other}` another one: give exactly one of `text`, `input_ids` and `{FIELD}`"
         )
-    batch = _NESTED.match(fields[FIELD]) is not None
-    # Each prompt by itself: read all at once, a large batch would hold up others.
+    batch = is_nested(fields[FIELD])
+    # Decode prompt by prompt: decoding a large batch at once would block the event loop.
     raws = decoded(fields[FIELD], FIELD, list[Raw], _EXPECTED) if batch else [fields[FIELD]]
     limits.check_replies(len(raws))
     prompts: list[list[_Written]] = []
@@ -61,7 +58,7 @@ def read(fields: dict[str, Raw], limits: PromptLimits) -> tuple[list[list[Segmen
 
 
 def place(prompt: int, segment: int, *, batch: bool) -> str:
-    """What a segment is called in an error: `prompt_segments[2]`, in a batch `prompt_segments[0][2]`."""
+    """Return the name of a segment in an error: `prompt_segments[2]`, in a batch `prompt_segments[0][2]`."""
     return f"{FIELD}[{prompt}][{segment}]" if batch else f"{FIELD}[{segment}]"
 
 

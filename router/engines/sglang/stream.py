@@ -1,4 +1,4 @@
-"""Streams of `POST /generate`: server-sent events, in the three forms that SGLang has had."""
+"""Streams of `POST /generate`: server-sent events, in the three forms that versions of SGLang send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.engines.sglang.reply import LogprobEntry, Meta, Reply, UnreadableRep
 DONE = b"[DONE]"
 
 END_BYTES = 64
-"""Of a stream's last bytes, what is enough to see its end."""
+"""The last bytes of a stream that `has_ended` needs."""
 
 _END = re.compile(rb"(?:\A|\n)data:[ \t]*\[DONE\]\s*\Z")
 
@@ -26,17 +26,17 @@ _LOGPROBS = b'"output_token_logprobs":['
 
 @dataclass(slots=True)
 class EventSplitter:
-    """Cuts a byte stream into server-sent events, wherever its chunks end."""
+    """Splits a byte stream into server-sent events, however it is chunked."""
 
     _rest: bytearray = field(default_factory=bytearray)
     _seen: int = 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """The events that are complete now, each with its empty line."""
+        """Yield the events that are complete now, each with its empty line."""
         rest = self._rest
         rest += chunk
         begin, at = 0, max(0, self._seen - 1)
-        # One line break is found many times as fast as two, and JSON has none inside.
+        # Finding one line break is many times faster than finding two, and the JSON contains none.
         while (at := rest.find(b"\n", at)) >= 0:
             at += 1
             if rest.startswith(b"\n", at):
@@ -49,7 +49,7 @@ class EventSplitter:
         self._seen = len(rest)
 
     def flush(self) -> bytes:
-        """What came after the last empty line."""
+        """Return and forget what came after the last empty line."""
         rest = bytes(self._rest)
         self._rest.clear()
         self._seen = 0
@@ -57,14 +57,14 @@ class EventSplitter:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """The payload of a `data:` event."""
+    """Return the payload of a `data:` event; None for any other event."""
     if event.startswith(b"data: {") and event.endswith(b"}\n\n"):
         return event[6:-2]
     return event[5:].strip() if event.startswith(b"data:") else None
 
 
 def has_ended(stream: bytes | bytearray) -> bool:
-    """Whether the last event of (the end of) a stream is the one that says that it is whole."""
+    """Whether a stream, or the end of one, ends with the event `[DONE]`."""
     return _END.search(stream, max(0, len(stream) - END_BYTES)) is not None
 
 
@@ -77,8 +77,8 @@ _LAST_INDEX = re.compile(rb'"index":\s*(\d+)\s*\}\s*\Z')
 
 
 def event_index(data: bytes) -> int:
-    """Which generation of a batch an event belongs to; 0 where there is only one."""
-    # SGLang writes it last, and before the last brace of all there is no key but one of the top level.
+    """Return which generation of a batch an event belongs to; 0 if there is only one."""
+    # SGLang writes the index last, and a key just before the last brace belongs to the top level.
     last = _LAST_INDEX.search(data, max(0, len(data) - 40))
     if last is not None:
         return int(last[1])
@@ -89,7 +89,7 @@ def event_index(data: bytes) -> int:
 
 
 def _joined(known: bytes, new: Raw) -> bytes:
-    """The inside of a JSON list, longer by another one."""
+    """Return the inside of a JSON list, extended by another list."""
     inner = bytes(new).strip()[1:-1]
     return b"".join((known, b",", inner)) if inner else known
 
@@ -100,14 +100,24 @@ def _was_aborted(meta: Meta) -> bool:
 
 @dataclass(slots=True)
 class StreamedReply:
-    """Puts a reply together from the events of its stream, of which three forms exist.
+    """Assembles a reply from the events of its stream, which come in three forms.
 
-    Cumulative (the default): every event repeats all before it. Incremental (`--incremental-streaming-output`): text, ids
-    and logprobs are deltas, `completion_tokens` stays cumulative. Mixed (up to 0.5.5): ids are deltas, the rest is
-    cumulative. Which one it is shows in the numbers: as many ids as `completion_tokens`, or as many as are missing.
+    Cumulative (the default): every event repeats everything before it. Incremental (`--incremental-streaming-output`): text,
+    ids and logprobs are deltas, `completion_tokens` is cumulative. Mixed (up to 0.5.5): ids are deltas, the rest is
+    cumulative. The numbers show the form: an event has as many ids as `completion_tokens`, or as many as are missing.
 
-    Of a cumulative event only what is new is parsed. That it begins with what came before is seen by comparing bytes, and
-    cut out: what is left is small, and is what an incremental event would have said (`news`).
+    Only the new part of a cumulative event is parsed. The event starts with what is known, which a comparison of bytes shows,
+    and the known part is cut out. The rest is small, and is what an incremental event would have contained (`news`).
+
+    Attributes:
+        ids: the sampled token ids so far.
+        done: whether `[DONE]` has come.
+        error: what the stream's error event says, or why an event cannot be read.
+        news: the last event without its known part; None if it was not cut.
+        last_meta: the raw `meta_info` of the last event, without `output_token_logprobs`.
+        last_fields: the top level of the last event, in which text and ids may be cut.
+        added: what events have added to the text, as JSON strings, for a reader that takes them out; None if there is no
+        reader.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -125,17 +135,13 @@ class StreamedReply:
     _grows_logprobs: bool = False
     _had_ids: bool = False
     news: bytes | None = None
-    """The last event without what the one before it had said already; None where it was not cut."""
     _cut: tuple[bytes, bytes] = b"", b""
     last_meta: dict[str, Raw] = field(default_factory=dict)
-    """`meta_info` of the last event, raw, without `output_token_logprobs`."""
     last_fields: dict[str, Raw] = field(default_factory=dict)
-    """Its top level, in which texts and ids may have been cut short."""
     added: list[bytes] | None = None
-    """What events have added to the text, as JSON strings, for a reader who takes them out as they come; None for nobody."""
 
     def feed(self, data: bytes) -> None:
-        """Take in the payload of one event. Sets `done` or `error`; an unreadable event is an error, too."""
+        """Take the payload of one event. Sets `done` or `error`; an unreadable event is an error, too."""
         if data == DONE:
             self.done = True
             return
@@ -165,30 +171,30 @@ class StreamedReply:
 
     @property
     def logprobs(self) -> list[LogprobEntry]:
-        """The logprobs so far, one entry a token."""
+        """The logprobs so far, one entry per token."""
         return self._entries or []
 
     @property
     def finished(self) -> bool:
-        """Whether the last event so far says how the generation ended."""
+        """Whether the last event says how the generation ended."""
         return self._meta is not None and self._meta.finish_reason is not None
 
     def reply(self) -> Reply | None:
-        """What has come so far; None before the first event."""
+        """Return the reply so far; None before the first event. Raise UnreadableReplyError if its text is invalid."""
         if self._meta is None:
             return None
         first, other = self._texts()
         meta = self._meta
         if meta.finish_reason is None and meta.completion_tokens is not None and meta.completion_tokens < len(self.ids):
-            meta = msgspec.structs.replace(meta, completion_tokens=None)  # it was counted too early, see `_is_delta`
-        open_question = self._entries is None and not self._cumulative_ids and first != other
+            meta = msgspec.structs.replace(meta, completion_tokens=None)  # counted too early, see `_is_delta`
+        ambiguous = self._entries is None and not self._cumulative_ids and first != other
         logprobs = None if self._entries is None else [entry[0] for entry in self._entries]
         logprob_ids = None if self._entries is None else [entry[1] for entry in self._entries]
         ids = self.ids if self._had_ids else list(logprob_ids or ())
-        return assemble(meta, ids, first, logprobs, logprob_ids, other if open_question else None)
+        return assemble(meta, ids, first, logprobs, logprob_ids, other if ambiguous else None)
 
     def _texts(self) -> tuple[str, str]:
-        """The text so far, and what it would be if events had been of the other kind."""
+        """Return the text so far, and what it would be if the events had the other form."""
         try:
             cumulative = msgspec.json.decode(self._last_text, type=str)
             joined = "".join(msgspec.json.decode(piece, type=str) for piece in self._pieces)
@@ -197,11 +203,11 @@ class StreamedReply:
         return (cumulative, joined) if self._cumulative_text else (joined, cumulative)
 
     def _without_repetition(self, fields: dict[str, Raw], entries: Raw, completed: int | None) -> Raw:
-        """Take out of a last event what SGLang repeats in it; returns its logprobs.
+        """Remove from a last event what SGLang repeats in it. Return its logprobs.
 
-        A stream of deltas that is retracted by a pause and then aborted ends (0.5.23) with the last id once more, all of the
-        text, and all of the logprobs. Sometimes the delta before it is joined to that: then it stands in front. Logprobs tell
-        it from an event of another kind, for there are too many of them; without them it is not told.
+        If a pause retracts a stream of deltas and it is then aborted, SGLang 0.5.23 ends it with the last id again, the whole
+        text, and all logprobs. Sometimes the previous delta is joined in front. Too many logprobs distinguish it from an event
+        of another form; without logprobs, it cannot be distinguished.
         """
         ids = msgspec.json.decode(fields.get("output_ids", Raw(b"[]")), type=list[int])
         values, new, known = decode_entries(entries), ids[:-1], self._texts()[0]
@@ -221,7 +227,7 @@ class StreamedReply:
         return Raw(msgspec.json.encode(values[: len(new)]))
 
     def whole(self, news: bytes) -> bytes:
-        """An (edited) `news` with the text and the ids put back that were cut out of it."""
+        """Return `news`, possibly edited, with the text and ids that were cut out of it put back."""
         text, ids = self._cut
         before, key, after = news.partition(_TEXT)
         middle, ids_key, behind = after.partition(_IDS)
@@ -229,10 +235,10 @@ class StreamedReply:
         return b"".join((before, key, text, middle, ids_key, ids, comma, behind))
 
     def _shrink(self, data: bytes) -> bytes | None:
-        """A cumulative event without what is known; None if it is not one, or not laid out as SGLang does."""
+        """Return a cumulative event without its known part; None if it is not cumulative, or not in SGLang's layout."""
         if not self._grows_ids or (self._entries is not None and not self._grows_logprobs):
             return None
-        # Inside of strings quotes are escaped: where these stand, there is a key.
+        # Quotes are escaped inside strings, so these bytes can only be a key.
         known = [(_TEXT, self._last_text[1:-1]), (_IDS, self._raw_ids)]
         if self._entries is not None:
             known.append((_LOGPROBS, self._raw_logprobs))
@@ -253,7 +259,7 @@ class StreamedReply:
         return b"".join(pieces)
 
     def _take_news(self, news: bytes) -> bool:
-        """Take in what is new in a cumulative event. False, and nothing taken in, if the numbers say that it is not that."""
+        """Take the new part of a cumulative event. Return False and change nothing if its numbers show another form."""
         fields = decode_object(news)
         raw_meta = decode_object(fields["meta_info"])
         raw_entries = raw_meta.pop("output_token_logprobs", None)
@@ -286,7 +292,7 @@ class StreamedReply:
             self._cumulative_ids = False
             self.ids += msgspec.json.decode(raw, type=list[int])
             return
-        # Behind deltas `_raw_ids` is none of the beginning of it.
+        # After deltas, `_raw_ids` is not the start of the list.
         goes_on = bool(before and self._cumulative_ids and inner.startswith(self._raw_ids))
         self._grows_ids = goes_on and completed is not None
         if goes_on:
@@ -298,7 +304,7 @@ class StreamedReply:
 
     def _take_logprobs(self, raw: bytes, completed: int | None) -> None:
         inner = raw.strip()[1:-1]
-        plain = b'"' not in inner  # else the entries carry texts, in which anything may stand
+        plain = b'"' not in inner  # otherwise the entries contain texts, with any character
         count = (inner.count(b"[") if plain else len(decode_any(raw))) if inner else 0
         if self._entries and self._is_delta(count, completed, inner, self._raw_logprobs):
             self._cumulative_text = False
@@ -315,18 +321,18 @@ class StreamedReply:
 
     @staticmethod
     def _is_delta(count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
-        """Whether a list that is not the first holds only what is new: then it is shorter than what is complete.
+        """Whether a later list holds only what is new: then it is shorter than `completed`.
 
-        It may be longer than what is complete, and is not a delta then: of a cumulative event SGLang (0.5.23) counts the tokens
-        when it makes it, and prints the list when it sends it, by when a busy one has added to the list.
+        A cumulative list may be longer than `completed`: SGLang 0.5.23 counts the tokens when it creates an event and prints
+        the list when it sends the event, and a busy worker adds to the list in between.
         """
         return count < completed if completed is not None else not inner.startswith(previous)
 
     def _take_text(self, raw: bytes) -> None:
-        told_by_logprobs = self._entries is not None or self._cumulative_ids
-        if not told_by_logprobs and not raw.startswith(self._last_text[:-1]):
+        form_is_known = self._entries is not None or self._cumulative_ids
+        if not form_is_known and not raw.startswith(self._last_text[:-1]):
             self._cumulative_text = False
-        cumulative = told_by_logprobs and self._cumulative_text
+        cumulative = form_is_known and self._cumulative_text
         if self.added is not None:
             goes_on = self._cumulative_text and raw.startswith(self._last_text[:-1])
             self.added.append(b'"' + raw[len(self._last_text) - 1 :] if goes_on else raw)

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.cut import Cut
+from middleware_hub.radix.match import MOST_CANDIDATES, PrefixMatch, walk_down
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, Departure, Recall, SampledReply, TreeStats
 from middleware_hub.radix.tree import NO_PARENT, RadixTree
-from middleware_hub.radix.match import MOST_CANDIDATES, walk_down
 from middleware_hub.spans.chain import SpanFlag, Versions, chain_ids, links, pack_ids, pack_logprobs, unpack_ids
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_context, align_reply
@@ -252,7 +251,7 @@ def test_of_many_siblings_only_some_are_looked_at_for_a_cut() -> None:
     talk = Talk()
     for i in range(4 * MOST_CANDIDATES):
         talk.say("b", [AB if i % 2 else A, *encode(format(i, "07b").replace("0", "a ").replace("1", "b "))], f"r{i}")
-    walk = walk_down(talk.tree._roots[NS], "bab<")
+    walk = walk_down(talk.tree._forest.roots[NS], "bab<")
     assert 0 < len(list(walk.candidates(None, 0))) <= 2 * MOST_CANDIDATES
 
 
@@ -306,7 +305,7 @@ def test_a_namespace_that_was_only_asked_about_does_not_exist() -> None:
     talk.tree.departure(NS, "a")
     talk.match_ids([A])
     assert talk.tree.stats == TreeStats()
-    assert not talk.tree._roots
+    assert not talk.tree._forest.roots
 
 
 def test_a_retrieval_notes_that_the_whole_chain_was_retrieved_and_nothing_else() -> None:
@@ -555,7 +554,7 @@ def test_the_chains_beside_a_text_come_furthest_first_and_then_newest_first() ->
     talk.say(" ", [AB, A], "r2")
     talk.say(" ", [A, A, A], "r3")
     talk.say(" ", [AB, B], "r4")
-    walk = walk_down(talk.tree._roots[NS], " ab<")
+    walk = walk_down(talk.tree._forest.roots[NS], " ab<")
     found = [(generation.request_ids[0], limit) for generation, limit in walk.candidates(None, 0)]
     assert found == [("r4", 3), ("r2", 3), ("r1", 3), ("r3", 2)]
     assert [g.request_ids[0] for g, _ in walk.candidates(None, 2)] == ["r4", "r2", "r1"], "none below the floor"
@@ -801,7 +800,7 @@ def test_namespaces_share_one_budget_and_an_empty_one_is_gone() -> None:
     mine = talk.say("a", [B, EOS], "r1")
     talk.collect(3)
     assert talk.alive(theirs, mine) == [False, True]
-    assert list(talk.tree._roots) == [NS]
+    assert list(talk.tree._forest.roots) == [NS]
     talk.say("a", [B], "r2", namespace=other)
     assert talk.match("ab ", namespace=other).continues is not None
 
@@ -1171,7 +1170,7 @@ def test_everything_is_in_order_after_every_collection(steps: list[tuple[str, in
     assert (evicted.nodes, evicted.generations, evicted.spans, evicted.tokens) == (0, 0, 0, 0)
     assert (evicted.characters, evicted.payload) == (0, 0)
     assert evicted.evicted["version"] + evicted.evicted["least_recently_hit"] == len(turns)
-    assert not talk.tree._roots
+    assert not talk.tree._forest.roots
 
 
 def test_what_was_collected_is_encoded_again() -> None:
@@ -1262,7 +1261,7 @@ def test_a_half_shown_special_token_is_kept_only_if_the_text_spells_all_of_it() 
 
 
 def texts_of(talk: Talk) -> Iterator[str]:
-    stack = [(root, "") for root in talk.tree._roots.values()]
+    stack = [(root, "") for root in talk.tree._forest.roots.values()]
     while stack:
         node, text = stack.pop()
         yield text

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from middleware_hub.spans.chain import SpanFlag, TokenSpan, Versions, chain_ids, links, pack_ids, pack_logprobs, unpack_ids
+from middleware_hub.spans.chain import (
+    SpanFlag,
+    TokenSpan,
+    Versions,
+    chain_ids,
+    links,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+)
 from middleware_hub.spans.trajectory import flatten
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, encoder, is_verbatim
+from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, encoder
+from middleware_hub.tokenizer.settings import is_verbatim
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.embedded.models.ngram import shipped_tokenizer
 from router.errors import BadRequestError

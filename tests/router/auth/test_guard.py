@@ -11,7 +11,8 @@ import pytest
 from router.auth.guard import ApiKeyGuard
 from router.auth.keys import Keys
 from router.config import RouterConfig, ServerConfig
-from router.observability.requests import REQUEST, RequestRecord
+from router.http.request_state import RequestState, first_state, request_state
+from router.observability.requests import RequestRecord
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 
@@ -106,21 +107,23 @@ def test_workers_are_told_no_key(server: ServerConfig, key: str) -> None:
     asyncio.run(main())
 
 
-async def states(server: ServerConfig, headers: dict[str, str], path: str = "/generate") -> tuple[dict[str, Any], str]:
+async def states(server: ServerConfig, headers: dict[str, str], path: str = "/generate") -> tuple[RequestState, str]:
     """What the application inside finds in the state, and the record's tenant."""
     seen: list[Any] = []
 
     async def inside(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["state"])
+        seen.append(request_state(scope))
 
     record = RequestRecord("id", "POST", path)
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",
         "path": path,
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        "state": {REQUEST: record},
+        "state": {},
     }
+
+    scope["state"] = first_state(scope, record)
 
     async def nothing(*_: Any) -> Any:
         raise AssertionError("the guard neither reads nor answers")
@@ -145,7 +148,7 @@ async def states(server: ServerConfig, headers: dict[str, str], path: str = "/ge
 def test_whose_request_it_is(server: ServerConfig, headers: dict[str, str], tenant: str) -> None:
     """It is told to the middlewares, and stands on the record of the request."""
     state, on_record = asyncio.run(states(server, headers))
-    assert state["tenant"] == on_record == tenant
+    assert state.caller.tenant == on_record == tenant
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from router.auth.callers import ANYBODY, Caller, caller_of
+from router.auth.callers import ANYBODY, Caller
 from router.auth.keys import Keys
 from router.errors import BadRequestError
+from router.http.request_state import request_state
 
 
 def test_no_keys_ask_for_none() -> None:
     assert not Keys()
-    assert caller_of({}) == caller_of({"state": {}}) == ANYBODY == Caller("", admin=True, confined=False)
+    assert (
+        request_state({}).caller
+        == request_state({"state": {}}).caller
+        == ANYBODY
+        == Caller("", admin=True, confined=False)
+    )
 
 
 def test_a_key_names_its_tenant() -> None:

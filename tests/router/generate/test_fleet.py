@@ -16,7 +16,7 @@ from router.generate.fleet import Fleet
 from router.generate.fleet_calls import Teller
 from router.http.upstream import AiohttpUpstream
 from router.policies.least_inflight import LeastInflight
-from router.proxy.in_flight import Flight
+from router.proxy.in_flight import InFlight
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from tests.router.conftest import PROBED, Running, answer, running
@@ -226,23 +226,23 @@ def test_a_generation_that_begins_while_only_a_quarantined_worker_is_waited_for_
             teller = Teller(upstream, Prober(upstream, seconds=10), seconds=3600)
             fleet = Fleet(pool, teller, max_body_bytes=100, forward_authorization=False)
             scope = {"method": "POST", "path": UPDATE, "raw_path": UPDATE.encode(), "query_string": b"", "headers": []}
-            before, during = Flight(["a"]), Flight(["b"])
-            fleet.flights.begin(before)
+            before, during = InFlight(["a"]), InFlight(["b"])
+            fleet.in_flight.begin(before)
             well.gate.clear()
             call = asyncio.create_task(fleet.everywhere(scope, send, b'{"new_version": "2"}', aborts=True))
             await asyncio.gather(well.until_told(1), hung.until_told(1))
-            fleet.flights.begin(during)
+            fleet.in_flight.begin(during)
             after = during
             well.gate.set()
             async with asyncio.timeout(10):
                 while after.unwanted:  # until the call has heard of the well one
                     await asyncio.sleep(0.001)
-                    after = Flight(["c"])
-                    fleet.flights.begin(after)
+                    after = InFlight(["c"])
+                    fleet.in_flight.begin(after)
             hung.gate.set()
             await call
             assert sent[0]["status"] == 200
-            assert [flight.unwanted for flight in (before, during, after)] == [True, True, False]
+            assert [one.unwanted for one in (before, during, after)] == [True, True, False]
 
     asyncio.run(main())
 

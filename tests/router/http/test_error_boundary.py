@@ -13,9 +13,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import ClientDisconnectedError, RouterError
 from router.http.error_boundary import ErrorBoundary
+from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
-from router.observability.requests import REQUEST, REQUEST_ID, Phase, RequestRecord, Requests
+from router.observability.requests import REQUEST_ID, Phase, RequestRecord, Requests
 from tests.router.conftest import EchoWorker, GatedWorker, Running, answer, running
 from tests.support.serving import dead_url, serving
 
@@ -196,7 +197,7 @@ def test_the_application_finds_the_record_and_the_servers_own_state() -> None:
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["state"]["of_the_lifespan"] == 1
         (record,) = served.requests
-        assert scope["state"][REQUEST] is record
+        assert request_state(scope).record is record
         assert REQUEST_ID.get() == record.id == "me"
         assert (record.method, record.path, record.phase) == ("GET", "/x", Phase.RECEIVING)
         seen.append(record)

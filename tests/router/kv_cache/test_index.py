@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from router.engines.sglang.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from router.kv_cache.index import KvIndex
+from tests.router.kv_cache.recount import check
 
 A, B = "http://a:1", "http://b:1"
 
@@ -30,7 +31,7 @@ def follow(*urls: str) -> KvIndex:
 
 
 def overlaps(index: KvIndex, ids: Sequence[int], lora: str | None = None) -> dict[str, int]:
-    index.check()
+    check(index)
     assert index.overlaps(memoryview(array("i", ids)), lora) == index.overlaps(ids, lora)
     return index.overlaps(ids, lora)
 

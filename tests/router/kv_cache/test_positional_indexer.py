@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.kv_cache import positional_indexer
 from router.kv_cache.block_hashes import content_hashes, prefix_hash, prefix_hashes, root_of
 from router.kv_cache.positional_indexer import (
-    OverlapScores,
     ParentNotFoundError,
     PositionalIndexer,
     WorkerNotTrackedError,
 )
+from tests.router.kv_cache.recount import check_indexer
 
 GOLDEN_CONTENTS = [9143094415614847814, 12124091508212882195]
 GOLDEN_PREFIXES = [9143094415614847814, 9510318385840434533]
@@ -40,8 +40,8 @@ def stored(index: PositionalIndexer, worker: str, *contents: int, own: int = 0, 
 
 
 def found(index: PositionalIndexer, *contents: int) -> dict[str, int]:
-    index.check()
-    return index.find_matches(contents).blocks
+    check_indexer(index)
+    return index.find_matches(contents)
 
 
 class TestHashes:
@@ -129,13 +129,13 @@ class TestMatches:
         index.apply_stored(A, [(0, 1), (1, 2)], root=root_of("adapter"))
         index.apply_stored(A, [(2, 3)], parent=1)
         assert found(index, 1, 2, 3) == {}
-        assert index.find_matches([1, 2, 3], root_of("adapter")).blocks == {A: 3}
+        assert index.find_matches([1, 2, 3], root_of("adapter")) == {A: 3}
 
     def test_a_prompt_is_read_no_further_than_anybody_has_it(self) -> None:
         index = indexer(A)
         stored(index, A, 1, 2)
         contents = iter([1, 2, 3, 4, 5])
-        assert index.find_matches(contents).blocks == {A: 2}
+        assert index.find_matches(contents) == {A: 2}
         assert list(contents) == [4, 5]
 
     def test_five_hundred_workers(self) -> None:
@@ -146,27 +146,13 @@ class TestMatches:
         assert found(index, *range(10)) == {worker: 1 + number % 7 for number, worker in enumerate(workers)}
 
 
-class TestScores:
-    def test_the_most_blocks(self) -> None:
-        assert OverlapScores({A: 1, B: 3, C: 2}, {A: 1, B: 3, C: 2}).best({A: 0, B: 9, C: 0}.__getitem__) == B
-
-    def test_among_equals_the_less_loaded_then_the_smaller_tree(self) -> None:
-        scores = OverlapScores({A: 3, B: 3, C: 3}, {A: 50, B: 40, C: 10})
-        assert scores.best({A: 1, B: 1, C: 2}.__getitem__) == B
-
-    def test_nobody(self) -> None:
-        assert indexer(A).find_matches([1]).best({A: 0}.__getitem__) is None
-
-    def test_sizes_come_with_the_matches(self) -> None:
+class TestChanges:
+    def test_sizes_are_those_of_the_tracked_workers(self) -> None:
         index = indexer(A, B)
         stored(index, A, 1, 2, 3)
         stored(index, B, 1)
-        scores = index.find_matches([1])
-        assert (dict(scores.tree_sizes), index.tree_size(A), index.tree_size(C)) == ({A: 3, B: 1}, 3, 0)
-        assert scores.best(lambda worker: 0.0) == B
+        assert (dict(index.tree_sizes), index.tree_size(A), index.tree_size(C)) == ({A: 3, B: 1}, 3, 0)
 
-
-class TestChanges:
     def test_a_replay_counts_once(self) -> None:
         index = indexer(A)
         assert stored(index, A, 1, 2) == 2
@@ -266,7 +252,7 @@ class TestClearing:
         index = indexer(A)
         for _ in range(100):
             index.apply_cleared(A)
-        index.check()
+        check_indexer(index)
         assert len(index._owners) == 1
 
     def test_stale_entries_go_faster_than_they_come(self) -> None:
@@ -277,7 +263,7 @@ class TestClearing:
             for worker in workers:
                 index.apply_cleared(worker)
                 stored(index, worker, *range(600))
-        index.check()
+        check_indexer(index)
         assert index.stale < 2 * 50 * 600
         assert len(index._owners) <= 2 * len(workers)
 
@@ -287,9 +273,9 @@ class TestClearing:
             worker = f"http://w{number}:1"
             index.track(worker)
             stored(index, worker, 1, 2, number)
-            assert index.find_matches([1, 2, number]).blocks == {worker: 3}
+            assert index.find_matches([1, 2, number]) == {worker: 3}
             index.remove_worker(worker)
-        index.check()
+        check_indexer(index)
         assert len(index._owners) <= 2
         assert not index.tree_sizes
 
@@ -308,7 +294,7 @@ class TestClearing:
         index = indexer(*workers)
         for number, worker in enumerate(workers):
             stored(index, worker, number)
-            assert index.find_matches([number]).blocks == {worker: 1}
+            assert index.find_matches([number]) == {worker: 1}
         assert len(index._names) <= 4
 
 
@@ -390,12 +376,12 @@ class Stress(RuleBasedStateMachine):
                 count += 1
             if count:
                 expected[worker] = count
-        assert self.index.find_matches(contents, root).blocks == expected
+        assert self.index.find_matches(contents, root) == expected
 
     @invariant()
     def agrees(self) -> None:
         if hasattr(self, "index"):
-            self.index.check()
+            check_indexer(self.index)
             assert self.index.tree_sizes == {worker: len(set(known.values())) for worker, known in self.paths.items()}
 
 

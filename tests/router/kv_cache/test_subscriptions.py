@@ -16,6 +16,7 @@ import zmq.asyncio
 from router.engines.sglang.kv_events import KvSource
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
+from tests.router.kv_cache.recount import check
 
 URL = "http://127.0.0.1:30001"
 END = (-1).to_bytes(8, "big", signed=True)
@@ -136,7 +137,7 @@ class Following:
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():  # noqa: ASYNC110 - an index is synchronous and tells nobody of its changes
             await asyncio.sleep(0)
-        self.index.check()
+        check(self.index)
 
     async def batches(self, count: int) -> None:
         await self.until(lambda: self.subscriptions.counts["batches"] == count)

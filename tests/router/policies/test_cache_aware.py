@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.routing_skew import LOADS, PlainCacheAware, Simulation
+from benchmarks.routing.simulation import LOADS, PlainCacheAware, Simulation
 from router.config import CacheAwareConfig
 from router.engines.sglang.kv_events import AllBlocksCleared, BlockStored, KvEvent
 from router.kv_cache.index import KvIndex

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.config import CacheAwareConfig, RouterConfig
-from router.engines.sglang.route_prompt import prompt_of
+from router.engines.sglang.worker_request import route_prompt
 from router.errors import BadRequestError
 from router.flags import config_from_args, parser
 
@@ -86,7 +86,7 @@ def test_what_another_policy_would_ignore_is_refused(flags: tuple[str, ...]) -> 
     ],
 )
 def test_the_prompt_of_a_body(body: bytes, text: str | None, ids: list[int] | None) -> None:
-    assert prompt_of(body)[:2] == (text, ids)
+    assert route_prompt(body)[:2] == (text, ids)
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_the_prompt_of_a_body(body: bytes, text: str | None, ids: list[int] | No
     ],
 )
 def test_whether_a_prompt_is_the_only_one(body: bytes, alone: bool) -> None:
-    assert prompt_of(body).alone is alone
+    assert route_prompt(body).alone is alone

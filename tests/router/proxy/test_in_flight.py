@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.proxy.in_flight import RID_LENGTH, Flight, Flights
+from router.proxy.in_flight import RID_LENGTH, GenerationsInFlight, InFlight
 from router.workers.worker import Worker
 
 # Short ones collide and are prefixes of each other, long ones look like UUIDs.
@@ -27,66 +27,66 @@ def test_names_and_prefixes_are_found(
 ) -> None:
     """Of all, or of a tenant's only; and what shares a worker is found whosever it is."""
     workers = [Worker("http://a:1"), Worker("http://b:1")]
-    flights, there = Flights(), list[Flight]()
+    in_flight, there = GenerationsInFlight(), list[InFlight]()
     for what, value, at in steps:
         if what == "begin":
-            flight = Flight(value, tenant="ab"[at // 2])  # type: ignore[arg-type]
-            flight.worker = workers[at % 2]
-            flights.begin(flight)
-            there.append(flight)
+            request = InFlight(value, tenant="ab"[at // 2])  # type: ignore[arg-type]
+            request.worker = workers[at % 2]
+            in_flight.begin(request)
+            there.append(request)
         elif there:
-            flights.over(there.pop(int(value) % len(there)))  # type: ignore[call-overload]
-    assert len(flights) == len(there)
+            in_flight.over(there.pop(int(value) % len(there)))  # type: ignore[call-overload]
+    assert len(in_flight) == len(there)
 
-    everything = [(flight, position, name) for flight in there for position, name in enumerate(flight.names)]
+    everything = [(request, position, name) for request in there for position, name in enumerate(request.names)]
     its_own = [one for one in everything if tenant is None or one[0].tenant == tenant]
-    exact = {(flight, position) for flight, position, name in its_own if name == rid}
-    begun = {(flight, position) for flight, position, name in its_own if name.startswith(rid)}
-    found = flights.named(rid, tenant)
+    exact = {(request, position) for request, position, name in its_own if name == rid}
+    begun = {(request, position) for request, position, name in its_own if name.startswith(rid)}
+    found = in_flight.named(rid, tenant)
     assert len(found) == len(set(found))
     assert set(found) == (exact or begun)
 
-    mine = [flight for flight in there if flight.worker is workers[number]]
-    longer = any(name != rid and name.startswith(rid) for flight in mine for name in flight.names)
-    unnamed = len(rid) < RID_LENGTH and any(not flight.names for flight in mine)
-    assert flights.shares_prefix(rid, workers[number]) is (longer or unnamed)
+    mine = [request for request in there if request.worker is workers[number]]
+    longer = any(name != rid and name.startswith(rid) for request in mine for name in request.names)
+    unnamed = len(rid) < RID_LENGTH and any(not request.names for request in mine)
+    assert in_flight.shares_prefix(rid, workers[number]) is (longer or unnamed)
 
 
 def test_a_later_attempt_of_the_same_name_shares_its_beginning() -> None:
     """Two requests under one id: the end of the one would end the other, which is at its second attempt at that worker."""
     name, worker = "0" * RID_LENGTH, Worker("http://a:1")
-    flights, first, second = Flights(), Flight([name]), Flight([name])
-    for flight in (first, second):
-        flight.worker = worker
-        flights.begin(flight)
-    assert not flights.shares_prefix(name, worker)
+    in_flight, first, second = GenerationsInFlight(), InFlight([name]), InFlight([name])
+    for request in (first, second):
+        request.worker = worker
+        in_flight.begin(request)
+    assert not in_flight.shares_prefix(name, worker)
     second.rids = {}
-    assert not flights.shares_prefix(name, worker), "no worker has it now"
+    assert not in_flight.shares_prefix(name, worker), "no worker has it now"
     second.rids = {0: f"{name}-1"}
-    assert flights.shares_prefix(name, worker)
-    assert not flights.shares_prefix(f"{name}-1", worker)
-    assert not flights.shares_prefix(name, Worker("http://b:1"))
+    assert in_flight.shares_prefix(name, worker)
+    assert not in_flight.shares_prefix(f"{name}-1", worker)
+    assert not in_flight.shares_prefix(name, Worker("http://b:1"))
 
 
 def test_what_begins_while_everything_ends_is_to_end_too() -> None:
-    flights = Flights()
-    before, during, after = Flight(["a"]), Flight(["b"]), Flight(["c"])
-    flights.begin(before)
-    with flights.ending():
-        flights.begin(during)
-    flights.begin(after)
-    assert [flight.unwanted for flight in (before, during, after)] == [True, True, False]
+    in_flight = GenerationsInFlight()
+    before, during, after = InFlight(["a"]), InFlight(["b"]), InFlight(["c"])
+    in_flight.begin(before)
+    with in_flight.ending():
+        in_flight.begin(during)
+    in_flight.begin(after)
+    assert [request.unwanted for request in (before, during, after)] == [True, True, False]
 
 
 def test_a_batch_is_unwanted_when_all_of_it_is() -> None:
     """While one of its generations is still wanted, another worker is asked for it."""
-    flight = Flight(("a", "b"))
-    assert not flight.unwanted
-    flight.end((1,))
-    assert not flight.unwanted
-    flight.end((0,))
-    assert flight.unwanted
-    nameless = Flight(())
+    request = InFlight(("a", "b"))
+    assert not request.unwanted
+    request.end((1,))
+    assert not request.unwanted
+    request.end((0,))
+    assert request.unwanted
+    nameless = InFlight(())
     assert not nameless.unwanted
     nameless.end()
     assert nameless.unwanted
@@ -96,12 +96,12 @@ def test_a_longer_name_at_another_worker_shares_nothing() -> None:
     """So a client that leaves has its generation aborted, whatever other workers have."""
     one, other = Worker("http://a:1"), Worker("http://b:1")
     name = "0" * RID_LENGTH
-    flights, long, mine = Flights(), Flight((name + "1",)), Flight((name,))
-    for flight, worker in ((long, one), (mine, other)):
-        flight.worker = worker
-        flights.begin(flight)
-    assert not flights.shares_prefix(name, other)
-    assert flights.shares_prefix(name, one)
+    in_flight, long, mine = GenerationsInFlight(), InFlight((name + "1",)), InFlight((name,))
+    for request, worker in ((long, one), (mine, other)):
+        request.worker = worker
+        in_flight.begin(request)
+    assert not in_flight.shares_prefix(name, other)
+    assert in_flight.shares_prefix(name, one)
 
 
 @given(
@@ -112,12 +112,12 @@ def test_ids_that_are_alone_are_those_that_share_no_prefix(
     made: list[tuple[int, str, bool, bool]], asked: list[str]
 ) -> None:
     """One at a time or thousands at once, short ids and long ones."""
-    flights, workers = Flights(), [Worker("http://a:1"), Worker("http://b:1")]
+    in_flight, workers = GenerationsInFlight(), [Worker("http://a:1"), Worker("http://b:1")]
     for number, rid, is_long, is_named in made:
         name = rid + "0" * RID_LENGTH if is_long else rid
-        flight = Flight((name,) if is_named else ())
-        flight.worker, flight.rids = workers[number], {0: name}
-        flights.begin(flight)
+        request = InFlight((name,) if is_named else ())
+        request.worker, request.rids = workers[number], {0: name}
+        in_flight.begin(request)
     rids = [*asked, *(rid + "0" * RID_LENGTH for rid in asked), *(rid for _, rid, _, _ in made)]
-    expected = [rid for rid in rids if not flights.shares_prefix(rid, workers[0])]
-    assert sorted(flights.alone(rids, workers[0])) == sorted(expected)
+    expected = [rid for rid in rids if not in_flight.shares_prefix(rid, workers[0])]
+    assert sorted(in_flight.alone(rids, workers[0])) == sorted(expected)

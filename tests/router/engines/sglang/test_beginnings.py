@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
-from router.engines.sglang.beginnings import StreamBeginnings, tell_whole
+from router.engines.sglang.beginnings import ReplyBeginnings
+from router.http.reply import WatchedReply
 
 Heard = list[str | list[int]]
 
@@ -22,6 +24,30 @@ def listener() -> tuple[Heard, Any]:
     return heard, told
 
 
+class Stream:
+    """A stream on its way to a client."""
+
+    def __init__(self, watcher: ReplyBeginnings) -> None:
+        self.reply = WatchedReply(watcher)
+        self.send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+
+    def feed(self, chunk: bytes) -> None:
+        self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    def send(self, message: Message) -> None:
+        """Nothing here waits, so no event loop is needed."""
+        with pytest.raises(StopIteration):
+            self.reply.send(message).send(None)
+
+
+def watched(told: Any, *, ids: bool, enough: int) -> Stream:
+    return Stream(ReplyBeginnings(told, ids=ids, enough=enough))
+
+
+def whole(body: bytes, told: Any, *, ids: bool) -> None:
+    ReplyBeginnings(told, ids=ids, enough=100).end(body)
+
+
 def reply(text: str, ids: list[int], *, index: int | None = None, over: bool = False) -> dict[str, Any]:
     meta = {"id": "x", "completion_tokens": len(ids), "finish_reason": {"type": "stop"} if over else None}
     found: dict[str, Any] = {"text": text, "output_ids": ids, "meta_info": meta}
@@ -31,13 +57,13 @@ def reply(text: str, ids: list[int], *, index: int | None = None, over: bool = F
 @pytest.mark.parametrize(("ids", "expected"), [(False, ["hello"]), (True, [[1, 2]])])
 def test_a_reply_in_one_piece(ids: bool, expected: Heard) -> None:
     heard, told = listener()
-    tell_whole(json.dumps(reply("hello", [1, 2])).encode(), told, ids=ids)
+    whole(json.dumps(reply("hello", [1, 2])).encode(), told, ids=ids)
     assert heard == expected
 
 
 def test_several_samples_of_one_prompt() -> None:
     heard, told = listener()
-    tell_whole(json.dumps([reply("one", [1]), reply("two", [2])]).encode(), told, ids=False)
+    whole(json.dumps([reply("one", [1]), reply("two", [2])]).encode(), told, ids=False)
     assert heard == ["one", "two"]
 
 
@@ -46,8 +72,8 @@ def test_several_samples_of_one_prompt() -> None:
 )
 def test_what_is_no_reply_is_passed_over(body: bytes) -> None:
     heard, told = listener()
-    tell_whole(body, told, ids=False)
-    tell_whole(body, told, ids=True)
+    whole(body, told, ids=False)
+    whole(body, told, ids=True)
     assert heard == []
 
 
@@ -68,7 +94,7 @@ def test_a_stream_is_told_of_once_and_before_its_last_event_has_gone_on(form: st
     """Wherever its chunks end."""
     heard, told = listener()
     words = [f" word{number}" for number in range(5)]
-    stream = StreamBeginnings(told, ids=ids, enough=100)
+    stream = watched(told, ids=ids, enough=100)
     data = b"".join(events(form, words))
     for start in range(0, len(data), size):
         stream.feed(data[start : start + size])
@@ -79,7 +105,7 @@ def test_a_stream_is_told_of_once_and_before_its_last_event_has_gone_on(form: st
 
 def test_of_a_long_stream_the_beginning_is_enough() -> None:
     heard, told = listener()
-    stream = StreamBeginnings(told, ids=True, enough=3)
+    stream = watched(told, ids=True, enough=3)
     for event in events("cumulative", ["a"] * 10):
         stream.feed(event)
     assert heard == [[0, 1, 2]]
@@ -87,7 +113,7 @@ def test_of_a_long_stream_the_beginning_is_enough() -> None:
 
 def test_samples_whose_events_are_mixed() -> None:
     heard, told = listener()
-    stream = StreamBeginnings(told, ids=False, enough=100)
+    stream = watched(told, ids=False, enough=100)
     for pair in zip(events("cumulative", ["a", "b"], 0), events("cumulative", ["c", "d"], 1), strict=True):
         for event in pair:
             stream.feed(event)
@@ -96,6 +122,6 @@ def test_samples_whose_events_are_mixed() -> None:
 
 def test_an_event_that_cannot_be_read_is_nobodys_reply() -> None:
     heard, told = listener()
-    stream = StreamBeginnings(told, ids=False, enough=100)
+    stream = watched(told, ids=False, enough=100)
     stream.feed(b'data: {"text": 5}\n\ndata: {"error": "no"}\n\n: comment\n\ndata: [DONE]\n\n')
     assert heard == []

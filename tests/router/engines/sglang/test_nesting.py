@@ -24,7 +24,8 @@ from router.engines.sglang import (
     read_reply,
     split_list,
 )
-from router.engines.sglang.attempt import Attempt, aborted_replies, refusal_status, renamed, was_aborted, was_refused
+from router.engines.sglang.outcome import aborted_replies, refusal_status, renamed, was_aborted, was_refused
+from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
 from tests.router.conftest import running
 
@@ -63,7 +64,7 @@ def test_a_request(request_body: bytes) -> None:
             request = GenerateRequest.parse(body)
             assert {request.rid(0), request.lora_path(0), request.skips_special(0), request.most_top_logprobs}
             readable = True
-        attempt = Attempt.first(body)
+        attempt = WorkerRequest.parse(body)
         if len(nest) > FATHOMLESS:
             assert not readable
             assert attempt is None
@@ -94,7 +95,7 @@ def test_a_reply(reply: bytes) -> None:
         for look in (was_aborted, was_refused, refusal_status, event_index, new_weight_version):
             look(body)
         renamed(body, "x")
-        attempt = Attempt.first(b'{"text": "a"}')
+        attempt = WorkerRequest.parse(b'{"text": "a"}')
         assert attempt is not None
         aborted_replies(body, attempt)
 

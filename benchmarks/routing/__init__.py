@@ -1,0 +1,1 @@
+"""The routing policies, simulated and under load."""

@@ -1,0 +1,185 @@
+"""Replies of OpenAI's `POST /v1/chat/completions`: `chat.completion`, and streams of `chat.completion.chunk`.
+
+Fields that OpenAI lacks stand in `meta_info` of a choice: `generation_id`, `weight_version`, and everything else a worker
+reported (`routed_experts`, ...). SDKs keep fields that they do not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
+from router.errors import RouterError
+
+UNLIKELY = -9999.0
+"""OpenAI's logprob for an impossible token: JSON has no infinity."""
+
+_encode = msgspec.json.encode
+
+
+def whole(head: ReplyHead, answers: Sequence[Answer]) -> bytes:
+    """Return a `chat.completion` with a choice for each answer."""
+    return _encode(
+        {
+            "id": _named(head.id),
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": usage(answers, answers[:1]),
+        }
+    )
+
+
+def error_body(error: RouterError) -> dict[str, Any]:
+    """Return `{"error": {"message", "type", "param", "code"}}` with the details of the error."""
+    inner: Any = error.body()["error"]
+    return {"error": {"param": None, **inner}}
+
+
+class OpenAIStream:
+    """A stream of chunks. The first one of a choice has its role, the last one its `finish_reason`."""
+
+    def __init__(self, request: ChatRequest, head: ReplyHead) -> None:
+        self._request = request
+        shared = {
+            "id": _named(head.id),
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+        }
+        self._opening = b"data: " + _encode(shared)[:-1] + b',"choices":['
+        self._calls = [0] * request.samples
+        self._shown = [0] * request.samples
+
+    def begin(self, prompt_tokens: int) -> bytes:
+        """Return the role of every choice. The length of the prompt is reported at the end."""
+        return b"".join(self._chunk(i, {"role": "assistant", "content": ""}) for i in range(self._request.samples))
+
+    def piece(self, index: int, piece: Piece, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
+        """Return one delta. A call is whole, with its index among the calls of the choice."""
+        delta: dict[str, Any]
+        if isinstance(piece, ToolCall):
+            delta = {"tool_calls": [{"index": self._calls[index], **piece.as_openai()}]}
+            self._calls[index] += 1
+        elif not piece.text and not logprobs:
+            return b""
+        elif isinstance(piece, Text):
+            delta = {"content": piece.text}
+        else:
+            delta = {"reasoning_content": piece.text}
+        if logprobs is not None:
+            self._shown[index] += len(logprobs)
+        return self._chunk(index, delta, logprobs)
+
+    def finish(self, index: int, answer: Answer) -> bytes:
+        """Return the finish reason, and the logprobs of tokens behind the last piece: a hidden tail has no text of its own."""
+        behind = None if answer.logprobs is None else answer.logprobs[self._shown[index] :]
+        return self._chunk(index, {}, behind or None, **ending(answer))
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        """Return the usage, if the request asks for it, and `[DONE]`."""
+        done = b"data: [DONE]\n\n"
+        if not self._request.stream_usage:
+            return done
+        return self._opening + b'],"usage":' + _encode(usage(answers, answers[:1])) + b"}\n\n" + done
+
+    def failed(self, error: RouterError) -> bytes:
+        """Return an error instead of a chunk. Nothing follows it: with `[DONE]` it would look like a success."""
+        return b"data: " + _encode(error_body(error)) + b"\n\n"
+
+    def ping(self) -> bytes:
+        """Return a comment, which every reader of server-sent events skips."""
+        return b": ping\n\n"
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: Sequence[TokenLogprob] | None = None,
+        *,
+        finish_reason: str | None = None,
+        **more: Any,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": _logprobs(logprobs),
+            "finish_reason": finish_reason,
+            **more,
+        }
+        return self._opening + _encode(choice) + b"]}\n\n"
+
+
+def _named(reply_id: str) -> str:
+    return reply_id if reply_id.startswith("chatcmpl-") else f"chatcmpl-{reply_id}"
+
+
+def _choice(index: int, answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.tool_calls else "")}
+    message["refusal"] = None
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
+    return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **ending(answer)}
+
+
+def ending(answer: Answer) -> dict[str, Any]:
+    """Return how a choice ends, and the fields that the dialect lacks."""
+    # `abort` is SGLang's word. OpenAI has none, and any of its own words would make half a reply look complete.
+    return {
+        "finish_reason": answer.finish,
+        "matched_stop": answer.matched,
+        "meta_info": {
+            "generation_id": answer.generation_id,
+            "weight_version": answer.weight_version,
+            **answer.extra,
+        },
+    }
+
+
+def usage(answers: Sequence[Answer], firsts: Sequence[Answer]) -> dict[str, Any]:
+    """Return the token counts of a reply.
+
+    A prompt counts once, however many samples it has, with the cached tokens that its first sample found.
+
+    Args:
+        answers: all of them.
+        firsts: the first sample of each prompt.
+    """
+    prompt = sum(answer.prompt_tokens for answer in firsts)
+    completion = sum(answer.completion_tokens for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)},
+    }
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+    content = [
+        {
+            **_token(one.spelled, one.logprob),
+            "top_logprobs": [_token(spelled, logprob) for _, spelled, logprob in one.top],
+        }
+        for one in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(spelled: bytes, logprob: float) -> dict[str, Any]:
+    return {
+        "token": spelled.decode(errors="replace"),
+        "bytes": list(spelled),
+        "logprob": logprob if math.isfinite(logprob) else UNLIKELY,
+    }

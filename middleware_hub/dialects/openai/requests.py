@@ -1,0 +1,208 @@
+"""Bodies of OpenAI's `POST /v1/chat/completions`, which may also have SGLang's own fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from middleware_hub.chat.dialect import Memo
+from middleware_hub.chat.messages import ChatRequest, Message, Tool
+from middleware_hub.dialects.fields import (
+    BOOLEAN,
+    OBJECTS,
+    STRING,
+    STRINGS,
+    Fields,
+    Kind,
+    check_depth,
+    unsupported,
+    wrong,
+)
+from middleware_hub.dialects.messages import (
+    ANY,
+    AUTO,
+    NONE,
+    assistant_message,
+    checked_choice,
+    checked_tool,
+    each_message,
+    open_body,
+    parsed_arguments,
+    said,
+    string,
+    tool_call,
+    written,
+)
+from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling
+from middleware_hub.dialects.template_variables import read_variables
+from router.engines.sglang.json import decode_any
+from router.errors import BadRequestError
+
+MOST_SAMPLES = 128
+MOST_TOP_LOGPROBS = 20
+
+_BOOKKEEPING = (
+    "user metadata store service_tier prompt_cache_key prompt_cache_retention safety_identifier "
+    "verbosity prediction".split()
+)
+"""Fields for OpenAI's own use. `verbosity` and `prediction` are hints that may be ignored."""
+
+_SYSTEM = ("system", "developer")
+_ROLES = '"system", "developer", "user", "assistant" or "tool"'
+_ECHOED = ("content", "refusal", "tool_calls", "function_call", "parsed", "reasoning_content", "reasoning", "prefix")
+"""Keys of an assistant's message that are read here, and those that SDKs add to it for their own use."""
+
+_CHOICE: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a string, or an object that names a function")
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+_STREAM_OPTIONS: Kind[_StreamOptions] = Kind(_StreamOptions, "an object")
+
+
+def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
+    """Read a body. Raises BadRequestError with `param`, the field it is about."""
+    opened = open_body(body, memo)
+    fields = opened.fields
+    messages = each_message(body, opened, _message, memo)
+    tools = _tools(fields)
+    sampling = read_sampling(fields)
+    older = fields.take_within("max_tokens", 1, LARGEST)
+    newer = fields.take_within("max_completion_tokens", 1, LARGEST)
+    options = fields.take("stream_options", _STREAM_OPTIONS)
+    top_logprobs = fields.take_within("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
+    logprobs = fields.take("logprobs", BOOLEAN) or False
+    if top_logprobs and not logprobs:
+        raise BadRequestError("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
+    modalities = fields.take("modalities", STRINGS)
+    if modalities and modalities != ["text"]:
+        raise unsupported('`modalities` must be ["text"]: this model\'s replies are texts', "modalities")
+    fields.drop(_BOOKKEEPING)
+    return ChatRequest(
+        messages=messages,
+        tools=tools,
+        template=read_variables(fields),
+        sampling=finish(sampling, older if newer is None else newer),
+        samples=fields.take_within("n", 1, MOST_SAMPLES) or 1,
+        stream=fields.take("stream", BOOLEAN) or False,
+        stream_usage=bool(options is not None and options.include_usage),
+        continue_final=_continues(fields, messages, _prefixed(opened.listed[-1])),
+        parallel_calls=fields.take("parallel_tool_calls", BOOLEAN) is not False,
+        call_choice=_choice(fields, tools),
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        model=fields.take("model", STRING) or "",
+        extra=fields.rest(),
+    )
+
+
+def _prefixed(last: Raw) -> bool:
+    """Return whether a message is a `prefix`, DeepSeek's name for the beginning of a reply."""
+    text = bytes(last)
+    return b'"prefix"' in text and decode_any(text).get("prefix") is True
+
+
+def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
+    """Return one message. Its own keys are taken out of `wrote`, and the others kept."""
+    role = wrote.pop("role", None)
+    if role == "assistant":
+        message = _assistant(place, wrote)
+    else:
+        content = written(f"{place}.content", wrote.pop("content", None))
+        if role == "user":
+            if content is None:
+                raise BadRequestError(f"`{place}.content` is missing: it must be a string", param=f"{place}.content")
+            message = {"role": "user", "content": content}
+        elif role in _SYSTEM:
+            message = {"role": "system", "content": content or ""}
+        elif role == "tool" or role == "function":
+            message = {"role": "tool", "content": content or ""}
+        else:
+            raise wrong(f"{place}.role", role, _ROLES)
+    for key, value in wrote.items():
+        if value is None or value == "" or value == []:
+            continue
+        if key == "name" or key == "tool_call_id":
+            string(f"{place}.{key}", value)
+        elif type(value) is dict or type(value) is list:
+            check_depth(f"{place}.{key}", value)
+        message[key] = value
+    return (message,)
+
+
+def _assistant(place: str, wrote: dict[str, Any]) -> Message:
+    content = said(f"{place}.content", wrote.get("content"))
+    reasoning = wrote.get("reasoning_content") or wrote.get("reasoning")
+    calls = wrote.get("tool_calls")
+    if wrote.get("audio") is not None:
+        raise unsupported(f"`{place}.audio` cannot be read: this model takes text only", f"{place}.audio")
+    if not content and wrote.get("refusal"):
+        content = string(f"{place}.refusal", wrote["refusal"])
+    if reasoning:
+        string(f"{place}.reasoning_content", reasoning)
+    if calls:
+        if type(calls) is not list:
+            raise wrong(f"{place}.tool_calls", calls, "a list of calls")
+        calls = [_call(f"{place}.tool_calls[{at}]", call) for at, call in enumerate(calls)]
+    elif wrote.get("function_call"):
+        calls = [_call(f"{place}.function_call", {"function": wrote["function_call"]})]
+    for key in _ECHOED:
+        wrote.pop(key, None)
+    return assistant_message(content, reasoning or "", calls or ())
+
+
+def _call(place: str, call: Any) -> dict[str, Any]:
+    """Return one call, without what streams and SDKs add to it (`index`, `parsed_arguments`)."""
+    if type(call) is not dict:
+        raise wrong(place, call, "an object with `id` and `function`")
+    if call.get("type") not in ("function", None):
+        raise wrong(f"{place}.type", call["type"], '"function": no other tools can be called here')
+    function = call.get("function")
+    if type(function) is not dict:
+        raise wrong(f"{place}.function", function, "an object with `name` and `arguments`")
+    call_id, arguments = call.get("id"), function.get("arguments")
+    if call_id is not None:
+        string(f"{place}.id", call_id)
+    if type(arguments) is dict:
+        check_depth(f"{place}.function.arguments", arguments)
+    else:
+        arguments = parsed_arguments(string(f"{place}.function.arguments", "" if arguments is None else arguments))
+    return tool_call(call_id, string(f"{place}.function.name", function.get("name")), arguments)
+
+
+def _tools(fields: Fields) -> list[Tool] | None:
+    tools = fields.take("tools", OBJECTS) or []
+    functions = fields.take("functions", OBJECTS) or []
+    listed = [checked_tool(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
+    listed += [checked_tool(f"functions[{at}]", {"function": function}) for at, function in enumerate(functions)]
+    return listed or None
+
+
+def _choice(fields: Fields, tools: list[Tool] | None) -> str:
+    key, older = "tool_choice", fields.take("function_call", _CHOICE)
+    wanted = fields.take(key, _CHOICE)
+    if wanted is None and older is not None:
+        key, wanted = "function_call", older if isinstance(older, str) else {"function": older}
+    if isinstance(wanted, dict):
+        function = wanted.get("function")
+        if wanted.get("type", "function") != "function" or type(function) is not dict:
+            raise wrong(key, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
+        return checked_choice(string(f"{key}.function.name", function.get("name")), True, tools)
+    if wanted not in (None, NONE, AUTO, ANY):
+        raise wrong(key, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
+    return checked_choice(wanted or AUTO, False, tools)
+
+
+def _continues(fields: Fields, messages: list[Message], prefixed: bool) -> bool:
+    last = messages[-1]
+    asked = fields.take("continue_final_message", BOOLEAN) or (prefixed and last["role"] == "assistant")
+    if asked and (last["role"] != "assistant" or "tool_calls" in last):
+        raise BadRequestError(
+            "`continue_final_message` needs a last message of the assistant's, without tool calls",
+            param="continue_final_message",
+        )
+    return asked

@@ -1,0 +1,184 @@
+"""The radix trees of all namespaces: how their nodes and spans come and go, and the running counts of both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from middleware_hub.radix.indexes import Leaves
+from middleware_hub.radix.node import Generation, RadixNode, common_length
+from middleware_hub.radix.records import TreeStats
+from middleware_hub.spans.chain import TokenSpan, links
+
+
+class Forest:
+    """One radix tree per namespace, the leaves of all of them, and their counts."""
+
+    def __init__(self) -> None:
+        self.stats = TreeStats()
+        self.leaves = Leaves()
+        self.roots: dict[tuple[str, ...], RadixNode] = {}
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Return the bytes held: the counted payload, and the average cost of CPython's objects (measured in benchmarks/)."""
+        stats = self.stats
+        return stats.payload + stats.characters + 200 * stats.spans + 190 * stats.nodes + 420 * stats.generations
+
+    def root(self, namespace: tuple[str, ...]) -> RadixNode:
+        """Return the root of a namespace, made where there is none."""
+        found = self.roots.get(namespace)
+        if found is None:
+            found = self.roots[namespace] = RadixNode("", None)
+        return found
+
+    def descend(self, node: RadixNode, text: str, position: int, path: list[RadixNode]) -> RadixNode:
+        """Descend along `text[position:]`, making and splitting nodes, so that a node ends exactly where the text does."""
+        while position < len(text):
+            child = node.child(text[position])
+            if child is None:
+                child = RadixNode(text[position:], node)
+                node.attach(child)
+                self.stats.nodes += 1
+                self.stats.characters += len(child.edge)
+            elif not text.startswith(child.edge, position):
+                child = child.split(common_length(child.edge, text, position))
+                self.stats.nodes += 1
+            position += len(child.edge)
+            path.append(child)
+            node = child
+        return node
+
+    def add_span(self, span: TokenSpan) -> None:
+        if span.parent is not None:
+            span.parent.users += 1
+        self.stats.spans += 1
+        self.stats.tokens += len(span)
+        self.stats.payload += _payload(span)
+
+    def release(self, span: TokenSpan | None) -> None:
+        """Count one user of a span less. A span without users is removed, and so on upward."""
+        while span is not None:
+            span.users -= 1
+            assert span.users >= 0
+            owner = span.owner
+            if span.users:
+                if isinstance(owner, Generation):
+                    self.leaves.offer(owner)
+                return
+            self.stats.spans -= 1
+            self.stats.tokens -= len(span)
+            self.stats.payload -= _payload(span)
+            if isinstance(owner, RadixNode):
+                span.owner = None
+                owner.remove_context(span)
+                self.prune(owner)
+            span = span.parent
+
+    def prune(self, node: RadixNode) -> None:
+        """Remove nodes at or below which nothing ends any more, and merge what is left."""
+        while node.parent is not None and node.removable:
+            above = node.parent
+            above.detach(node)
+            self.stats.nodes -= 1
+            self.stats.characters -= len(node.edge)
+            node = above
+        if node.parent is None:
+            if node.removable:
+                for namespace in [name for name, root in self.roots.items() if root is node]:
+                    del self.roots[namespace]
+        elif node.ends is None and node.contexts is None and isinstance(node.children, RadixNode):
+            node.merge_down()
+            self.stats.nodes -= 1
+
+    def clear(self) -> None:
+        """Forget everything, link by link: freeing a chain of 100,000 spans by its end alone would overflow the C stack."""
+        for node, _ in list(every_node(self.roots.values())):
+            for generation in node.generations():
+                span: TokenSpan | None = generation.span
+                while span is not None:
+                    above = span.parent
+                    span.parent = span.owner = None
+                    span = above
+            node.parent = node.children = node.ends = node.contexts = node._through = None
+        self.roots.clear()
+        self.leaves = Leaves()
+        self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
+
+    def check(self) -> None:
+        """Recount everything; AssertionError if an invariant does not hold. Slow, for tests."""
+        users: Counter[TokenSpan] = Counter()
+        spans: set[TokenSpan] = set()
+        found = TreeStats()
+        generations: list[tuple[Generation, RadixNode, int]] = []
+        for node, depth in every_node(self.roots.values()):
+            if node.parent is not None:
+                found.nodes += 1
+                found.characters += len(node.edge)
+                assert node.edge, "an empty edge"
+                lone = isinstance(node.children, RadixNode) and node.ends is None and node.contexts is None
+                assert not lone, f"a lone child was not merged: {node!r}"
+                assert not node.removable, f"a node that stands for nothing: {node!r}"
+            for child in node.each_child():
+                assert child.parent is node
+                assert node.child(child.edge[0]) is child
+            for span in node.known_contexts():
+                assert span.owner is node
+                assert not span.sampled
+                assert span.text_end == depth, (span, depth)
+                assert span.users > 0, f"a context that nothing uses: {span!r}"
+            for generation in node.generations():
+                assert generation.node is node
+                assert generation.span.owner is generation
+                assert generation.span.text_end == depth, (generation, depth)
+                generations.append((generation, node, depth))
+        newest: dict[tuple[int, Generation | None], Generation] = {}
+        for generation, node, _ in generations:
+            found.generations += 1
+            users[generation.span] += 1
+            for span, take in links(generation.span, len(generation.span)):
+                assert 0 <= take <= len(span)
+                if span in spans:
+                    break
+                spans.add(span)
+                found.tokens += len(span)
+                if span.parent is not None:
+                    users[span.parent] += 1
+                    assert span.offset == span.parent.offset + span.take
+                    assert span.start >= span.parent.start
+                else:
+                    assert span.offset == span.start == 0
+            line = generation.continues
+            if line is not None:
+                assert any(span is line.span for span, _ in links(generation.span.parent, generation.span.take))
+            passed: RadixNode | None = node
+            while passed is not None and passed.parent is not None and passed is not (line and line.node):
+                key = (id(passed), line)
+                if key not in newest or newest[key].serial < generation.serial:
+                    newest[key] = generation
+                passed = passed.parent
+            assert line is None or passed is line.node or node is line.node
+        for node, _ in every_node(self.roots.values()):
+            for generation in node.lines():
+                expected = newest.pop((id(node), generation.continues), None)
+                assert expected is generation, (node, generation, expected)
+        assert not newest, f"passes that no node notes: {newest}"
+        for span in spans:
+            assert span.users >= users[span], (span, span.users, users[span])
+        assert len(spans) <= self.stats.spans  # pinned contexts may outlive their generations
+        assert found.tokens <= self.stats.tokens
+        for name in ("nodes", "generations", "characters"):
+            assert getattr(found, name) == getattr(self.stats, name), name
+
+
+def every_node(roots: Iterable[RadixNode]) -> Iterator[tuple[RadixNode, int]]:
+    """Yield all nodes with the number of characters down to their end."""
+    stack = [(root, 0) for root in roots]
+    while stack:
+        node, depth = stack.pop()
+        yield node, depth
+        stack.extend((child, depth + len(child.edge)) for child in node.each_child())
+
+
+def _payload(span: TokenSpan) -> int:
+    return len(span.ids) + len(span.logprobs or b"")

@@ -1,0 +1,55 @@
+"""The configuration: frozen dataclasses, made once, checked when they are made, and passed on in sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.config.cache_aware import CacheAwareConfig
+from router.config.health import BreakerConfig, HealthConfig
+from router.config.radix import RadixConfig, SpecialTokens, TokenizerBackend
+from router.config.retries import AbortConfig, AbortPolicy, QueueConfig, RetryConfig
+from router.config.server import LogFormat, LogLevel, ServerConfig, TraceConfig
+from router.config.sessions import CALL_PARSERS, REASONING_PARSERS, History, SessionsConfig
+from router.config.workers import POLICY_NAMES, WorkersConfig
+
+__all__ = [
+    "CALL_PARSERS",
+    "POLICY_NAMES",
+    "RADIX_TREE_MIDDLEWARE",
+    "REASONING_PARSERS",
+    "SESSIONS_MIDDLEWARE",
+    "AbortConfig",
+    "AbortPolicy",
+    "BreakerConfig",
+    "CacheAwareConfig",
+    "HealthConfig",
+    "History",
+    "LogFormat",
+    "LogLevel",
+    "QueueConfig",
+    "RadixConfig",
+    "RetryConfig",
+    "RouterConfig",
+    "ServerConfig",
+    "SessionsConfig",
+    "SpecialTokens",
+    "TokenizerBackend",
+    "TraceConfig",
+    "WorkersConfig",
+]
+
+RADIX_TREE_MIDDLEWARE = "middleware_hub.radix_tree_middleware:RadixTreeMiddleware"
+SESSIONS_MIDDLEWARE = "middleware_hub.sessions_middleware:SessionsMiddleware"
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """The whole configuration. `middlewares` are dotted paths, the outermost first."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    abort: AbortConfig = field(default_factory=AbortConfig)
+    radix: RadixConfig = field(default_factory=RadixConfig)
+    sessions: SessionsConfig = field(default_factory=SessionsConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
+    middlewares: tuple[str, ...] = (SESSIONS_MIDDLEWARE, RADIX_TREE_MIDDLEWARE)

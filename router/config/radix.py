@@ -1,0 +1,88 @@
+"""The radix tree: its tokenizer, and how many tokens to remember for how long."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from router.config.flag import NOT_NEGATIVE, Section, flag
+
+SpecialTokens = Literal["auto", "always", "never"]
+TokenizerBackend = Literal["auto", "huggingface", "fastokens"]
+
+DEFAULT_BUDGET = "a quarter of the memory, at 16 bytes a token"
+
+_BYTES_PER_TOKEN = 16
+"""8 of id and logprob, about 4 of text, the rest of bookkeeping."""
+
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""The limit of the container that this process runs in, in version 2 and in version 1 of control groups."""
+
+
+def token_budget(max_tokens: int | None) -> int:
+    """Return `max_tokens`; for None, the tokens that fit into a quarter of the machine's or the container's memory."""
+    if max_tokens is not None:
+        return max_tokens
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        try:
+            limit = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdigit():  # without a limit it is `max`
+            memory = min(memory, int(limit))
+    return memory // 4 // _BYTES_PER_TOKEN
+
+
+@dataclass(frozen=True)
+class RadixConfig(Section):
+    """The memory of tokens. With `unretrieved_versions` None, replies that were never retrieved are evicted last."""
+
+    TITLE = "the memory of tokens"
+
+    tokenizer_path: str | None = flag(
+        "--tokenizer-path", None, "the workers' tokenizer; required to remember tokens", metavar="DIR-or-hub-id"
+    )
+    tokenizer_backend: TokenizerBackend = flag(
+        "--tokenizer-backend",
+        "auto",
+        "library that encodes texts: the workers' own (huggingface), or a faster one for byte-level BPE; auto is fastokens"
+        " where both give the same ids",
+    )
+    max_text_tokens: int = flag(
+        "--max-text-tokens",
+        512 * 1024,
+        "most tokens of a text or prompt, and most characters at 8 per token; more gets 413",
+    )
+    trust_remote_code: bool = flag("--trust-remote-code", False, "run code that comes with the tokenizer")
+    max_tokens: int | None = flag("--radix-max-tokens", None, "most tokens to remember", unset=DEFAULT_BUDGET)
+    keep_versions: int = flag(
+        "--radix-keep-versions",
+        5,
+        "evictions of tokens last used this many weight versions ago are counted as `version`",
+        limit=NOT_NEGATIVE,
+    )
+    unretrieved_versions: int | None = flag(
+        "--radix-unretrieved-versions",
+        None,
+        "evict a reply first that was neither retrieved nor used for this many weight versions",
+        unset="never: it is evicted last",
+    )
+    force_logprobs: bool = flag(
+        "--force-logprobs",
+        True,
+        "have workers always send logprobs; with off, retrievals lack those that clients did not request",
+    )
+    add_special_tokens: SpecialTokens = flag(
+        "--add-special-tokens",
+        "auto",
+        "special tokens before a text that continues nothing; auto adds what the tokenizer adds, but no second BOS to a text"
+        " that spells one",
+    )
+
+    @property
+    def token_budget(self) -> int:
+        """`max_tokens`, or what fits into a quarter of the memory."""
+        return token_budget(self.max_tokens)

@@ -1,0 +1,79 @@
+"""Agent sessions: how long they last, and how messages become tokens and replies become messages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from router.config.flag import Limit, Section, between, flag
+from router.config.radix import DEFAULT_BUDGET, token_budget
+
+History = Literal["keep", "template"]
+
+CALL_PARSERS = ("hermes", "qwen-coder", "llama3", "glm", "deepseek", "harmony", "gemma4", "none")
+"""The parsers of tool calls to name in `--help`; `auto`, and SGLang's own names for them, are understood as well."""
+REASONING_PARSERS = ("think", "gemma4", "harmony", "none")
+
+
+@dataclass(frozen=True)
+class SessionsConfig(Section):
+    """Agent sessions. Times are in seconds. A `max_context` of None leaves the limit to the worker."""
+
+    TITLE = "agent sessions"
+
+    implicit: bool = flag(
+        "--implicit-sessions", False, "let an unknown `X-Session-Id` open a session; otherwise it only routes"
+    )
+    ttl: float = flag(
+        "--session-ttl-secs", 21_600.0, "forget a session after this long without a request; its `ttl_s` overrules it"
+    )
+    max_tokens: int | None = flag(
+        "--session-max-tokens", None, "most tokens in all sessions; one more turn gets 429", unset=DEFAULT_BUDGET
+    )
+    match: str = flag(
+        "--session-match", "canonical", "when two messages count as the same: canonical, strict, or pkg.mod:function"
+    )
+    history: History = flag(
+        "--history",
+        "keep",
+        "where a template renders earlier turns differently: keep what the model saw, or begin a branch with the new"
+        " rendering, in which turns keep their ids where they can",
+    )
+    verify_rate: float = flag(
+        "--verify-rate",
+        0.01,
+        "share of turns whose ids are compared with a rendering of the whole conversation",
+        metavar="X",
+        limit=between(0, 1),
+    )
+    orphan_grace: float = flag(
+        "--orphan-grace",
+        30.0,
+        "how long a turn goes on after its client has left, for one that asks again",
+        limit=Limit(lambda seconds: 0 <= seconds < math.inf, "must be 0 seconds or more, not"),
+    )
+    max_context: int | None = flag(
+        "--max-context",
+        None,
+        "most tokens of prompt and reply, in chats and `prompt_segments`; more gets 400 before a worker is asked",
+        unset="the worker decides",
+    )
+    chat_template: str | None = flag(
+        "--chat-template", None, "Jinja template to use instead of the tokenizer's own", metavar="FILE"
+    )
+    tool_call_parser: str = flag(
+        "--tool-call-parser",
+        "auto",
+        f"how to read tool calls: {', '.join(CALL_PARSERS)}, or pkg.mod:Class; auto asks the template",
+    )
+    reasoning_parser: str = flag(
+        "--reasoning-parser",
+        "auto",
+        f"how to separate reasoning from content: {', '.join(REASONING_PARSERS)}; auto asks the template",
+    )
+
+    @property
+    def token_budget(self) -> int:
+        """`max_tokens`, or what fits into a quarter of the memory."""
+        return token_budget(self.max_tokens)

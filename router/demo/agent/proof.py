@@ -1,0 +1,83 @@
+"""Trajectories against what the workers wrote down: id by id, and every other promise that goes with an id."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.demo.agent.witness import Evidence
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of one comparison.
+
+    Attributes:
+        ids: how many ids the trajectory has.
+        same: how many of them the worker has in the same place.
+        faults: everything that is not as it should be, in words.
+    """
+
+    ids: int
+    same: int
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        return self.same == self.ids and not self.faults
+
+
+def ids_of(trajectory: Mapping[str, Any]) -> list[int]:
+    return [*trajectory["prompt_ids"], *trajectory["response_ids"]]
+
+
+def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Proof:
+    """Compare one trajectory: the whole with its last generation, and each turn with its own."""
+    ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
+    last = evidence.get(trajectory["branch"])
+    truth = [] if last is None else [*last.read, *last.sampled]
+    same = sum(mine == theirs for mine, theirs in zip(ids, truth, strict=False))
+    faults = [] if len(ids) == len(truth) else [f"{len(ids)} ids, and the worker had {len(truth)}"]
+    if not trajectory["exact"]:
+        faults.append("the router calls it inexact: " + ", ".join(trajectory["reasons"]))
+    versions = [""] * len(trajectory["response_ids"])
+    for run in trajectory["weight_versions"]:
+        versions[run["start"] : run["end"]] = [run["version"]] * (run["end"] - run["start"])
+    mask = list(trajectory["response_mask"])
+    for number, turn in enumerate(trajectory["extra_fields"]["turns"], start=1):
+        start, end = turn["start"], turn["end"]
+        if len(set(mask[start:end])) > 1:
+            faults.append(f"turn {number}: a part of it has another loss mask")
+        mask[start:end] = [0] * (end - start)
+        own = evidence.get(turn["generation_id"])
+        if own is None:
+            faults.append(f"turn {number}: no worker knows of it")
+            continue
+        for what, mine, theirs in (
+            ("what was read", ids[: begin + start], own.read),
+            ("what was sampled", ids[begin + start : begin + end], own.sampled),
+            ("the logprobs", trajectory["response_logprobs"][start:end], own.logprobs),
+            ("the weight versions", versions[start:end], own.versions),
+        ):
+            if list(mine) != list(theirs):
+                faults.append(f"turn {number}: {what} is not what the worker has")
+    if any(mask):
+        faults.append("what nobody sampled has loss mask 1")
+    return Proof(len(ids), same, faults)
+
+
+def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[str, Evidence]) -> list[str]:
+    """Return what is wrong with all of a session's trajectories together: a generation is lost, or trained twice."""
+    trained: Counter[str] = Counter()
+    for trajectory in trajectories:
+        for turn in trajectory["extra_fields"]["turns"]:
+            trained[turn["generation_id"]] += sum(trajectory["response_mask"][turn["start"] : turn["end"]])
+    faults = [f"generation {name} is in no trajectory" for name in evidence if name not in trained]
+    faults += [
+        f"generation {name}: {trained[name]} tokens to train on, sampled {len(evidence[name].sampled)}"
+        for name in sorted(trained.keys() & evidence.keys())
+        if trained[name] != len(evidence[name].sampled)
+    ]
+    return faults

@@ -1,0 +1,141 @@
+"""What is shown at the end: the tree, a row for each trajectory, and the result of comparing them with the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from router.demo.agent.proof import ids_of, prove, prove_together
+from router.demo.agent.team import Played
+from router.demo.agent.tree import TurnNode, draw, forest, walk
+from router.demo.agent.witness import Evidence
+from router.demo.respelling import Respelling, Speller
+from router.demo.screen import plain_table
+
+HEAD = ("branch", "turns", "prompt", "mask 0", "mask 1", "weights", "exact", "as the workers had it", "encoded again")
+_LEGEND = """\
+● sampled by the model: loss mask 1; the other messages are context: loss mask 0
+scripted: tokens that the request made the model say: tool calls and first words, {scripted} of {all}. They are spelled
+          as the model spells: here and there in pieces, where a tokenizer has one token
+sampled:  how the model went on by itself: with its 40 kB no great wisdom
+score:    the share of the three numbers that an answer has; the conversation goes on from the best one"""
+
+
+class Report:
+    """Compares a session with what its workers wrote down, and prints as tree, table and conclusion.
+
+    Args:
+        played: what the demonstration knows, and the router's answer.
+        evidence: what the workers wrote down, by generation.
+        tokenizer: the shipped one.
+    """
+
+    def __init__(self, played: Played, evidence: Mapping[str, Evidence], tokenizer: Tokenizer) -> None:
+        self._played = played
+        self._evidence = evidence
+        self._tokenizer = tokenizer
+        self._speller = Speller(tokenizer, spells_special=True)
+        self._roots = forest(played.trajectories, played.turns)
+        self._proofs = [prove(trajectory, evidence) for trajectory in played.trajectories]
+        self._together = prove_together(played.trajectories, evidence)
+        self._wrong = [self._encoded_again(trajectory) for trajectory in played.trajectories]
+        self._wrong_sampled = sum(self._encoded_again(one, scripted=False)[0] for one in played.trajectories)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise is kept."""
+        return bool(self._proofs) and all(proof.holds for proof in self._proofs) and not self._together
+
+    def __rich_console__(self, *_console: Any) -> Iterator[RenderableType]:
+        yield self.tree()
+        yield ""
+        yield self.table()
+        yield ""
+        yield self.conclusion()
+
+    def tree(self) -> Group:
+        scripted = sum(turn.scripted for turn in self._played.turns.values())
+        sampled = sum(node.tokens for node in walk(self._roots))
+        legend = Text(_LEGEND.format(scripted=scripted, all=sampled), style="dim")
+        return Group(draw(self._roots, self._played.rewards), "", legend)
+
+    def table(self) -> Table:
+        table = plain_table()
+        nodes = list(walk(self._roots))
+        rows = [self._row(node, node.trajectory) for node in nodes if node.trajectory is not None]
+        sums = (str(sum(int(row[column]) for row in rows)) for column in (2, 3, 4))
+        same, ids = sum(proof.same for proof in self._proofs), sum(proof.ids for proof in self._proofs)
+        wrong = sum(wrong for wrong, _ in self._wrong)
+        foot = ("all", str(len(nodes)), *sums, "", "", f"{same} of {ids}", f"{wrong} wrong")
+        for title, total in zip(HEAD, foot, strict=True):
+            table.add_column(title, total, justify="right")
+        for row in rows:
+            table.add_row(*row)
+        table.caption = "turns in parentheses are context there: another branch has them to train on"
+        table.caption_justify = "left"
+        return table
+
+    def conclusion(self) -> Text:
+        if not self.holds:
+            faults = [fault for proof in self._proofs for fault in proof.faults] + self._together
+            return Text("\n".join(["NOT EXACT: this should not happen, please report it", *faults]), "bold")
+        ids = sum(proof.ids for proof in self._proofs)
+        sampled = sum(len(one.sampled) for one in self._evidence.values())
+        wrong = sum(wrong for wrong, _ in self._wrong)
+        text = Text(
+            f"{ids} ids in {len(self._proofs)} trajectories, and each is the one that a worker wrote down as read or "
+            "sampled in that place.",
+            "bold",
+        )
+        text.append_text(
+            Text(
+                f"\n{sampled} were sampled, in {len(self._evidence)} generations: each has loss mask 1 in one trajectory, "
+                f"its logprob and its weight version.\nEncoding the texts again would have got {wrong} of these {sampled} "
+                f"wrong ({wrong / sampled:.0%}): {wrong - self._wrong_sampled} of the scripted ones, {self._wrong_sampled} of "
+                "the others.",
+            )
+        )
+        example = next((place for _, place in self._wrong if place is not None), None)
+        return text if example is None else text.append(f"\nFor example: {example}")
+
+    def _row(self, node: TurnNode, index: int) -> tuple[str, ...]:
+        trajectory, proof, (wrong, _) = self._played.trajectories[index], self._proofs[index], self._wrong[index]
+        mask = trajectory["response_mask"]
+        same = f"{proof.same} of {proof.ids}"
+        return (
+            node.branch,
+            _turns(trajectory),
+            str(len(trajectory["prompt_ids"])),
+            str(len(mask) - sum(mask)),
+            str(sum(mask)),
+            ", ".join(dict.fromkeys(run["version"] for run in trajectory["weight_versions"])),
+            "yes" if trajectory["exact"] else "NO",
+            same if proof.holds else f"NO: {same}",
+            f"{wrong} wrong",
+        )
+
+    def _encoded_again(self, trajectory: Mapping[str, Any], *, scripted: bool = True) -> tuple[int, Respelling | None]:
+        """Count the ids to train on that a tokenizer would not give for the text; `scripted` ones too, or only others."""
+        ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
+        mask = [0] * begin + list(trajectory["response_mask"])
+        for turn in () if scripted else trajectory["extra_fields"]["turns"]:
+            start = begin + turn["start"]
+            count = min(self._played.turns[turn["generation_id"]].scripted, turn["end"] - turn["start"])
+            mask[start : start + count] = [0] * count
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self._speller.wrong({"tokens": ids, "loss_mask": mask}, text)
+
+
+def _turns(trajectory: Mapping[str, Any]) -> str:
+    """Number the turns, and put those that are trained in another trajectory into parentheses: `(1 2) 3`."""
+    mask = trajectory["response_mask"]
+    turns = enumerate(trajectory["extra_fields"]["turns"], start=1)
+    owned = groupby(turns, key=lambda numbered: any(mask[numbered[1]["start"] : numbered[1]["end"]]))
+    runs = [(own, " ".join(str(number) for number, _ in run)) for own, run in owned]
+    return " ".join(numbers if own else f"({numbers})" for own, numbers in runs)

@@ -1,0 +1,64 @@
+"""What the agents' model is made to say: tool calls word for word, and the first words of answers.
+
+The shipped language model looks back three tokens. It writes sentences of a sort, but cannot be relied on for a tool call. So
+each request scripts how the reply begins, in `custom_params` that only the embedded engine understands. The logprobs of the
+scripted tokens are the model's own, and behind a line that is `free` it goes on by itself until it ends the turn.
+
+A line is spelled as the model itself spells: here and there a token is split, and the ids are not those that encoding the
+text gives.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from router.embedded.models.ngram import respell, spellings
+
+TEMPERATURE = 0.7
+
+
+@dataclass(frozen=True)
+class Line:
+    """The beginning of a turn, or all of it.
+
+    Attributes:
+        text: what the model is made to say.
+        seed: of how that is spelled, and of what is sampled behind it.
+        free: whether anything is sampled behind it.
+    """
+
+    text: str
+    seed: int
+    free: bool = False
+
+
+def tool_call(name: str, **arguments: str) -> str:
+    """Return a call as the shipped chat template spells it, in the manner of Hermes."""
+    written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+class Prompter:
+    """Turns lines into fields of a request. Knows the shipped tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ways = spellings(tokenizer)
+
+    def ids(self, line: Line) -> list[int]:
+        encoded = self._tokenizer.encode(line.text, add_special_tokens=False).ids
+        return respell(encoded, self._ways, random.Random(line.seed))
+
+    def count(self, line: Line) -> int:
+        """Return how many tokens are scripted. The end of a turn counts where it is scripted, too."""
+        return len(self.ids(line)) + (not line.free)
+
+    def fields(self, line: Line) -> dict[str, Any]:
+        """Return what goes into `extra_body`, in either dialect."""
+        script = {"ids": self.ids(line), "finish": None if line.free else "eos"}
+        return {"seed": line.seed, "temperature": TEMPERATURE, "custom_params": {"script": script}}

@@ -1,0 +1,178 @@
+"""The agents at work: one leads, two look things up for it, and its answer is the best of four.
+
+lead (openai) --delegate--> a helper (anthropic): searches, answers
+              --delegate--> another one, at the same time
+              --calculate-->
+              four answers at once; the conversation goes on from the best one, under new weights
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anthropic
+import openai
+
+from router.demo.agent.clients import Agent, AgentCall, AgentTurn, AnthropicAgent, OpenAIAgent, Tool
+from router.demo.agent.script import Line, Prompter, tool_call
+from router.demo.rollout import call
+
+QUESTION = "How much higher is Mount Fuji than the Zugspitze?"
+FOLLOW_UP = "And how do I get there?"
+LEAD = "You lead. Helpers look things up for you."
+HELP = "You look things up."
+HEIGHTS = ("814", "3,776", "2,962")
+
+DELEGATE = Tool("delegate", "Ask a helper.", ("about", "question"))
+CALCULATE = Tool("calculate", "The difference of two numbers.", ("expression",))
+SEARCH = Tool("search", "Search.", ("query",))
+FOUND = {
+    "Zugspitze": "The Zugspitze is 2,962 m high. It is the highest mountain of Germany.",
+    "Mount Fuji": "Mount Fuji is 3,776 m high. It is the highest mountain of Japan.",
+}
+
+# The seeds of what is sampled were chosen for replies that make sense: with most seeds they do not.
+DELEGATING = Line(
+    "I need two heights.\n"
+    + tool_call("delegate", about="Zugspitze", question="How high is it?")
+    + "\n"
+    + tool_call("delegate", about="Mount Fuji", question="How high is it?"),
+    seed=1,
+)
+CALCULATING = Line("Now the difference.\n" + tool_call("calculate", expression="3776 - 2962"), seed=2)
+ANSWERS = tuple(Line("By 814 m: Mount Fuji is 3,776 m", seed, free=True) for seed in (71, 20, 39, 154))
+GOING_ON = Line("Both have", seed=64, free=True)
+LOOKING_UP = {
+    "Zugspitze": (
+        Line(tool_call("search", query="height of the Zugspitze"), seed=5),
+        Line("The Zugspitze is 2,962", seed=73, free=True),
+    ),
+    "Mount Fuji": (
+        Line(tool_call("search", query="height of Mount Fuji"), seed=6),
+        Line("Mount Fuji is 3,776 m", seed=36, free=True),
+    ),
+}
+FIRST_VERSION, NEW_VERSION = "1", "2"
+
+_DIFFERENCE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*")
+
+
+@dataclass
+class Played:
+    """What the demonstration itself knows of the session.
+
+    Attributes:
+        turns: by generation.
+        rewards: of the answers, by generation.
+        trajectories: the answer of `/finalize`.
+    """
+
+    turns: dict[str, AgentTurn] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict)
+    trajectories: list[dict[str, Any]] = field(default_factory=list)
+
+
+def reward(answer: str) -> float:
+    """Return the share of the three numbers that an answer has."""
+    return sum(number in answer for number in HEIGHTS) / len(HEIGHTS)
+
+
+async def play(url: str, prompter: Prompter, on_news: Callable[[str], None]) -> Played:
+    """Play a session and finalize it.
+
+    Args:
+        url: the router's.
+        prompter: scripts the replies.
+        on_news: called with a sentence about each step.
+
+    Raises:
+        CallError: a request failed.
+    """
+    session = await _call(url, "/sessions", {})
+    path = f"/sessions/{session['session_id']}"
+    async with (
+        openai.AsyncOpenAI(base_url=session["base_url"], api_key="none", max_retries=0) as for_lead,
+        anthropic.AsyncAnthropic(base_url=session["anthropic_base_url"], api_key="none", max_retries=0) as for_helpers,
+    ):
+        lead = OpenAIAgent(for_lead, "lead", LEAD, (DELEGATE, CALCULATE), prompter)
+        team = _Team(lead, lambda about: AnthropicAgent(for_helpers, f"helper, {about}", HELP, (SEARCH,), prompter))
+        on_news("the lead asks two helpers, who work at the same time")
+        await team.gather_numbers()
+        on_news("the lead answers four times at once, and the best answer is kept")
+        answers = await asyncio.gather(*(team.ask(lead, line) for line in ANSWERS))
+        rewards = team.played.rewards = {turn.generation: reward(turn.text) for turn in answers}
+        for generation, score in rewards.items():
+            await _call(url, f"{path}/reward_info", {"reward_info": {"score": score}, "branch": generation})
+        on_news(f"new weights, version {NEW_VERSION}, under the running session")
+        await _call(url, "/update_weights_from_disk", {"model_path": "demo", "weight_version": NEW_VERSION})
+        on_news("the conversation goes on from that answer")
+        lead.take(max(answers, key=lambda turn: rewards[turn.generation]))
+        lead.hear(FOLLOW_UP)
+        await team.ask(lead, GOING_ON)
+    team.played.trajectories = (await _call(url, f"{path}/finalize", {}))["trajectories"]
+    return team.played
+
+
+class _Team:
+    def __init__(self, lead: Agent, new_helper: Callable[[str], Agent]) -> None:
+        self.played = Played()
+        self._lead = lead
+        self._new_helper = new_helper
+        self._asked = 0
+
+    async def gather_numbers(self) -> None:
+        """Let the lead work until it has all that an answer needs."""
+        self._lead.hear(QUESTION)
+        tools = {"delegate": self._delegate, "calculate": _calculate}
+        await self._loop(self._lead, (DELEGATING, CALCULATING), tools)
+
+    async def ask(self, agent: Agent, line: Line) -> AgentTurn:
+        number = self._asked
+        self._asked += 1
+        turn = await agent.ask(line)
+        self.played.turns[turn.generation] = replace(turn, number=number)
+        return turn
+
+    async def _loop(
+        self, agent: Agent, lines: Sequence[Line], tools: Mapping[str, Callable[[AgentCall], Awaitable[str]]]
+    ) -> AgentTurn:
+        """Run a tool-using agent: ask, call, take the results, ask again, until it calls nothing or has no more lines."""
+        for line in lines:
+            turn = await self.ask(agent, line)
+            agent.take(turn)
+            if not turn.calls:
+                break
+            results = await asyncio.gather(*(tools.get(one.name, _unknown)(one) for one in turn.calls))
+            agent.learn(list(zip(turn.calls, results, strict=True)))
+        return turn
+
+    async def _delegate(self, call: AgentCall) -> str:
+        about = str(call.arguments.get("about"))
+        lines = LOOKING_UP.get(about)
+        if lines is None:
+            return "no helper knows of this"
+        helper = self._new_helper(about)
+        helper.hear(f"{about}: {call.arguments.get('question')}")
+        return (await self._loop(helper, lines, {"search": _search})).text
+
+
+async def _call(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    return (await asyncio.to_thread(call, url, path, body))[1]
+
+
+async def _search(call: AgentCall) -> str:
+    query = str(call.arguments.get("query"))
+    return next((text for about, text in FOUND.items() if about in query), "nothing found")
+
+
+async def _calculate(call: AgentCall) -> str:
+    found = _DIFFERENCE.fullmatch(str(call.arguments.get("expression")))
+    return str(int(found[1]) - int(found[2])) if found else "this calculator can only subtract"
+
+
+async def _unknown(call: AgentCall) -> str:
+    return f"there is no tool {call.name}"

@@ -1,0 +1,96 @@
+"""What became of a generation, as its reply or the first event of its stream says: aborted, refused, or an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.engines.sglang.json import JSON_ERRORS
+from router.engines.sglang.reply import UnreadableReplyError, edit_meta, split_list
+from router.engines.sglang.stream import event_data
+from router.engines.sglang.worker_request import WorkerRequest
+
+
+class _Finish(msgspec.Struct):
+    type: str | None = None
+    status_code: int | None = None
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+
+
+class _Head(msgspec.Struct):
+    meta_info: _Meta | None = None
+    error: Any = None
+    object: Any = None
+
+
+_head = msgspec.json.Decoder(_Head)
+
+
+def was_aborted(reply: bytes | Raw) -> bool:
+    """Whether a generation was aborted, and not because something was wrong with it."""
+    if b'"abort"' not in bytes(reply):
+        return False
+    try:
+        meta = _head.decode(reply).meta_info
+    except JSON_ERRORS:
+        return False
+    finish = None if meta is None else meta.finish_reason
+    return finish is not None and finish.type == "abort" and finish.status_code is None
+
+
+def refusal_status(event: bytes) -> int | None:
+    """The HTTP status that a first event stands for, if it says that nothing will come of its stream; else None.
+
+    The stream's own status is 200 all the same. `event` is its payload, or the beginning of the stream.
+    """
+    if b'"error"' not in event and b'"abort"' not in event:
+        return None
+    try:
+        head = _head.decode(event_data(event.partition(b"\n\n")[0]) or event)
+    except JSON_ERRORS:
+        return None
+    finish = None if head.meta_info is None else head.meta_info.finish_reason
+    if head.error is not None:
+        return _code(head.error)
+    return finish.status_code if finish is not None and finish.type == "abort" else None
+
+
+def was_refused(event: bytes) -> bool:
+    """Whether an event says that nothing will come of its stream."""
+    return refusal_status(event) is not None
+
+
+def is_error(body: bytes) -> bool:
+    """Whether a reply is an error as engines write it, and not that of some web server in front of them or in their place."""
+    try:
+        head = _head.decode(body)
+    except JSON_ERRORS:
+        return False
+    return isinstance(head.error, dict) or head.object == "error"
+
+
+def _code(error: Any) -> int:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
+def aborted_replies(body: bytes, request: WorkerRequest) -> tuple[list[Raw], list[int]]:
+    """The replies of a body, and which of them were aborted; nothing if it cannot be read."""
+    try:
+        replies = split_list(body, request.replies) if request.listed else [Raw(body)]
+    except UnreadableReplyError:
+        return [], []
+    return replies, [number for number, reply in enumerate(replies) if was_aborted(reply)]
+
+
+def renamed(reply: bytes | Raw, rid: str) -> bytes:
+    """A reply under the id that the client knows."""
+    try:
+        return edit_meta(reply, add={"id": msgspec.json.encode(rid)})
+    except UnreadableReplyError:
+        return bytes(reply)

@@ -1,0 +1,229 @@
+"""A body of `POST /generate` on its way to a worker: parsed once, printed once, and read by all that handle it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+from uuid import uuid4
+
+import msgspec
+from msgspec import Raw
+
+from router.engines.sglang.json import JSON_ERRORS, decode_object, is_null
+from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.http.json_cost import LIGHT, check_weight
+
+_LIST = re.compile(rb"\s*\[")
+_NESTED = re.compile(rb"\s*\[\s*\[")
+
+
+def new_rid() -> str:
+    """Return a request id of the form that SGLang itself gives. No other id begins with it (aborts match by prefix)."""
+    return uuid4().hex
+
+
+def later_rid(rid: str) -> str:
+    """Return an id for a later attempt. It begins with the first id, so an abort of that id at the worker finds it too."""
+    return f"{rid}-{new_rid()}"
+
+
+class WorkerRequest(msgspec.Struct, eq=False):
+    """What one `/generate` asks a worker for. Never changed; `body` is printed when it is first read.
+
+    Attributes:
+        fields: the top level of the body, raw. `rids` takes the place of `rid`.
+        prompts: the number of prompts.
+        batch: whether they came as a list.
+        samples: `n`.
+        stream: whether the reply is a stream.
+        rids: the worker's id for each prompt. Empty where `n > 1`, for which workers make up ids, and where the client's ids
+            do not fit, which the worker refuses.
+        named: whether the client chose the ids.
+    """
+
+    fields: dict[str, Raw]
+    prompts: int
+    batch: bool
+    samples: int
+    stream: bool
+    rids: tuple[str, ...]
+    named: bool = True
+    _printed: bytes = b""
+
+    @classmethod
+    def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> WorkerRequest | None:
+        """Return the request as the client wrote it; None if only a worker can tell what it means.
+
+        Raises BadRequestError for more replies than one request may ask for, and BodyTooLargeError.
+        """
+        try:
+            fields = decode_object(body)
+            _check_weights(fields)
+            key = next((key for key in ("input_ids", "text") if not is_null(fields.get(key))), None)
+            if key is None:
+                return None
+            batch = (_NESTED if key == "input_ids" else _LIST).match(fields[key]) is not None
+            prompts = _count(fields[key], ids=key == "input_ids") if batch else 1
+            samples = _samples(fields.get("sampling_params"))
+            if prompts * samples > 1:
+                limits.check_replies(prompts * samples)
+            stream = msgspec.json.decode(fields.get("stream", Raw(b"null")), type=bool | None)
+            return cls._with_ids_of_client(fields, prompts, batch, samples, stream=bool(stream))
+        except JSON_ERRORS:
+            return None
+
+    @classmethod
+    def checked(
+        cls, fields: dict[str, Raw], prompts: int, *, batch: bool, samples: int, stream: bool
+    ) -> WorkerRequest | None:
+        """Return a request whose fields are known to be well formed; None if its ids are such that only a worker can tell."""
+        try:
+            _check_weights(fields)
+            return cls._with_ids_of_client(fields, prompts, batch, samples, stream=stream)
+        except JSON_ERRORS:
+            return None
+
+    @classmethod
+    def single(cls, fields: dict[str, Raw], rid: str, *, stream: bool) -> WorkerRequest:
+        """Return a request of the router's own for one reply to one prompt."""
+        return cls(fields, 1, False, 1, stream, (rid,), named=False)
+
+    @classmethod
+    def _with_ids_of_client(
+        cls, fields: dict[str, Raw], prompts: int, batch: bool, samples: int, *, stream: bool
+    ) -> WorkerRequest:
+        raw = fields.get("rid")
+        named = raw is not None and not is_null(raw)
+        rids = _rids(raw, prompts, batch=batch) if raw is not None and named else _new_rids(prompts)
+        return cls(fields, prompts, batch, samples, stream, () if samples > 1 else rids, named)
+
+    @property
+    def body(self) -> bytes:
+        """The body as it is sent: the same object each time."""
+        if not self._printed:
+            fields = self.fields
+            if self.rids:
+                fields = {**fields, "rid": Raw(msgspec.json.encode(self.rids if self.batch else self.rids[0]))}
+            self._printed = msgspec.json.encode(fields)
+        return self._printed
+
+    @property
+    def listed(self) -> bool:
+        """Whether the reply is a list."""
+        return self.batch or self.samples > 1
+
+    @property
+    def replies(self) -> int:
+        """The number of replies."""
+        return self.prompts * self.samples
+
+    def with_rids(self, rids: tuple[str, ...]) -> WorkerRequest:
+        """Return the same request under other ids."""
+        return msgspec.structs.replace(self, rids=rids, named=False, _printed=b"")
+
+    def without_rid(self) -> WorkerRequest:
+        """Return the same request without the client's `rid`."""
+        fields = {key: value for key, value in self.fields.items() if key != "rid"}
+        return msgspec.structs.replace(self, fields=fields, named=False, _printed=b"")
+
+    def again(self, replies: Sequence[int]) -> WorkerRequest:
+        """Return the request for some of the replies only, under new ids that begin with the first ones."""
+        chosen = [reply // self.samples for reply in replies]
+        fields = dict(self.fields)
+        if self.listed:
+            fields = {key: self._of(key, value, chosen) for key, value in fields.items()}
+            fields["sampling_params"] = _one_sample(fields.get("sampling_params"))
+        rids = tuple(later_rid(self.rids[prompt]) if self.rids else new_rid() for prompt in chosen)
+        return WorkerRequest(fields, len(chosen), self.listed, 1, self.stream, rids, named=False)
+
+    def _of(self, key: str, value: Raw, chosen: list[int]) -> Raw:
+        """Return what a field says about some of the prompts: a list with one entry for each prompt is cut to theirs."""
+        if key in ("input_ids", "text") and not self.batch:
+            return Raw(b"[" + b",".join([bytes(value)] * len(chosen)) + b"]")
+        if not self.batch or not _LIST.match(value) or (key == "token_ids_logprob" and not _NESTED.match(value)):
+            return value
+        entries = msgspec.json.decode(value, type=list[Raw])
+        if len(entries) != self.prompts:
+            return value
+        return Raw(b"[" + b",".join(bytes(entries[prompt]) for prompt in chosen) + b"]")
+
+
+def _check_weights(fields: dict[str, Raw]) -> None:
+    for name in ("text", "sampling_params", "rid"):
+        raw = fields.get(name)
+        if raw is not None and len(memoryview(raw)) > LIGHT:
+            check_weight(bytes(raw))
+
+
+def _count(raw: Raw, *, ids: bool) -> int:
+    """Return how many prompts a batch has. Of ids there are too many to look at each."""
+    return bytes(raw).count(b"[") - 1 if ids else len(msgspec.json.decode(raw, type=list[Raw]))
+
+
+class _Sampling(msgspec.Struct):
+    n: int | None = None
+
+
+def _samples(raw: Raw | None) -> int:
+    if raw is None or is_null(raw):
+        return 1
+    entries = msgspec.json.decode(raw, type=list[_Sampling | None] if _LIST.match(raw) else _Sampling)
+    first = entries[0] if isinstance(entries, list) and entries else entries
+    return (first.n or 1) if isinstance(first, _Sampling) else 1
+
+
+def _one_sample(raw: Raw | None) -> Raw:
+    if raw is None or is_null(raw):
+        return Raw(b"{}")
+    listed = _LIST.match(raw) is not None
+    entries = msgspec.json.decode(raw, type=list[dict[str, Raw] | None]) if listed else [decode_object(raw)]
+    kept = [{key: value for key, value in (entry or {}).items() if key != "n"} for entry in entries]
+    return Raw(msgspec.json.encode(kept if listed else kept[0]))
+
+
+def _new_rids(prompts: int) -> tuple[str, ...]:
+    return (new_rid(),) if prompts == 1 else tuple(new_rid() for _ in range(prompts))
+
+
+def _rids(raw: Raw, prompts: int, *, batch: bool) -> tuple[str, ...]:
+    """Return the client's ids; none if they do not fit, which is for the worker to refuse."""
+    given = msgspec.json.decode(raw, type=str | list[str])
+    if isinstance(given, str):
+        # SGLang's own way with one id for a batch.
+        return tuple(f"{given}_{number}" for number in range(prompts)) if batch else (given,)
+    return tuple(given) if batch and len(given) == prompts == len(set(given)) else ()
+
+
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_texts = msgspec.json.Decoder(str | list[str] | None)
+_ids = msgspec.json.Decoder(list[_Id | list[_Id]] | None)
+_ABSENT = Raw(b"null")
+
+
+class RoutePrompt(NamedTuple):
+    """The text and the ids of a request for whoever chooses its worker; of a batch, those of the first prompt.
+
+    None for what is missing or cannot be read: nothing is checked here. `alone`: there is one prompt.
+    """
+
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    alone: bool = False
+
+
+def route_prompt(body: bytes, request: WorkerRequest | None = None) -> RoutePrompt:
+    """Return the prompt of a body; `request` is what is known of it."""
+    try:
+        fields = decode_object(body) if request is None else request.fields
+        texts = _texts.decode(fields.get("text", _ABSENT))
+        ids = _ids.decode(fields.get("input_ids", _ABSENT))
+    except JSON_ERRORS:
+        return RoutePrompt()
+    text = texts if isinstance(texts, str) or not texts else texts[0]
+    alone = text is texts
+    if ids and isinstance(ids[0], list):
+        ids, alone = ids[0], False  # a list of ids, by its first member
+    elif ids and not all(isinstance(one, int) for one in ids):
+        ids = None
+    return RoutePrompt(text or None, ids or None, alone)

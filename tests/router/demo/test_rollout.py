@@ -1,0 +1,48 @@
+"""A rollout is exact if its trajectory has what was sampled, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.router.demo.support import ids, rollout
+
+
+def test_what_was_sampled_is_exact() -> None:
+    assert rollout().exact
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"exact": False},
+        {"tokens": [1, 2, 3]},
+        {"loss_mask": [0, 1, 0]},
+        {"loss_mask": [1, 1, 1]},
+        {"rollout_logp": [0.0, -0.5, 0.0]},
+        {"weight_versions": [{"version": "1", "start": 1, "end": 2}]},
+    ],
+    ids=str,
+)
+def test_what_was_not_is_not(changed: dict[str, Any]) -> None:
+    assert not rollout(**changed).exact
+
+
+def test_a_reply_that_stopped_at_once_leaves_nothing() -> None:
+    """All of it was the stop string; the next turn went on from the prompt."""
+    found = rollout()
+    found.turns.insert(0, ("", ""))
+    found.sampled.insert(0, ids("Observation", ":"))
+    assert found.exact
+    found.turns[0] = ("", "read")
+    assert not found.exact
+
+
+def test_a_last_reply_that_stopped_at_once_is_there_whole() -> None:
+    """No next turn says how much of it is read, so the text ends where it does, stop string and all."""
+    found = rollout()
+    found.turns[-1] = ("", "")
+    assert found.exact
+    found.sampled[-1] = ids(" se", "arch", "Observation")
+    assert not found.exact
