@@ -194,6 +194,14 @@ def test_files_and_tests_exist(page: Path) -> None:
 
 
 @every_page
+def test_modules_that_are_run_exist(page: Path) -> None:
+    """Check every `python -m` of a module of this repository, in blocks and in the text."""
+    for module in re.findall(r"-m ((?:router|benchmarks|tests)\b[\w.]*\w)", page.read_text()):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+@every_page
 def test_flags_in_configuration_files_exist(page: Path) -> None:
     """Check the flags with which a service manager starts the router."""
     for block in blocks(page, "ini", "yaml"):
