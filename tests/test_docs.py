@@ -194,6 +194,14 @@ def test_files_and_tests_exist(page: Path) -> None:
 
 
 @every_page
+def test_modules_that_are_run_exist(page: Path) -> None:
+    """Check every `python -m` of a module of this repository, in blocks and in the text."""
+    for module in re.findall(r"-m ((?:router|benchmarks|tests)\b[\w.]*\w)", page.read_text()):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+@every_page
 def test_flags_in_configuration_files_exist(page: Path) -> None:
     """Check the flags with which a service manager starts the router."""
     for block in blocks(page, "ini", "yaml"):
@@ -284,3 +292,24 @@ def test_the_tree_of_the_architecture_names_every_folder() -> None:
         named.add("/".join(path[: depth + 1]))
     packages = [file.parent for top in ("router", "middleware_hub") for file in (ROOT / top).glob("**/__init__.py")]
     assert named == {str(package.relative_to(ROOT)) for package in packages}
+
+
+def test_the_messages_of_the_runbook_are_in_the_code() -> None:
+    """What docs/operations.md quotes from logs and errors, piece by piece: numbers, paths and `...` stand for anything."""
+    said = "\n".join(
+        node.value
+        for top in ("router", "middleware_hub")
+        for file in (ROOT / top).glob("**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    _, _, page = (ROOT / "docs" / "operations.md").read_text().partition("### Logs")
+    quoted = [words for words in _INLINE.findall(_BLOCK.sub("", page)) if re.match(r"(GET /\w+ )?[a-z']+ [a-z]", words)]
+    pieces = [
+        piece.strip(" :")
+        for words in quoted
+        if not words.startswith(("pip ", "python ", "ulimit "))
+        for piece in re.split(r"\.\.\.|\d+|\([^)]*\)|GET /\w+", words)
+    ]
+    assert len(pieces) > 20
+    assert [piece for piece in pieces if piece not in said] == []
