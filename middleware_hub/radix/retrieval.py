@@ -257,12 +257,7 @@ def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, 
 
 
 def _answer(
-    tree: RadixTree,
-    text: str,
-    recall: Recall,
-    flat: Trajectory,
-    request: RetrievalRequest,
-    missing: Sequence[str],
+    tree: RadixTree, text: str, recall: Recall, flat: Trajectory, request: RetrievalRequest, missing: Sequence[str]
 ) -> dict[str, Any]:
     """Return what is known of a text, in the fields of http-api.md. Raises NotExactError where `strict` forbids the answer."""
     cut, reasons = recall.cut, list(flat.reasons)

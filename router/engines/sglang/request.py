@@ -18,7 +18,11 @@ from router.errors import BadRequestError
 from router.http.json_cost import check_items, check_weight
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
-_MULTIMODAL = ("image_data", "video_data", "audio_data")
+UNRECORDABLE = {
+    **dict.fromkeys(("image_data", "video_data", "audio_data"), "multimodal"),
+    "session_params": "session_params",
+}
+"""Fields that make what a worker reads more than the tokens of a prompt, and what that is called."""
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
 _TYPED: dict[str, tuple[Any, str]] = {
@@ -125,11 +129,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """Why a reply to this request cannot be recorded; None if it can."""
         if self.texts is None and self.ids is None and self.segments is None:
             return "input_embeds"
-        for key in _MULTIMODAL:
+        for key, reason in UNRECORDABLE.items():
             if key in self.fields and not is_null(self.fields[key]):
-                return "multimodal"
-        if "session_params" in self.fields and not is_null(self.fields["session_params"]):
-            return "session_params"
+                return reason
         return None
 
     @property
