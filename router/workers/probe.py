@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from router.engines.sglang.json import JSON_ERRORS
+from router.engines.json import JSON_ERRORS
 from router.http.loop_guard import loop_refusal
 from router.http.time_limits import patience
 from router.http.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch

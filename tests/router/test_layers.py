@@ -72,7 +72,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "core": (
         "router.auth.*",
-        "router.engines.sglang",
         "router.engines.*",
         "router.http.decompression",
         "router.http.error_bodies",
@@ -207,7 +206,7 @@ def test_the_table_is_about_these_files() -> None:
         ("middleware_hub.radix.tree", "from transformers import AutoTokenizer"),
         ("middleware_hub.radix.tree", "from middleware_hub.radix_tree_middleware import RadixTreeMiddleware"),
         ("router.newcomer", ""),
-        ("router.embedded.http.wire", "from router.engines.sglang import StreamedReply"),
+        ("router.embedded.http.wire", "from router.engines.sglang.stream import StreamedReply"),
         ("router.embedded.http.wire", "from router.errors import RouterError"),
         ("router.embedded.http.wire", "import middleware_hub.spans.chain"),
         ("router.proxy.proxy", "from router.embedded.worker import EmbeddedWorker"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 from uuid import uuid4
@@ -10,12 +9,9 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS, decode_object, is_null
+from router.engines.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.http.json_cost import LIGHT, check_weight
-
-_LIST = re.compile(rb"\s*\[")
-_NESTED = re.compile(rb"\s*\[\s*\[")
 
 
 def new_rid() -> str:
@@ -63,7 +59,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
             key = next((key for key in ("input_ids", "text") if not is_null(fields.get(key))), None)
             if key is None:
                 return None
-            batch = (_NESTED if key == "input_ids" else _LIST).match(fields[key]) is not None
+            batch = (is_nested if key == "input_ids" else is_list)(fields[key])
             prompts = _count(fields[key], ids=key == "input_ids") if batch else 1
             samples = _samples(fields.get("sampling_params"))
             if prompts * samples > 1:
@@ -141,7 +137,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
         """Return what a field says about some of the prompts: a list with one entry for each prompt is cut to theirs."""
         if key in ("input_ids", "text") and not self.batch:
             return Raw(b"[" + b",".join([bytes(value)] * len(chosen)) + b"]")
-        if not self.batch or not _LIST.match(value) or (key == "token_ids_logprob" and not _NESTED.match(value)):
+        if not self.batch or not is_list(value) or (key == "token_ids_logprob" and not is_nested(value)):
             return value
         entries = msgspec.json.decode(value, type=list[Raw])
         if len(entries) != self.prompts:
@@ -168,7 +164,7 @@ class _Sampling(msgspec.Struct):
 def _samples(raw: Raw | None) -> int:
     if raw is None or is_null(raw):
         return 1
-    entries = msgspec.json.decode(raw, type=list[_Sampling | None] if _LIST.match(raw) else _Sampling)
+    entries = msgspec.json.decode(raw, type=list[_Sampling | None] if is_list(raw) else _Sampling)
     first = entries[0] if isinstance(entries, list) and entries else entries
     return (first.n or 1) if isinstance(first, _Sampling) else 1
 
@@ -176,7 +172,7 @@ def _samples(raw: Raw | None) -> int:
 def _one_sample(raw: Raw | None) -> Raw:
     if raw is None or is_null(raw):
         return Raw(b"{}")
-    listed = _LIST.match(raw) is not None
+    listed = is_list(raw)
     entries = msgspec.json.decode(raw, type=list[dict[str, Raw] | None]) if listed else [decode_object(raw)]
     kept = [{key: value for key, value in (entry or {}).items() if key != "n"} for entry in entries]
     return Raw(msgspec.json.encode(kept if listed else kept[0]))

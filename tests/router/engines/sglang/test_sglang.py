@@ -11,20 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.engines.sglang import (
-    LOGPROB_FIELDS,
-    EventSplitter,
-    GenerateRequest,
-    Reply,
-    StreamedReply,
-    UnreadableReplyError,
-    edit_meta,
-    event_data,
-    event_index,
-    new_weight_version,
-    read_reply,
-    split_list,
-)
+from router.engines.events import EventSplitter, event_data, event_index
+from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
+from router.engines.sglang.request import GenerateRequest
+from router.engines.sglang.stream import StreamedReply
+from router.engines.sglang.weights import new_weight_version
 from router.errors import BadRequestError
 
 
