@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from router.engines.sglang.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from router.kv_cache.index import KvIndex
+from tests.conftest import examples
 from tests.router.kv_cache.recount import check
 
 A, B = "http://a:1", "http://b:1"
@@ -251,4 +252,4 @@ class Tiers(RuleBasedStateMachine):
 
 
 TestTierStress = Tiers.TestCase
-TestTierStress.settings = settings(max_examples=60, stateful_step_count=30)
+TestTierStress.settings = settings(max_examples=examples(60), stateful_step_count=30)

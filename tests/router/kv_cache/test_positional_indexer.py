@@ -19,6 +19,7 @@ from router.kv_cache.positional_indexer import (
     PositionalIndexer,
     WorkerNotTrackedError,
 )
+from tests.conftest import examples
 from tests.router.kv_cache.recount import check_indexer
 
 GOLDEN_CONTENTS = [9143094415614847814, 12124091508212882195]
@@ -386,4 +387,4 @@ class Stress(RuleBasedStateMachine):
 
 
 TestStress = Stress.TestCase
-TestStress.settings = settings(max_examples=100, stateful_step_count=40)
+TestStress.settings = settings(max_examples=examples(100), stateful_step_count=40)

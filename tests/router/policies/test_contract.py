@@ -21,6 +21,7 @@ from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.workers.pool import Lease, WorkerPool
 from router.workers.worker import Worker
+from tests.conftest import examples
 from tests.router.prefix_tree.recount import check
 
 EVERY = pytest.mark.parametrize("name", POLICIES)
@@ -85,7 +86,7 @@ def test_no_worker_starves(name: str) -> None:
 
 
 @EVERY
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_workers_come_and_go(name: str, seed: int) -> None:
     """In a pool with requests in flight, leased workers are routable, and departed workers leave nothing behind."""
