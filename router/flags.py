@@ -122,7 +122,8 @@ def _add(group: argparse._ArgumentGroup, flag: Flag, default: Any, kind: Any, de
         how["metavar"], shown = flag.metavar, flag.unset
     else:
         plain = next(each for each in (*get_args(kind), kind) if each is not NoneType)
-        how = {"type": plain, "metavar": flag.metavar or _METAVARS[plain]}
+        limited = "" if flag.limit is None else flag.limit.metavar
+        how = {"type": plain, "metavar": flag.metavar or limited or _METAVARS[plain]}
         shown = flag.unset if default is None else f"{default * flag.scale:g}" if plain is float else str(default)
     help = f"{flag.help} ({shown})" if shown else flag.help
     group.add_argument(flag.name, dest=dest, help=help.replace("%", "%%"), **how)
