@@ -21,6 +21,7 @@ class RetryConfig(Section):
     """How often a request that met a full worker (429, 503) is sent, and the waits in between, in seconds.
 
     Each wait is `multiplier` times the one before it, `longest_wait` at most, and varies at random by the share `jitter`.
+    With `enabled` False, `attempts` is 1.
     """
 
     TITLE = _FULL_WORKERS
