@@ -44,7 +44,7 @@ _POSITIVE = {int: at_least(1), float: Limit(lambda number: 0 < number < math.inf
 
 
 @dataclass(frozen=True)
-class Flag:
+class FlagSpec:
     """What the command line knows about a field.
 
     Attributes:
@@ -67,11 +67,11 @@ class Flag:
 
 
 def flag(name: str, default: T, help: str, *, repr: bool = True, **options: Any) -> T:
-    """Return a dataclass field with a flag. `options` are those of `Flag`; `repr=False` keeps a secret out of logs."""
-    return field(default=default, repr=repr, metadata={_KEY: Flag(name, help, **options)})
+    """Return a dataclass field with a flag. `options` are those of `FlagSpec`; `repr=False` keeps a secret out of logs."""
+    return field(default=default, repr=repr, metadata={_KEY: FlagSpec(name, help, **options)})
 
 
-def flag_of(metadata: Mapping[str, Any]) -> Flag | None:
+def flag_of(metadata: Mapping[str, Any]) -> FlagSpec | None:
     """Return the flag in the metadata of a dataclass field, None if the field has no flag."""
     return metadata.get(_KEY)
 
