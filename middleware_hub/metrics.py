@@ -59,9 +59,10 @@ class RadixMetrics:
         )
         registry.register(_TreeCollector(tree))
 
-    def matched(self, kind: str) -> None:
-        """Count a prompt by how it was matched, or by a reason of its match."""
-        self._matches(kind).inc()
+    def matched(self, *kinds: str) -> None:
+        """Count how a prompt was matched, and the reasons of its match."""
+        for kind in kinds:
+            self._matches(kind).inc()
 
 
 class _TreeCollector(Collector):

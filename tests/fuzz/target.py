@@ -92,7 +92,7 @@ class Target:
         )
         self.app: RouterApp = create_app(config)
         found = routes(self.app)
-        self._sessions = next((part.store for part in parts(self.app) if isinstance(part, SessionsMiddleware)), None)
+        self._sessions = next((part.registry for part in parts(self.app) if isinstance(part, SessionsMiddleware)), None)
         if self._sessions is not None:
             found |= {path: ("POST", "GET", "DELETE") for path in BODIES if path.startswith("/sessions")}
         self.around = Surroundings(found, (*workers, dead), _KEYS if keys else ())

@@ -12,6 +12,7 @@ from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
 from middleware_hub.spans.chain import links
 from middleware_hub.spans.trajectory import flatten
+from tests.conftest import examples
 from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.radix.talk import NS, Talk, Turn, bushy, kept, recalled
 from tests.middleware_hub.toy import AB, BA, EOS, NOTHING, SPACE, SPACE_A, A, B, encode
@@ -345,7 +346,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(STEPS)
 def test_everything_is_in_order_after_every_collection(steps: list[tuple[str, int, list[int]]]) -> None:
     """With requests in flight, retrievals and versions in between; and when all is given back nothing is left."""

@@ -20,6 +20,7 @@ from middleware_hub.radix.tree import NO_PARENT, RadixTree
 from middleware_hub.spans.chain import pack_ids
 from middleware_hub.tokenizer.alignment import align_reply
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from tests.conftest import examples
 from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.radix.talk import NS, Talk, Turn, bushy, kept, long_chain, recalled
 from tests.middleware_hub.toy import AB, BA, EOS, LT, SPACE, A, B, T, encode
@@ -124,7 +125,7 @@ def everything(talk: Talk, turns: list[Turn]) -> object:
 LOOKUP = st.text(alphabet="ab <et>", min_size=1, max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(LOOKUP, min_size=1, max_size=8))
 def test_no_lookup_leaves_a_trace(lookups: list[str]) -> None:
     talk = Talk()
