@@ -1,8 +1,7 @@
-"""A body of `POST /generate` on its way to a worker: parsed once, printed once, and read by all that handle it."""
+"""A body of `POST /generate` on its way to a worker, which is parsed once and printed once."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 from uuid import uuid4
@@ -10,12 +9,9 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS, decode_object, is_null
+from router.engines.sglang.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.http.json_cost import LIGHT, check_weight
-
-_LIST = re.compile(rb"\s*\[")
-_NESTED = re.compile(rb"\s*\[\s*\[")
 
 
 def new_rid() -> str:
@@ -63,7 +59,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
             key = next((key for key in ("input_ids", "text") if not is_null(fields.get(key))), None)
             if key is None:
                 return None
-            batch = (_NESTED if key == "input_ids" else _LIST).match(fields[key]) is not None
+            batch = (is_nested if key == "input_ids" else is_list)(fields[key])
             prompts = _count(fields[key], ids=key == "input_ids") if batch else 1
             samples = _samples(fields.get("sampling_params"))
             if prompts * samples > 1:
@@ -141,7 +137,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
         """Return what a field says about some of the prompts: a list with one entry for each prompt is cut to theirs."""
         if key in ("input_ids", "text") and not self.batch:
             return Raw(b"[" + b",".join([bytes(value)] * len(chosen)) + b"]")
-        if not self.batch or not _LIST.match(value) or (key == "token_ids_logprob" and not _NESTED.match(value)):
+        if not self.batch or not is_list(value) or (key == "token_ids_logprob" and not is_nested(value)):
             return value
         entries = msgspec.json.decode(value, type=list[Raw])
         if len(entries) != self.prompts:
@@ -157,26 +153,26 @@ def _check_weights(fields: dict[str, Raw]) -> None:
 
 
 def _count(raw: Raw, *, ids: bool) -> int:
-    """Return how many prompts a batch has. Of ids there are too many to look at each."""
+    """Return the number of prompts in a batch. Lists of ids are counted by their brackets: decoding them takes too long."""
     return bytes(raw).count(b"[") - 1 if ids else len(msgspec.json.decode(raw, type=list[Raw]))
 
 
-class _Sampling(msgspec.Struct):
+class _SampleCount(msgspec.Struct):
     n: int | None = None
 
 
 def _samples(raw: Raw | None) -> int:
     if raw is None or is_null(raw):
         return 1
-    entries = msgspec.json.decode(raw, type=list[_Sampling | None] if _LIST.match(raw) else _Sampling)
+    entries = msgspec.json.decode(raw, type=list[_SampleCount | None] if is_list(raw) else _SampleCount)
     first = entries[0] if isinstance(entries, list) and entries else entries
-    return (first.n or 1) if isinstance(first, _Sampling) else 1
+    return (first.n or 1) if isinstance(first, _SampleCount) else 1
 
 
 def _one_sample(raw: Raw | None) -> Raw:
     if raw is None or is_null(raw):
         return Raw(b"{}")
-    listed = _LIST.match(raw) is not None
+    listed = is_list(raw)
     entries = msgspec.json.decode(raw, type=list[dict[str, Raw] | None]) if listed else [decode_object(raw)]
     kept = [{key: value for key, value in (entry or {}).items() if key != "n"} for entry in entries]
     return Raw(msgspec.json.encode(kept if listed else kept[0]))
@@ -187,10 +183,10 @@ def _new_rids(prompts: int) -> tuple[str, ...]:
 
 
 def _rids(raw: Raw, prompts: int, *, batch: bool) -> tuple[str, ...]:
-    """Return the client's ids; none if they do not fit, which is for the worker to refuse."""
+    """Return the client's ids; none if they do not fit the prompts, which the worker refuses."""
     given = msgspec.json.decode(raw, type=str | list[str])
     if isinstance(given, str):
-        # SGLang's own way with one id for a batch.
+        # SGLang itself numbers one id of a batch this way.
         return tuple(f"{given}_{number}" for number in range(prompts)) if batch else (given,)
     return tuple(given) if batch and len(given) == prompts == len(set(given)) else ()
 
@@ -202,9 +198,9 @@ _ABSENT = Raw(b"null")
 
 
 class RoutePrompt(NamedTuple):
-    """The text and the ids of a request for whoever chooses its worker; of a batch, those of the first prompt.
+    """The prompt of a request, for the choice of its worker; of a batch, the first prompt.
 
-    None for what is missing or cannot be read: nothing is checked here. `alone`: there is one prompt.
+    Text or ids are None if they are missing or cannot be read: nothing is checked here. `alone`: the request is no batch.
     """
 
     text: str | None = None
@@ -213,7 +209,7 @@ class RoutePrompt(NamedTuple):
 
 
 def route_prompt(body: bytes, request: WorkerRequest | None = None) -> RoutePrompt:
-    """Return the prompt of a body; `request` is what is known of it."""
+    """Return the prompt of a body. `request` is the parsed body, if there is one."""
     try:
         fields = decode_object(body) if request is None else request.fields
         texts = _texts.decode(fields.get("text", _ABSENT))
@@ -223,7 +219,7 @@ def route_prompt(body: bytes, request: WorkerRequest | None = None) -> RouteProm
     text = texts if isinstance(texts, str) or not texts else texts[0]
     alone = text is texts
     if ids and isinstance(ids[0], list):
-        ids, alone = ids[0], False  # a list of ids, by its first member
+        ids, alone = ids[0], False  # its first item shows that it is a batch
     elif ids and not all(isinstance(one, int) for one in ids):
         ids = None
     return RoutePrompt(text or None, ids or None, alone)
