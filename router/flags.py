@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from router.config import RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, RouterConfig, SessionsConfig
-from router.config.flag import Flag, Section, flag_of
+from router.config.flag import FlagSpec, Section, flag_of
 from router.errors import BadRequestError
 from router.workers.worker import normalize_url
 
@@ -108,7 +108,7 @@ def _sections(config: Any, path: str = "") -> Iterator[tuple[str, type[Section]]
             yield from _sections(kind, f"{path}{name}.")
 
 
-def _add(group: argparse._ArgumentGroup, flag: Flag, default: Any, kind: Any, dest: str) -> None:
+def _add(group: argparse._ArgumentGroup, flag: FlagSpec, default: Any, kind: Any, dest: str) -> None:
     """Add the argument for a field of the type `kind`."""
     how: dict[str, Any]
     if kind is bool and (not default or flag.name.startswith("--disable-")):
@@ -122,7 +122,8 @@ def _add(group: argparse._ArgumentGroup, flag: Flag, default: Any, kind: Any, de
         how["metavar"], shown = flag.metavar, flag.unset
     else:
         plain = next(each for each in (*get_args(kind), kind) if each is not NoneType)
-        how = {"type": plain, "metavar": flag.metavar or _METAVARS[plain]}
+        limited = "" if flag.limit is None else flag.limit.metavar
+        how = {"type": plain, "metavar": flag.metavar or limited or _METAVARS[plain]}
         shown = flag.unset if default is None else f"{default * flag.scale:g}" if plain is float else str(default)
     help = f"{flag.help} ({shown})" if shown else flag.help
     group.add_argument(flag.name, dest=dest, help=help.replace("%", "%%"), **how)

@@ -15,13 +15,13 @@ import aiohttp
 import msgspec
 
 from benchmarks.routing.fleet import WIDTH
-from benchmarks.routing.simulation import SHARED, Kind
+from benchmarks.routing.simulation import SHARED, ConversationKind
 from tests.support.vocabularies import load, vocabulary
 
 VOCABULARY: Final = "qwen"
 
 
-class Meta(msgspec.Struct):
+class TimedMeta(msgspec.Struct):
     """What a worker reports about a reply."""
 
     worker: int
@@ -30,9 +30,9 @@ class Meta(msgspec.Struct):
     cached_tokens: int
 
 
-class Reply(msgspec.Struct):
+class TimedReply(msgspec.Struct):
     text: str
-    meta_info: Meta
+    meta_info: TimedMeta
 
 
 class Words:
@@ -57,11 +57,11 @@ class Words:
         return self._text[start : start + tokens * WIDTH]
 
 
-class Load:
+class ConversationLoad:
     """Conversations that ask, wait, think and ask again, until enough requests were sent."""
 
     def __init__(
-        self, url: str, words: Words, kind: Kind, inflight: int, requests: int, seed: int, *, keyed: bool
+        self, url: str, words: Words, kind: ConversationKind, inflight: int, requests: int, seed: int, *, keyed: bool
     ) -> None:
         self._url = f"{url}/generate"
         self._words = words
@@ -73,7 +73,7 @@ class Load:
         self._random = random.Random(seed)
         self._system = words.cut(kind.system)
         self._generation = words.cut(kind.dropped) if kind.dropped else ""
-        self._decode = msgspec.json.Decoder(Reply).decode
+        self._decode = msgspec.json.Decoder(TimedReply).decode
         self.served: Counter[int] = Counter()  # tokens, by worker
         self.later = self.kept = self.prompt = self.cached = 0
         self.failures: Counter[str] = Counter()
@@ -135,7 +135,7 @@ class Load:
             text += reply.text[WIDTH:-WIDTH] if self._kind.stripped else reply.text
             await asyncio.sleep(took * self._random.uniform(1, 3))
 
-    async def _ask(self, session: aiohttp.ClientSession, key: str, text: str) -> Reply | None:
+    async def _ask(self, session: aiohttp.ClientSession, key: str, text: str) -> TimedReply | None:
         sampling = {"max_new_tokens": self._length(300), "ignore_eos": True}
         body = msgspec.json.encode({"text": text, "sampling_params": sampling})
         headers = {"content-type": "application/json"}
@@ -152,7 +152,7 @@ class Load:
             return None
         return self._decode(content)
 
-    def _count(self, meta: Meta, at: int | None) -> None:
+    def _count(self, meta: TimedMeta, at: int | None) -> None:
         self.served[meta.worker] += meta.prompt_tokens + meta.completion_tokens
         self.prompt += meta.prompt_tokens
         self.cached += meta.cached_tokens

@@ -29,7 +29,7 @@ WIDTH = 4
 PAGE = 16 * WIDTH  # bytes: a page of 16 tokens
 
 
-class Request(msgspec.Struct):
+class TimedRequest(msgspec.Struct):
     """The fields of a request that count; others are ignored."""
 
     sampling_params: dict[str, Any]
@@ -61,7 +61,7 @@ class PrefixCache:
             self._known.add(path)
 
 
-class Engine:
+class TimedEngine:
     """One worker: its replies and their duration."""
 
     def __init__(self, number: int, words: list[str], ids: list[int], speed: float) -> None:
@@ -75,7 +75,7 @@ class Engine:
         self._numbers = count()
         self.inflight = 0
 
-    def begin(self, request: Request) -> tuple[float, bytes, bytes]:
+    def begin(self, request: TimedRequest) -> tuple[float, bytes, bytes]:
         """Return the seconds that the request takes, the reply, and the key for `finish`."""
         given = request.input_ids
         key = (request.text or "").encode() if given is None else array("i", given).tobytes()
@@ -128,10 +128,10 @@ def other_answers(tokenizer: str) -> dict[bytes, bytes]:
     }
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """HTTP/1.1 for one engine, one request at a time."""
 
-    def __init__(self, engine: Engine, others: dict[bytes, bytes]) -> None:
+    def __init__(self, engine: TimedEngine, others: dict[bytes, bytes]) -> None:
         self._engine = engine
         self._others = others
         self._parser = httptools.HttpRequestParser(self)
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
         if path != b"/generate":
             self._answer(b"200 OK" if path in self._others else b"404 Not Found", self._others.get(path, b"{}"))
             return
-        seconds, reply, key = self._engine.begin(msgspec.json.decode(body, type=Request))
+        seconds, reply, key = self._engine.begin(msgspec.json.decode(body, type=TimedRequest))
         asyncio.get_running_loop().call_later(seconds, self._generated, reply, key)
 
     def _generated(self, reply: bytes, key: bytes) -> None:
@@ -174,10 +174,10 @@ class Connection(asyncio.Protocol):
         self._transport.write(head + content)
 
 
-async def serve(engines: dict[int, Engine], others: dict[bytes, bytes]) -> None:
+async def serve(engines: dict[int, TimedEngine], others: dict[bytes, bytes]) -> None:
     loop = asyncio.get_running_loop()
     for port, engine in engines.items():
-        make = partial(Connection, engine, others)
+        make = partial(EngineConnection, engine, others)
         await loop.create_server(make, "127.0.0.1", port, backlog=2048)
     await asyncio.Event().wait()
 
@@ -188,7 +188,9 @@ def main() -> None:
     parser.add_argument("--speed", type=float, required=True, help="how many times as fast as the simulation's workers")
     args = parser.parse_args()
     said = msgspec.json.decode(sys.stdin.buffer.read())
-    engines = {port: Engine(number, said["words"], said["ids"], args.speed) for number, port in enumerate(args.ports)}
+    engines = {
+        port: TimedEngine(number, said["words"], said["ids"], args.speed) for number, port in enumerate(args.ports)
+    }
     uvloop.run(serve(engines, other_answers(said["tokenizer"])))
 
 

@@ -33,7 +33,7 @@ import psutil
 from benchmarks.pages import machine
 from benchmarks.processes import ROOT, cpu_seconds, get, running
 from benchmarks.routing import foreign_routers
-from benchmarks.routing.conversations import VOCABULARY, Load, Words
+from benchmarks.routing.conversations import VOCABULARY, ConversationLoad, Words
 from benchmarks.routing.simulation import CROWD, DECODE, LOADS
 from benchmarks.routing.table import Result, Row, write
 from router.policies import POLICIES
@@ -121,7 +121,7 @@ def measure(target: Target, words: Words, load: str, inflight: int, args: argpar
     slow = MEAN_REPLY * DECODE * (1 + inflight / WORKERS / CROWD)  # seconds of a generation at the simulation's speed
     generation = inflight / args.rate * max(1, kind.system / 4_000)  # fewer requests a second if prompts are long
     with fleet(words, slow / generation) as worker_urls, router(target, worker_urls) as (url, process):
-        one = Load(url, words, kind, inflight, max(args.requests, 12 * inflight), seed, keyed=target.keyed)
+        one = ConversationLoad(url, words, kind, inflight, max(args.requests, 12 * inflight), seed, keyed=target.keyed)
         took, used = asyncio.run(one.run(generation, partial(cpu_seconds, process)))
     if not one.latencies:
         raise DidNotStartError(f"answered nothing but {dict(one.failures)}")

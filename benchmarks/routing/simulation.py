@@ -37,7 +37,7 @@ CROWD = 64  # requests that halve a worker's speed
 
 
 @dataclass(frozen=True)
-class Kind:
+class ConversationKind:
     """A kind of conversations.
 
     Attributes:
@@ -56,14 +56,14 @@ class Kind:
 
 
 LOADS = {
-    "conversations": Kind(),
-    "edited": Kind(system=14_000, dropped=17, stripped=True, levels=(64,)),
-    "groups": Kind(group=16, levels=(256,)),
+    "conversations": ConversationKind(),
+    "edited": ConversationKind(system=14_000, dropped=17, stripped=True, levels=(64,)),
+    "groups": ConversationKind(group=16, levels=(256,)),
 }
 
 
 @dataclass
-class Conversation:
+class SimulatedConversation:
     """A conversation: its history, and the worker of its last turn."""
 
     number: int
@@ -76,7 +76,7 @@ class Conversation:
 
 
 @dataclass
-class Engine:
+class SimulatedEngine:
     """A worker's cache, which evicts nothing, and the tokens it served."""
 
     worker: Worker
@@ -85,7 +85,7 @@ class Engine:
     warm: int = 0
     served: int = 0
 
-    def cached(self, one: Conversation) -> int:
+    def cached(self, one: SimulatedConversation) -> int:
         """Return the tokens of this prompt that are in the cache."""
         return max(self.known.get(one.number, 0), self.groups.get(one.group, 0), self.warm if one.shared else 0)
 
@@ -125,12 +125,18 @@ class Simulation:
     """One policy under one load."""
 
     def __init__(
-        self, policy: Policy, inflight: int, *, kind: Kind = LOADS["conversations"], workers: int = 4, seed: int = 1
+        self,
+        policy: Policy,
+        inflight: int,
+        *,
+        kind: ConversationKind = LOADS["conversations"],
+        workers: int = 4,
+        seed: int = 1,
     ) -> None:
         self._policy = policy
         self._kind = kind
         self._random = random.Random(seed)
-        self._engines = {f"http://w{n}:1": Engine(Worker(f"http://w{n}:1")) for n in range(workers)}
+        self._engines = {f"http://w{n}:1": SimulatedEngine(Worker(f"http://w{n}:1")) for n in range(workers)}
         self._workers = tuple(engine.worker for engine in self._engines.values())
         self._numbers = itertools.count()
         self._ticks = itertools.count()  # orders events of the same time
@@ -175,10 +181,10 @@ class Simulation:
         begin += self._tokens(self._length(150))
         self._left[group] = self._kind.group
         for _ in range(self._kind.group):
-            one = Conversation(next(self._numbers), group, begin, shared, turns=min(40, self._length(5)))
+            one = SimulatedConversation(next(self._numbers), group, begin, shared, turns=min(40, self._length(5)))
             self._plan(when, self._asks(one))
 
-    def _asks(self, one: Conversation) -> Callable[[float], None]:
+    def _asks(self, one: SimulatedConversation) -> Callable[[float], None]:
         def ask(now: float) -> None:
             if one.done:
                 one.ids = one.ids + self._tokens(self._length(150))
@@ -204,7 +210,7 @@ class Simulation:
         return ask
 
     def _answered(
-        self, one: Conversation, engine: Engine, query: RouteQuery, reply: array[int], seconds: float
+        self, one: SimulatedConversation, engine: SimulatedEngine, query: RouteQuery, reply: array[int], seconds: float
     ) -> Callable[[float], None]:
         def answered(now: float) -> None:
             engine.worker.inflight -= 1

@@ -15,7 +15,7 @@ import msgspec
 import uvloop
 
 
-class _Connection(asyncio.Protocol):
+class _InstantConnection(asyncio.Protocol):
     def __init__(self, reply: tuple[bytes, bytes]) -> None:
         self._reply = reply
         self._buffer = bytearray()
@@ -77,7 +77,7 @@ def reply_of(ids: list[int], text: str, eos: int) -> tuple[bytes, bytes]:
 
 
 async def serve(port: int, reply: tuple[bytes, bytes]) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: _Connection(reply), "127.0.0.1", port)
+    server = await asyncio.get_running_loop().create_server(lambda: _InstantConnection(reply), "127.0.0.1", port)
     await server.serve_forever()
 
 

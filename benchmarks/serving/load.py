@@ -87,7 +87,7 @@ class Texts:
         return self._whole[self._ends[first] : self._ends[first + tokens]]
 
 
-class _Text(msgspec.Struct):
+class _TextReply(msgspec.Struct):
     text: str
 
 
@@ -98,7 +98,7 @@ class Load:
         self._url = f"{url}/generate"
         self._cell = cell
         self._texts = texts
-        self._decode = msgspec.json.Decoder(_Text).decode
+        self._decode = msgspec.json.Decoder(_TextReply).decode
         self._until = 0.0
         self.latencies: list[float] = []
 

@@ -40,7 +40,7 @@ BAD: tuple[tuple[str, bytes, int], ...] = (
 )
 
 
-class Turn:
+class AnsweredTurn:
     """A reply that became part of a conversation."""
 
     def __init__(self, text: str, ids: list[int]) -> None:
@@ -86,7 +86,7 @@ class Clients:
 
     async def _conversation(self, rng: random.Random, over: asyncio.Event) -> None:
         text, observation = "", f"{rng.getrandbits(64):x} {self._said(rng)}\n"
-        turns: list[Turn] = []
+        turns: list[AnsweredTurn] = []
         failures = 0
         for _ in range(rng.randint(*_TURNS)):
             turn = await self._turn(text + observation, rng)
@@ -110,7 +110,7 @@ class Clients:
         begin = rng.randrange(len(self._corpus) - _OBSERVATION[1])
         return self._corpus[begin : begin + rng.randint(*_OBSERVATION)]
 
-    async def _turn(self, text: str, rng: random.Random) -> Turn | None:
+    async def _turn(self, text: str, rng: random.Random) -> AnsweredTurn | None:
         """Send one request. Return None if it brought no reply."""
         streams, leaves = rng.random() < 0.5, rng.random() < _LEAVES
         body: dict[str, Any] = {"text": text, "stream": streams}
@@ -132,7 +132,7 @@ class Clients:
             self.rids.discard(rid or "")
         return None
 
-    async def _ask(self, body: dict[str, Any], headers: dict[str, str]) -> Turn | None:
+    async def _ask(self, body: dict[str, Any], headers: dict[str, str]) -> AnsweredTurn | None:
         async with self._session.post(f"{self._url}/generate", json=body, headers=headers) as response:
             content = await response.read()
             self.counts[f"/generate {response.status}"] += 1
@@ -142,10 +142,10 @@ class Clients:
                 return None
             if not body["stream"]:
                 reply = json.loads(content)
-                return Turn(reply["text"], reply["output_ids"]) if reply["output_ids"] else None
+                return AnsweredTurn(reply["text"], reply["output_ids"]) if reply["output_ids"] else None
             return self._streamed(content, self._incremental[response.headers["x-router-worker"]])
 
-    def _streamed(self, content: bytes, incremental: bool) -> Turn | None:
+    def _streamed(self, content: bytes, incremental: bool) -> AnsweredTurn | None:
         events = content.split(b"\n\n")
         if events[-2:] != [b"data: [DONE]", b""]:
             raise ConnectionError("a stream without [DONE]")
@@ -154,9 +154,9 @@ class Clients:
             self.counts["streams that end with an error"] += 1
             return None
         ids = [token for event in said for token in event["output_ids"]]
-        return Turn("".join(event["text"] for event in said), ids) if ids else None
+        return AnsweredTurn("".join(event["text"] for event in said), ids) if ids else None
 
-    async def _check(self, text: str, turns: list[Turn]) -> None:
+    async def _check(self, text: str, turns: list[AnsweredTurn]) -> None:
         """Check that the text of a conversation, up to its last reply, retrieves the tokens of all replies."""
         body = {"text": text}
         try:
@@ -189,7 +189,7 @@ class Clients:
 _JSON = {"content-type": "application/json"}
 
 
-def _is_whole(found: dict[str, Any], turns: list[Turn]) -> bool:
+def _is_whole(found: dict[str, Any], turns: list[AnsweredTurn]) -> bool:
     """Whether the tokens retrieved as sampled are those that were sampled, reply by reply.
 
     A reply without text is missing from the retrieval unless it is the last one, and a reply's hidden tail (the token that ends

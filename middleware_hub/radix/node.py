@@ -230,15 +230,10 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return self.ends is None and self.contexts is None and self.children is None
 
     def merge_down(self) -> None:
-        """Merge this node into its only child, if nothing ends here: the opposite of `split`."""
+        """Merge this node, at which nothing ends, into its only child: the opposite of `split`."""
         child = self.children
-        if (
-            self.parent is None
-            or self.ends is not None
-            or self.contexts is not None
-            or not isinstance(child, RadixNode)
-        ):
-            return
+        assert self.parent is not None
+        assert isinstance(child, RadixNode)
         child.edge = self.edge + child.edge
         self.parent.attach(child)
         self.parent = self.children = self._through = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from router.config.flag import NOT_NEGATIVE, Section, at_least, between, flag
+from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, Section, flag
 
 
 @dataclass(frozen=True)
@@ -19,33 +19,20 @@ class CacheAwareConfig(Section):
     TITLE = "the policy cache_aware"
 
     threshold: float = flag(
-        "--cache-threshold",
-        0.3,
-        "choose a worker that has more than this share of a prompt cached",
-        metavar="SHARE",
-        limit=between(0, 1),
+        "--cache-threshold", 0.3, "choose a worker that has more than this share of a prompt cached", limit=SHARE
     )
     balance_abs: int = flag(
-        "--balance-abs-threshold",
-        64,
-        "requests in flight by which the busiest worker may exceed the idlest, whatever is cached",
-        limit=NOT_NEGATIVE,
+        "--balance-abs-threshold", 64, "requests by which the busiest worker may exceed the idlest", limit=NOT_NEGATIVE
     )
     balance_rel: float = flag(
-        "--balance-rel-threshold",
-        1.5,
-        "and the factor; above both, the least loaded worker is chosen",
-        metavar="X",
-        limit=at_least(1),
+        "--balance-rel-threshold", 1.5, "and the factor; above both, the least loaded worker is chosen", limit=FACTOR
     )
     eviction_interval: float = flag(
         "--eviction-interval-secs", 60.0, "time between two checks whether too much is remembered"
     )
     max_tree_size: int = flag("--max-tree-size", 1 << 26, "most characters, and most ids, of prompts to remember")
     snapshot: Path | None = flag(
-        "--policy-snapshot",
-        None,
-        "file that keeps the memory over a restart; read at the start, written at intervals and at the end",
+        "--policy-snapshot", None, "file that keeps the memory over restarts, written at intervals and at the end"
     )
     snapshot_interval: float = flag("--policy-snapshot-interval-secs", 60.0, "time between two snapshots")
     kv_events: bool = flag(

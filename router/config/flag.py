@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from router.errors import BadRequestError
@@ -24,6 +24,7 @@ class Limit:
 
     holds: Callable[[float], bool]
     words: str
+    metavar: str = ""
 
 
 def at_least(low: int) -> Limit:
@@ -35,19 +36,21 @@ def between(low: int, high: int) -> Limit:
 
 
 NOT_NEGATIVE = Limit(lambda number: number >= 0, "must not be negative, got")
+SHARE = replace(between(0, 1), metavar="SHARE")
+FACTOR = replace(at_least(1), metavar="X")
 UNLIMITED = Limit(lambda _: True, "")
 
 _POSITIVE = {int: at_least(1), float: Limit(lambda number: 0 < number < math.inf, "must be a positive number, not")}
 
 
 @dataclass(frozen=True)
-class Flag:
+class FlagSpec:
     """What the command line knows about a field.
 
     Attributes:
         name: with its dashes.
         help: without the default, which the parser appends.
-        metavar: the placeholder for the value; empty for the one of its type.
+        metavar: the placeholder for the value; empty for the one of its limit or type.
         unset: what holds without the flag, where the default (None, or empty) does not say it.
         scale: units of the flag in one unit of the field: 1000 for a flag in milliseconds and a field in seconds.
         limit: what a number must be; None means positive.
@@ -64,11 +67,11 @@ class Flag:
 
 
 def flag(name: str, default: T, help: str, *, repr: bool = True, **options: Any) -> T:
-    """Return a dataclass field with a flag. `options` are those of `Flag`; `repr=False` keeps a secret out of logs."""
-    return field(default=default, repr=repr, metadata={_KEY: Flag(name, help, **options)})
+    """Return a dataclass field with a flag. `options` are those of `FlagSpec`; `repr=False` keeps a secret out of logs."""
+    return field(default=default, repr=repr, metadata={_KEY: FlagSpec(name, help, **options)})
 
 
-def flag_of(metadata: Mapping[str, Any]) -> Flag | None:
+def flag_of(metadata: Mapping[str, Any]) -> FlagSpec | None:
     """Return the flag in the metadata of a dataclass field, None if the field has no flag."""
     return metadata.get(_KEY)
 

@@ -24,9 +24,7 @@ class HealthConfig(Section):
         "--health-success-threshold", 2, "good probes in a row after which it gets requests again"
     )
     version_gate: bool = flag(
-        "--version-gate",
-        False,
-        "send nothing to a worker whose weight version is not the one last set through this router",
+        "--version-gate", False, "send nothing to a worker at another weight version than this router set last"
     )
 
 

@@ -52,17 +52,12 @@ class RadixConfig(Section):
         " where both give the same ids",
     )
     max_text_tokens: int = flag(
-        "--max-text-tokens",
-        512 * 1024,
-        "most tokens of a text or prompt, and most characters at 8 per token; more gets 413",
+        "--max-text-tokens", 512 * 1024, "most tokens of a text or prompt, and 8 characters for each; more gets 413"
     )
     trust_remote_code: bool = flag("--trust-remote-code", False, "run code that comes with the tokenizer")
     max_tokens: int | None = flag("--radix-max-tokens", None, "most tokens to remember", unset=DEFAULT_BUDGET)
     keep_versions: int = flag(
-        "--radix-keep-versions",
-        5,
-        "evictions of tokens last used this many weight versions ago are counted as `version`",
-        limit=NOT_NEGATIVE,
+        "--radix-keep-versions", 5, "age in weight versions at which evictions count as `version`", limit=NOT_NEGATIVE
     )
     unretrieved_versions: int | None = flag(
         "--radix-unretrieved-versions",
@@ -71,9 +66,7 @@ class RadixConfig(Section):
         unset="never: it is evicted last",
     )
     force_logprobs: bool = flag(
-        "--force-logprobs",
-        True,
-        "have workers always send logprobs; with off, retrievals lack those that clients did not request",
+        "--force-logprobs", True, "have workers always send logprobs; off leaves retrievals without unrequested ones"
     )
     add_special_tokens: SpecialTokens = flag(
         "--add-special-tokens",

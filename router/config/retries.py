@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from router.config.flag import NOT_NEGATIVE, UNLIMITED, Section, at_least, between, flag
+from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, UNLIMITED, Section, flag
 from router.errors import BadRequestError
 
 AbortPolicy = Literal["retry", "return"]
+
+_MILLISECONDS: dict[str, Any] = {"metavar": "MS", "scale": 1000, "limit": UNLIMITED}
 
 _FULL_WORKERS = "full workers, and the queue"
 
@@ -19,32 +21,20 @@ class RetryConfig(Section):
     """How often a request that met a full worker (429, 503) is sent, and the waits in between, in seconds.
 
     Each wait is `multiplier` times the one before it, `longest_wait` at most, and varies at random by the share `jitter`.
+    With `enabled` False, `attempts` is 1.
     """
 
     TITLE = _FULL_WORKERS
 
     attempts: int = flag("--retry-max-retries", 5, "attempts in all at workers that answer 429 or 503")
-    first_wait: float = flag(
-        "--retry-initial-backoff-ms", 0.05, "wait before the second attempt", metavar="MS", scale=1000, limit=UNLIMITED
-    )
+    first_wait: float = flag("--retry-initial-backoff-ms", 0.05, "wait before the second attempt", **_MILLISECONDS)
     longest_wait: float = flag(
-        "--retry-max-backoff-ms",
-        30.0,
-        "longest wait, also where a worker's retry-after asks for more",
-        metavar="MS",
-        scale=1000,
-        limit=UNLIMITED,
+        "--retry-max-backoff-ms", 30.0, "longest wait, also where a worker's retry-after asks for more", **_MILLISECONDS
     )
-    multiplier: float = flag(
-        "--retry-backoff-multiplier", 1.5, "factor from each wait to the next", metavar="X", limit=at_least(1)
-    )
-    jitter: float = flag(
-        "--retry-jitter-factor", 0.2, "share by which a wait varies at random, 0 to 1", metavar="X", limit=between(0, 1)
-    )
+    multiplier: float = flag("--retry-backoff-multiplier", 1.5, "factor from each wait to the next", limit=FACTOR)
+    jitter: float = flag("--retry-jitter-factor", 0.2, "share by which a wait varies at random", limit=SHARE)
     enabled: bool = flag(
-        "--disable-retries",
-        True,
-        "pass a worker's 429 or 503 on at once; a request without a reply still goes elsewhere",
+        "--disable-retries", True, "pass a 429 or 503 of a worker on; requests without a reply still go elsewhere"
     )
 
     def __post_init__(self) -> None:
@@ -76,14 +66,9 @@ class AbortConfig(Section):
     TITLE = "aborted generations"
 
     policy: AbortPolicy = flag(
-        "--abort-policy",
-        "retry",
-        "what to do with a generation that its worker aborted; x-abort-policy overrules it for one request",
+        "--abort-policy", "retry", "what to do with aborted generations; x-abort-policy overrules it for one request"
     )
     attempts: int = flag("--abort-retries", 5, "attempts in all, with the first one")
     wait: float = flag(
-        "--abort-retry-wait",
-        30.0,
-        "time between two attempts; best about as long as a weight update takes",
-        limit=NOT_NEGATIVE,
+        "--abort-retry-wait", 30.0, "time between attempts; best as long as a weight update takes", limit=NOT_NEGATIVE
     )

@@ -21,10 +21,7 @@ class ServerConfig(Section):
     TITLE = "server"
 
     host: str = flag(
-        "--host",
-        "127.0.0.1",
-        "address to listen on; one open to other machines needs --api-key or --insecure",
-        metavar="HOST",
+        "--host", "127.0.0.1", "address to listen on; unless local, it needs --api-key or --insecure", metavar="HOST"
     )
     port: int = flag(
         "--port", 30000, "port; 0 takes a free one, which the log names", metavar="PORT", limit=between(0, 65535)
@@ -52,10 +49,7 @@ class ServerConfig(Section):
         "--body-timeout-secs", 30.0, "longest pause between two pieces of a body; then the request gets 408"
     )
     max_header_bytes: int = flag(
-        "--max-header-bytes",
-        65536,
-        "largest first line and headers of a request; larger ones get 431",
-        limit=at_least(1024),
+        "--max-header-bytes", 65536, "largest request line and headers; larger ones get 431", limit=at_least(1024)
     )
     max_connections: int | None = flag(
         "--max-connections", None, "most connections; one more gets 503", unset="half as many as files may be open"
@@ -65,10 +59,7 @@ class ServerConfig(Section):
     )
     max_batch: int = flag("--max-batch", 8192, "most replies to one request, its prompts times `n`; more gets 400")
     shutdown_grace: float = flag(
-        "--shutdown-grace",
-        180.0,
-        "how long requests in flight may take to finish after SIGTERM; a second signal stops at once",
-        limit=NOT_NEGATIVE,
+        "--shutdown-grace", 180.0, "time to finish after SIGTERM; a second signal stops at once", limit=NOT_NEGATIVE
     )
     log_level: LogLevel = flag("--log-level", "info", "least severe messages to log; debug logs every request")
     log_format: LogFormat = flag("--log-format", "text", "format of the log on stderr; json is one object per line")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from router.config.flag import Limit, Section, between, flag
+from router.config.flag import SHARE, Section, at_least, flag
 from router.config.radix import DEFAULT_BUDGET, token_budget
 
 History = Literal["keep", "template"]
@@ -41,17 +40,10 @@ class SessionsConfig(Section):
         " rendering, in which turns keep their ids where they can",
     )
     verify_rate: float = flag(
-        "--verify-rate",
-        0.01,
-        "share of turns whose ids are compared with a rendering of the whole conversation",
-        metavar="X",
-        limit=between(0, 1),
+        "--verify-rate", 0.01, "share of turns to check against a rendering of the whole conversation", limit=SHARE
     )
     orphan_grace: float = flag(
-        "--orphan-grace",
-        30.0,
-        "how long a turn goes on after its client has left, for one that asks again",
-        limit=Limit(lambda seconds: 0 <= seconds < math.inf, "must be 0 seconds or more, not"),
+        "--orphan-grace", 30.0, "how long a turn outlives its client, for one that asks again", limit=at_least(0)
     )
     max_context: int | None = flag(
         "--max-context",

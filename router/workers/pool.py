@@ -235,7 +235,8 @@ class WorkerPool:
             workers = tuple(worker for worker in workers if worker.inflight < self._max_per_worker)
             if not workers:
                 raise FullError
-        worker, why = _decision(self._policy.select(workers, query))
+        chosen = self._policy.select(workers, query)
+        worker, why = chosen if isinstance(chosen, Decision) else (chosen, "policy")
         trial = worker.breaker.begin()
         if trial:
             reason = "trial"
@@ -317,10 +318,6 @@ class WorkerPool:
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self._workers.values())!r}>"
-
-
-def _decision(chosen: Worker | Decision) -> Decision:
-    return chosen if isinstance(chosen, Decision) else Decision(chosen, "policy")
 
 
 def _nothing(*_: object) -> None:

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 from router.config import QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
@@ -24,17 +25,15 @@ Key = tuple[str, str]
 """Tenant and routing key."""
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
-    """One request in the queue."""
+    """A request in the queue. `future` gets its lease."""
 
-    __slots__ = ("exclude", "future", "in_line", "key", "query")
-
-    def __init__(self, key: Key, query: RouteQuery, exclude: AbstractSet[str]) -> None:
-        self.key = key
-        self.query = query
-        self.exclude = exclude
-        self.in_line = True
-        self.future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    key: Key
+    query: RouteQuery
+    exclude: AbstractSet[str]
+    future: asyncio.Future[Lease]
+    in_line: bool = True
 
 
 class RequestQueue:
@@ -101,7 +100,7 @@ class RequestQueue:
             self._report(time.monotonic() - begun, outcome)
 
     def _line_up(self, key: Key, query: RouteQuery, exclude: AbstractSet[str], *, first: bool) -> _Waiter:
-        waiter = _Waiter(key, query, exclude)
+        waiter = _Waiter(key, query, exclude, asyncio.get_running_loop().create_future())
         line = self._lines.setdefault(key, deque())
         if first:
             line.appendleft(waiter)

@@ -1,4 +1,4 @@
-"""The command line: flags to configuration, and the process as a whole."""
+"""The command line: from flags to configuration, and the whole process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_defaults() -> None:
     assert made.radix.force_logprobs is True
 
 
-def test_sessions_can_be_left_out() -> None:
+def test_sessions_can_be_switched_off() -> None:
     assert config("--tokenizer-path", "t", "--no-sessions").middlewares == (RADIX_TREE_MIDDLEWARE,)
 
 
@@ -73,12 +74,12 @@ def test_every_flag_of_sessions_arrives() -> None:
     )
 
 
-def test_the_parsers_that_the_help_names_are_there() -> None:
+def test_the_parsers_in_the_help_exist() -> None:
     assert set(CALL_PARSERS) <= set(parsers.NAMES)
     assert set(REASONING_PARSERS) <= set(parsers.REASONING_NAMES)
 
 
-def test_the_policies_that_the_help_names_are_there() -> None:
+def test_the_policies_in_the_help_exist() -> None:
     assert list(POLICIES) == POLICY_NAMES
 
 
@@ -186,14 +187,14 @@ def test_loopback_needs_no_key(host: str) -> None:
 
 
 @pytest.mark.parametrize("flag", [("--insecure",), ("--api-key", "k")])
-def test_other_addresses_need_a_key_or_a_word(flag: tuple[str, ...]) -> None:
+def test_other_addresses_need_a_key_or_a_flag(flag: tuple[str, ...]) -> None:
     assert config("--middleware", "none", "--host", "0.0.0.0", *flag).server.host == "0.0.0.0"
     with pytest.raises(BadRequestError):
         config("--middleware", "none", "--host", "0.0.0.0")
 
 
 def test_keys_of_a_file(tmp_path: Path) -> None:
-    """One a line, beside those of the command line; of the tenants, too."""
+    """One key per line, together with keys on the command line and keys of tenants."""
     file = tmp_path / "keys"
     file.write_text("# the workflows'\n a:one \n\n#b:no\nb:two\n")
     made = config("--middleware", "none", "--api-key", f"@{file}", "--api-key", "c:three", "--admin-key", f"@{file}")
@@ -201,7 +202,7 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
     assert made.server.admin_keys == ("a:one", "b:two")
 
 
-def test_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit) as stop:
@@ -218,8 +219,19 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in capsys.readouterr().out
 
 
+def test_disabled_retries_are_one_attempt() -> None:
+    assert config("--middleware", "none", "--retry-max-retries", "7").workers.retry.attempts == 7
+    assert config("--middleware", "none", "--disable-retries", "--retry-max-retries", "7").workers.retry.attempts == 1
+
+
+def test_help_does_not_import_the_application() -> None:
+    """The start of the application takes half a second, which a user who asks for help should not wait."""
+    code = "import sys, router.cli; print(*{'router.app', 'aiohttp', 'uvicorn', 'zmq'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout.split() == []
+
+
 class Process:
-    """`python -m router` as users start it."""
+    """`python -m router`, started as a user starts it."""
 
     def __init__(self, *argv: str) -> None:
         self._argv = argv
@@ -303,7 +315,7 @@ async def connects(port: int) -> bool:
     return True
 
 
-def test_grace_is_over_sometime() -> None:
+def test_streams_are_cut_after_the_grace() -> None:
     async def run() -> None:
         worker = GatedWorker(first=b"data: 1\n\n")
         async with (

@@ -1,4 +1,4 @@
-"""How the replies of `POST /generate` begin: read on their way to a client, neither checked nor changed."""
+"""The starts of replies of `POST /generate`, read on their way to a client without checking or changing them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from router.engines.sglang.stream import StreamedReply
 Listener = Callable[[str | Sequence[int]], None]
 
 
-class _Text(msgspec.Struct):
+class _ReplyText(msgspec.Struct):
     text: str
 
 
-class _Ids(msgspec.Struct):
+class _ReplyIds(msgspec.Struct):
     output_ids: list[int]
 
 
-_texts = msgspec.json.Decoder(_Text | list[_Text])
-_ids = msgspec.json.Decoder(_Ids | list[_Ids])
+_texts = msgspec.json.Decoder(_ReplyText | list[_ReplyText])
+_ids = msgspec.json.Decoder(_ReplyIds | list[_ReplyIds])
 
 
 class ReplyBeginnings:
-    """Watches a reply, and reports how each generation in it begins, once.
+    """Watches a reply and reports the start of each of its generations once.
 
-    That happens as soon as enough of it has come or it is over, and before the client has all of it. What cannot be read is
-    nobody's reply.
+    It reports as soon as enough of a generation has come or the generation is over, before the client has all of it. It ignores
+    what it cannot read.
 
     Args:
-        report: called with each beginning.
+        report: called with each start.
         ids: report ids instead of texts.
-        enough: how many ids are enough; a text of so many tokens is long enough, too.
+        enough: the number of ids that are enough; the text of as many tokens is enough, too.
     """
 
     def __init__(self, report: Listener, *, ids: bool, enough: int) -> None:
@@ -44,10 +44,10 @@ class ReplyBeginnings:
         self._ids = ids
         self._enough = enough
         self._streaming = False
-        self._replies: dict[int, StreamedReply | None] = {}  # None: it was reported
+        self._replies: dict[int, StreamedReply | None] = {}  # None once reported
 
     def head(self, start: Mapping[str, Any]) -> None:
-        """Do nothing: a head says nothing of replies."""
+        """Do nothing: a head says nothing about generations."""
 
     def event(self, data: bytes) -> None:
         """Take the payload of an event."""
@@ -70,7 +70,7 @@ class ReplyBeginnings:
             self._report(reply.ids if self._ids else reply.text)
 
     def end(self, body: bytes) -> None:
-        """Take a reply in one piece, or a list of replies. Of a stream there is nothing left to report."""
+        """Take a reply in one piece, or a list of replies. After a stream, nothing is left to report."""
         if self._streaming:
             return
         try:
@@ -78,4 +78,4 @@ class ReplyBeginnings:
         except JSON_ERRORS:
             return
         for one in found if isinstance(found, list) else (found,):
-            self._report(one.output_ids if isinstance(one, _Ids) else one.text)
+            self._report(one.output_ids if isinstance(one, _ReplyIds) else one.text)

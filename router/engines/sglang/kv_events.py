@@ -160,7 +160,7 @@ class _PublisherInfo(msgspec.Struct):
     dp_size: int = 1
 
 
-class _Flag(msgspec.Struct):
+class _PublisherFlag(msgspec.Struct):
     publisher: str = "null"
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
@@ -194,7 +194,7 @@ def _from_flag(info: _PublisherInfo) -> _Published | None:
     """Read the flag's own text, for older workers without a description."""
     if not info.kv_events_config:
         return None
-    flag = msgspec.json.decode(info.kv_events_config, type=_Flag)
+    flag = msgspec.json.decode(info.kv_events_config, type=_PublisherFlag)
     port = _tcp_port(flag.endpoint)
     if port is None:
         return None

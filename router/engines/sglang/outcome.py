@@ -1,4 +1,4 @@
-"""What became of a generation, as its reply or the first event of its stream says: aborted, refused, or an error."""
+"""The outcome of a generation, by its reply or the first event of its stream: aborted, refused, or an error."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class _Finish(msgspec.Struct):
     status_code: int | None = None
 
 
-class _Meta(msgspec.Struct):
+class _HeadMeta(msgspec.Struct):
     finish_reason: _Finish | None = None
 
 
 class _Head(msgspec.Struct):
-    meta_info: _Meta | None = None
+    meta_info: _HeadMeta | None = None
     error: Any = None
     object: Any = None
 
@@ -32,7 +32,7 @@ _head = msgspec.json.Decoder(_Head)
 
 
 def was_aborted(reply: bytes | Raw) -> bool:
-    """Whether a generation was aborted, and not because something was wrong with it."""
+    """Whether a generation was aborted, but not because of an error."""
     if b'"abort"' not in bytes(reply):
         return False
     try:
@@ -44,9 +44,9 @@ def was_aborted(reply: bytes | Raw) -> bool:
 
 
 def refusal_status(event: bytes) -> int | None:
-    """The HTTP status that a first event stands for, if it says that nothing will come of its stream; else None.
+    """Return the HTTP status that a stream's first event stands for if it refuses the generation; else None.
 
-    The stream's own status is 200 all the same. `event` is its payload, or the beginning of the stream.
+    The stream's own status is 200 even then. `event` is the payload of the event, or the start of the stream.
     """
     if b'"error"' not in event and b'"abort"' not in event:
         return None
@@ -61,12 +61,12 @@ def refusal_status(event: bytes) -> int | None:
 
 
 def was_refused(event: bytes) -> bool:
-    """Whether an event says that nothing will come of its stream."""
+    """Whether an event refuses the generation of its stream."""
     return refusal_status(event) is not None
 
 
 def is_error(body: bytes) -> bool:
-    """Whether a reply is an error as engines write it, and not that of some web server in front of them or in their place."""
+    """Whether a body is an engine's error, and not one of a web server in front of the engine or in its place."""
     try:
         head = _head.decode(body)
     except JSON_ERRORS:
@@ -80,7 +80,7 @@ def _code(error: Any) -> int:
 
 
 def aborted_replies(body: bytes, request: WorkerRequest) -> tuple[list[Raw], list[int]]:
-    """The replies of a body, and which of them were aborted; nothing if it cannot be read."""
+    """Return the replies of a body and the numbers of the aborted ones; two empty lists if it cannot be read."""
     try:
         replies = split_list(body, request.replies) if request.listed else [Raw(body)]
     except UnreadableReplyError:
@@ -89,7 +89,7 @@ def aborted_replies(body: bytes, request: WorkerRequest) -> tuple[list[Raw], lis
 
 
 def renamed(reply: bytes | Raw, rid: str) -> bytes:
-    """A reply under the id that the client knows."""
+    """Return a reply with the id that the client knows; unchanged if it cannot be read."""
     try:
         return edit_meta(reply, add={"id": msgspec.json.encode(rid)})
     except UnreadableReplyError:

@@ -49,21 +49,21 @@ class PromptOptions(NamedTuple):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
-    """A body of `POST /generate`, checked as far as the router has to understand it.
+    """A body of `POST /generate`, checked as far as the router needs to understand it.
 
     One prompt or a batch of them, each sampled `samples` times: replies come prompt by prompt, `[p0s0, p0s1, p1s0, ...]`.
 
     Attributes:
         fields: the top level, raw.
-        sampling: `sampling_params` of every prompt, raw; one entry if they share it, none if there are none.
+        sampling: the raw `sampling_params` of every prompt; one entry if they share them, empty if there are none.
         texts: the prompts, if they came as text.
         ids: the prompts, if they came as ids (ids win over text, as with SGLang), or once their segments are `assembled`.
         segments: the prompts, if they came as segments.
-        batch: whether the client wrote a list of prompts; then the reply is a list, too.
+        batch: whether the client sent a list of prompts; then the reply is a list, too.
         samples: `n`.
-        wants_logprobs: whether the client asked for logprobs; one entry a prompt, or one for all.
-        rids: the client's request ids, as it gave them: one, a list, or none.
-        lora_paths: the adapters, likewise.
+        wants_logprobs: whether the client asked for logprobs; one entry per prompt, or one for all.
+        rids: the client's request ids as it gave them: one id, a list, or None.
+        lora_paths: the adapters, in the same form.
     """
 
     fields: dict[str, Raw]
@@ -152,19 +152,19 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return _nth(self.wants_logprobs, prompt, False)
 
     def lora_path(self, prompt: int) -> str:
-        """The adapter of a prompt; empty for none."""
+        """Return the adapter of a prompt; empty if it has none."""
         found = self.lora_paths
         return (_nth(found, prompt, None) if isinstance(found, list) else found) or ""
 
     @property
     def most_top_logprobs(self) -> int:
-        """The largest `top_logprobs_num`; 0 if nobody asked for any."""
+        """The largest `top_logprobs_num`; 0 if no logprobs are asked for."""
         asked = hazards.integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
         return max(asked, default=0)
 
     @property
     def stop_ids_held_back(self) -> list[int]:
-        """The `stop_token_ids` that are not to be sampled for as long as `min_new_tokens` says."""
+        """The `stop_token_ids` that `min_new_tokens` holds back."""
         return hazards.held_back(self.sampling)
 
     def rid(self, prompt: int) -> str | None:
@@ -176,14 +176,14 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return found if isinstance(found, str) else None
 
     def assembled(self, prompts: list[list[int]]) -> GenerateRequest:
-        """The same request once it is known which ids its segments are: from there on it is like one that came as ids."""
+        """Return the same request with the ids of its segments, as if it had come as ids."""
         return msgspec.structs.replace(self, ids=prompts)
 
     def passed_on(self, body: bytes) -> bytes:
-        """What a worker gets of a request that is not recorded: the body as it came, but for two things that would be a 500.
+        """Return the body that a worker gets of a request that is not recorded: unchanged, except for what SGLang cannot take.
 
-        A text beside ids: the ids win, and SGLang would read off the text whether they are a batch. And `"n": null`.
-        (Segments are no worker's business: it gets their ids.)
+        If there are ids and a text, the text is removed: SGLang would decide by the text whether the ids are a batch. `"n":
+        null`, which SGLang answers with a 500, is removed, too. Segments are replaced by their ids.
         """
         if self.segments is not None:
             assert self.ids is not None, "the segments are assembled"
@@ -239,13 +239,12 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return any("n" in one and is_null(one["n"]) for one in self.sampling)
 
     def _without_null_n(self, value: Raw) -> Raw:
-        """`"n": null` is answered with a 500."""
         kept = [{key: raw for key, raw in one.items() if key != "n" or not is_null(raw)} for one in self.sampling]
         return Raw(msgspec.json.encode(kept if is_list(value) else kept[0]))
 
 
 def _checked_rids(given: str | list[str | None] | None) -> str | list[str | None] | None:
-    """Raises BadRequestError for an id that nobody could want to remember."""
+    """Return the ids. Raise BadRequestError for one that is too long."""
     for rid in given if isinstance(given, list) else (given,):
         if rid is not None and len(rid) > LONGEST_NAME:
             raise BadRequestError(f"`rid` is longer than {LONGEST_NAME} characters")
@@ -281,7 +280,7 @@ def _prompts(
 def _each(
     fields: dict[str, Raw], key: str, kind: Any, expected: str, limits: PromptLimits, *, nested: bool
 ) -> list[Any] | None:
-    """The prompts of a field, each by itself: read all at once, a large batch would hold up others. None if there are none."""
+    """Return the prompts of a field; None if it is absent. Decodes one by one: a large batch would block the event loop."""
     raw = fields.get(key)
     if raw is None or is_null(raw):
         return None
@@ -302,7 +301,7 @@ def _each(
 
 
 def read_texts(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
-    """The texts of a field that is one or a list of them, and whether it is a list.
+    """Return the texts of a field that is a string or a list of strings, and whether it is a list.
 
     Raises BadRequestError, TextTooLongError.
     """
@@ -321,7 +320,7 @@ def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
 
 
 def _nth(values: list[T], index: int, default: T) -> T:
-    """The value for one prompt: its own, or the one that all share."""
+    """Return the value for one prompt: its own, or the one that all share."""
     if len(values) == 1:
         return values[0]
     return values[index] if index < len(values) else default

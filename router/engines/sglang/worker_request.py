@@ -1,4 +1,4 @@
-"""A body of `POST /generate` on its way to a worker: parsed once, printed once, and read by all that handle it."""
+"""A body of `POST /generate` on its way to a worker, which is parsed once and printed once."""
 
 from __future__ import annotations
 
@@ -153,20 +153,20 @@ def _check_weights(fields: dict[str, Raw]) -> None:
 
 
 def _count(raw: Raw, *, ids: bool) -> int:
-    """Return how many prompts a batch has. Of ids there are too many to look at each."""
+    """Return the number of prompts in a batch. Lists of ids are counted by their brackets: decoding them takes too long."""
     return bytes(raw).count(b"[") - 1 if ids else len(msgspec.json.decode(raw, type=list[Raw]))
 
 
-class _Sampling(msgspec.Struct):
+class _SampleCount(msgspec.Struct):
     n: int | None = None
 
 
 def _samples(raw: Raw | None) -> int:
     if raw is None or is_null(raw):
         return 1
-    entries = msgspec.json.decode(raw, type=list[_Sampling | None] if is_list(raw) else _Sampling)
+    entries = msgspec.json.decode(raw, type=list[_SampleCount | None] if is_list(raw) else _SampleCount)
     first = entries[0] if isinstance(entries, list) and entries else entries
-    return (first.n or 1) if isinstance(first, _Sampling) else 1
+    return (first.n or 1) if isinstance(first, _SampleCount) else 1
 
 
 def _one_sample(raw: Raw | None) -> Raw:
@@ -183,10 +183,10 @@ def _new_rids(prompts: int) -> tuple[str, ...]:
 
 
 def _rids(raw: Raw, prompts: int, *, batch: bool) -> tuple[str, ...]:
-    """Return the client's ids; none if they do not fit, which is for the worker to refuse."""
+    """Return the client's ids; none if they do not fit the prompts, which the worker refuses."""
     given = msgspec.json.decode(raw, type=str | list[str])
     if isinstance(given, str):
-        # SGLang's own way with one id for a batch.
+        # SGLang itself numbers one id of a batch this way.
         return tuple(f"{given}_{number}" for number in range(prompts)) if batch else (given,)
     return tuple(given) if batch and len(given) == prompts == len(set(given)) else ()
 
@@ -198,9 +198,9 @@ _ABSENT = Raw(b"null")
 
 
 class RoutePrompt(NamedTuple):
-    """The text and the ids of a request for whoever chooses its worker; of a batch, those of the first prompt.
+    """The prompt of a request, for the choice of its worker; of a batch, the first prompt.
 
-    None for what is missing or cannot be read: nothing is checked here. `alone`: there is one prompt.
+    Text or ids are None if they are missing or cannot be read: nothing is checked here. `alone`: the request is no batch.
     """
 
     text: str | None = None
@@ -209,7 +209,7 @@ class RoutePrompt(NamedTuple):
 
 
 def route_prompt(body: bytes, request: WorkerRequest | None = None) -> RoutePrompt:
-    """Return the prompt of a body; `request` is what is known of it."""
+    """Return the prompt of a body. `request` is the parsed body, if there is one."""
     try:
         fields = decode_object(body) if request is None else request.fields
         texts = _texts.decode(fields.get("text", _ABSENT))
@@ -219,7 +219,7 @@ def route_prompt(body: bytes, request: WorkerRequest | None = None) -> RouteProm
     text = texts if isinstance(texts, str) or not texts else texts[0]
     alone = text is texts
     if ids and isinstance(ids[0], list):
-        ids, alone = ids[0], False  # a list of ids, by its first member
+        ids, alone = ids[0], False  # its first item shows that it is a batch
     elif ids and not all(isinstance(one, int) for one in ids):
         ids = None
     return RoutePrompt(text or None, ids or None, alone)

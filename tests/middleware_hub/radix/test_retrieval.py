@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.retrieval import SharedMask, replies_to_add
+from middleware_hub.radix.retrieval import SharedMask, replies_to_add, trajectory
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.spans.trajectory import flatten
 from tests.middleware_hub.radix.talk import NS, Talk
 from tests.middleware_hub.toy import AB, BA, EOS, SPACE, A, B
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "http-api.md"
 REPLIES = ([A, EOS], [B, EOS], [AB, SPACE, BA], [A, A, B], [BA, EOS])
 
 
@@ -75,3 +78,11 @@ def test_no_token_is_trained_twice_and_each_listed_reply_whole(
     for number in listed:
         span = made[number].span
         assert {(id(span), span.offset + at) for at in range(len(span))} <= set(trained)
+
+
+def test_every_field_of_an_answer_is_in_the_document() -> None:
+    talk = Talk()
+    turn = talk.say("ab", [A, EOS], "r1")
+    table = DOCUMENT.read_text().partition("because one may be misspelt. The answer:")[2].partition("\n\nAsking")[0]
+    documented = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+    assert trajectory(talk.tree, turn.generation, turn.text).keys() | {"stale_tokens"} == documented

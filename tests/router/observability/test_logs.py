@@ -1,4 +1,4 @@
-"""What the log looks like."""
+"""The format of the log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_request() -> Any:
     REQUEST_ID.reset(token)
 
 
-def test_json_is_one_object_a_line() -> None:
+def test_json_is_one_object_per_line() -> None:
     line = JsonFormatter().format(record('worker %s\nis "gone"', "http://a:1"))
     assert "\n" not in line
     assert json.loads(line) == {
@@ -68,7 +68,7 @@ def test_json_takes_any_text(odd: str) -> None:
     assert json.loads(line)["message"] == odd.encode("utf-8", "backslashreplace").decode()
 
 
-def test_text_is_as_ever_outside_of_requests() -> None:
+def test_text_without_a_request_is_plain() -> None:
     line = TextFormatter().format(record("worker %s", "a"))
     assert line.endswith(" WARNING router.proxy.proxy: worker a")
 
@@ -85,7 +85,7 @@ def lines(process: Process) -> list[str]:
     return "".join(process.log).splitlines()
 
 
-def test_a_process_logs_json_and_one_access_line_a_request_at_debug() -> None:
+def test_a_process_logs_json_and_at_debug_one_line_per_request() -> None:
     async def run() -> None:
         async with (
             serving(EchoWorker()) as url,
@@ -113,7 +113,7 @@ def test_a_process_logs_json_and_one_access_line_a_request_at_debug() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_reply_broken_off_is_one_line_that_names_its_request(log_format: str) -> None:
+def test_a_broken_reply_is_one_line_with_its_request(log_format: str) -> None:
     async def run() -> None:
         worker = GatedWorker(first=b"data: 1\n\n")
         async with Process("--log-format", log_format) as process:
@@ -133,7 +133,7 @@ def test_a_reply_broken_off_is_one_line_that_names_its_request(log_format: str) 
     asyncio.run(run())
 
 
-def test_the_process_has_no_series_of_when_its_counters_were_made() -> None:
+def test_the_process_has_no_series_for_creation_times() -> None:
     async def run() -> None:
         async with Process() as process, aiohttp.ClientSession(process.url) as client:
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""How late the event loop is."""
+"""The lag of the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.router.conftest import running
 from tests.router.http.test_error_boundary import samples
 
 
-def test_the_largest_value_is_forgotten_when_it_is_too_old() -> None:
+def test_an_old_maximum_is_forgotten() -> None:
     recent = RecentMax(60)
     assert recent.at(0) == 0
     recent.add(0, 3)
@@ -22,8 +22,8 @@ def test_the_largest_value_is_forgotten_when_it_is_too_old() -> None:
     assert recent.at(81) == 0
 
 
-def test_the_largest_value_is_that_of_all_recent_ones() -> None:
-    """Against a list of them all."""
+def test_the_maximum_is_that_of_all_recent_values() -> None:
+    """Compared with a list of all values."""
     chance, recent, now = random.Random(4), RecentMax(10), 0.0
     added: list[tuple[float, float]] = []
     for _ in range(2000):
@@ -49,7 +49,7 @@ def test_a_blocked_loop_is_seen() -> None:
     asyncio.run(main())
 
 
-def test_nothing_of_it_is_left_when_the_router_ends() -> None:
+def test_the_task_ends_with_the_router() -> None:
     async def main() -> None:
         async with running():
             pass

@@ -1,4 +1,4 @@
-"""Spans: what they are called, whose children they are, and what goes over the wire."""
+"""Spans: their names, their parents, and what is exported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RADIX = RouterConfig().middlewares
 
 
 class Traced:
-    """A router that keeps its spans, and a client of it."""
+    """A router that keeps its spans, and a client for it."""
 
     def __init__(self, exporter: InMemorySpanExporter, client: aiohttp.ClientSession) -> None:
         self._exporter = exporter
@@ -44,7 +44,7 @@ class Traced:
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:
-        """Those that have ended, in that order."""
+        """Names of the spans that have ended, in that order."""
         return self._exporter.get_finished_spans()
 
     @property
@@ -56,9 +56,9 @@ class Traced:
         return found
 
     async def received(self, count: int = 1) -> ReadableSpan:
-        """The span of the last of so many requests: it ends after the client has its reply."""
+        """Return the span of the last of `count` requests. It ends after the client has its reply."""
         async with asyncio.timeout(5):
-            while self.names.count("receive") < count:  # noqa: ASYNC110 - an exporter tells nobody
+            while self.names.count("receive") < count:  # noqa: ASYNC110 - an exporter reports nothing
                 await asyncio.sleep(0)
         return [span for span in self.spans if span.name == "receive"][-1]
 
@@ -98,7 +98,7 @@ def trace_id(span: ReadableSpan) -> int:
     return span.context.trace_id
 
 
-def test_a_request_is_a_trace_of_its_own() -> None:
+def test_a_request_starts_a_trace() -> None:
     async def main() -> None:
         async with traced() as router:
             async with router.client.get("/list_workers", headers={"x-request-id": "me"}) as reply:
@@ -133,7 +133,7 @@ def test_a_request_belongs_to_the_clients_trace() -> None:
 
 
 @pytest.mark.parametrize("odd", ["", "00-xyz", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "é"])
-def test_a_traceparent_that_is_none_is_ignored(odd: str) -> None:
+def test_a_bad_traceparent_is_ignored(odd: str) -> None:
     async def main() -> None:
         async with traced() as router:
             async with router.client.get("/list_workers", headers={"traceparent": odd}) as reply:
@@ -218,7 +218,7 @@ def test_ids_are_matched_and_not_encoded() -> None:
     asyncio.run(main())
 
 
-def test_the_worker_is_told_of_the_attempt_and_not_of_the_caller() -> None:
+def test_the_worker_gets_the_attempt_as_its_parent() -> None:
     async def main() -> None:
         async with serving(EchoWorker()) as url, traced([url]) as router:
             headers = {"traceparent": TRACEPARENT, "tracestate": "vendor=1", "baggage": "run=7"}
@@ -258,7 +258,7 @@ def test_without_tracing_the_clients_traceparent_passes() -> None:
 
 
 class Collector:
-    """Takes spans as an OTLP collector does."""
+    """Takes spans like an OTLP collector."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -323,7 +323,7 @@ def test_another_endpoint_is_refused(given: str) -> None:
         TraceConfig(endpoint=given)
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an import finds it: a name that is None in `sys.modules` cannot be imported."""
     monkeypatch.delitem(sys.modules, "router.observability.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)

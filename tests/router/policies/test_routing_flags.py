@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from router.config import CacheAwareConfig, RouterConfig
-from router.engines.sglang.worker_request import route_prompt
 from router.errors import BadRequestError
 from router.flags import config_from_args, parser
 
@@ -63,41 +62,3 @@ def test_manual_has_a_flag_for_idle_keys() -> None:
 def test_flags_that_the_policy_would_ignore_are_refused(flags: tuple[str, ...]) -> None:
     with pytest.raises(BadRequestError, match=f"{flags[0]}.*cache_aware"):
         parse_config((*PLAIN, "--policy", "round_robin", *flags))
-
-
-@pytest.mark.parametrize(
-    ("body", "text", "ids"),
-    [
-        (b'{"text": "a"}', "a", None),
-        (b'{"text": ["a", "b"]}', "a", None),
-        (b'{"input_ids": [1, 2]}', None, [1, 2]),
-        (b'{"input_ids": [2147483648, 4294967295]}', None, [1 << 31, (1 << 32) - 1]),
-        (b'{"input_ids": [[1, 2], [3]], "other": {}}', None, [1, 2]),
-        (b'{"input_ids": [1, [2]]}', None, None),
-        (b'{"input_ids": [[], [1]]}', None, None),
-        (b'{"input_ids": [4294967296]}', None, None),
-        (b'{"input_ids": [-1]}', None, None),
-        (b'{"text": "", "input_ids": []}', None, None),
-        (b'{"text": []}', None, None),
-        (b'{"text": 5}', None, None),
-        (b'{"text": "\xff"}', None, None),
-        (b"[" * 100_000, None, None),
-        (b"", None, None),
-    ],
-)
-def test_the_prompt_of_a_body(body: bytes, text: str | None, ids: list[int] | None) -> None:
-    assert route_prompt(body)[:2] == (text, ids)
-
-
-@pytest.mark.parametrize(
-    ("body", "alone"),
-    [
-        (b'{"text": "a"}', True),
-        (b'{"text": ["a", "b"]}', False),
-        (b'{"text": ["a"]}', False),
-        (b'{"input_ids": [1, 2]}', True),
-        (b'{"input_ids": [[1, 2]]}', False),
-    ],
-)
-def test_whether_a_prompt_is_the_only_one(body: bytes, alone: bool) -> None:
-    assert route_prompt(body).alone is alone

@@ -1,4 +1,4 @@
-"""Where workers may be."""
+"""The networks that workers may be in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def allowed(*networks: str) -> AllowedWorkers:
     ("networks", "url", "inside"),
     [
         ((), "http://203.0.113.9:1", True),
-        ((), "http://no-such-host.invalid:1", True),  # nobody looks
+        ((), "http://no-such-host.invalid:1", True),  # no lookup
         (("10.0.0.0/8",), "http://10.1.2.3:30001", True),
         (("10.0.0.0/8",), "https://10.1.2.3", True),
         (("10.0.0.0/8",), "http://11.1.2.3:30001", False),
@@ -44,8 +44,8 @@ def allowed(*networks: str) -> AllowedWorkers:
         (("10.0.0.0/8",), "http://no-such-host.invalid:1", False),
     ],
 )
-def test_all_that_a_name_stands_for_is_inside(networks: tuple[str, ...], url: str, inside: bool) -> None:
-    """And the same at the start and later."""
+def test_all_addresses_of_a_name_must_be_inside(networks: tuple[str, ...], url: str, inside: bool) -> None:
+    """With and without an event loop."""
     rule = allowed(*networks)
     if inside:
         rule.check_now(url)
@@ -58,7 +58,7 @@ def test_all_that_a_name_stands_for_is_inside(networks: tuple[str, ...], url: st
 
 
 @pytest.mark.parametrize("network", ["", "10.0.0.1/8", "10.0.0.0/33", "example.org", "10.*"])
-def test_what_is_no_network(network: str) -> None:
+def test_a_wrong_network_is_refused(network: str) -> None:
     with pytest.raises(BadRequestError, match="--worker-allow"):
         WorkersConfig(allow=(network,))
 
@@ -84,8 +84,8 @@ def test_a_worker_outside_is_not_added(path: str) -> None:
     asyncio.run(main())
 
 
-def test_a_name_is_judged_again_at_each_connection() -> None:
-    """Whoever owns it may give it another address once it is let in; its connections are refused, and nothing is sent."""
+def test_addresses_are_checked_again_at_each_connection() -> None:
+    """The owner of a name may change its address after the admission: then connections fail, and nothing is sent."""
 
     async def main() -> None:
         worker, inside = EchoWorker(), True
@@ -104,7 +104,7 @@ def test_a_name_is_judged_again_at_each_connection() -> None:
     asyncio.run(main())
 
 
-def test_what_is_permitted_is_what_may_be_added() -> None:
+def test_permits_agrees_with_check() -> None:
     within = allowed("10.0.0.0/8", "::1")
     assert within.permits("10.1.1.1")
     assert within.permits("::ffff:10.1.1.1")

@@ -1,4 +1,4 @@
-"""The circuit breaker of one worker, against the plainest account of what it should do."""
+"""The circuit breaker, against an oracle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def opened() -> tuple[Breaker, Clock]:
     return breaker, clock
 
 
-def test_failures_in_a_row_open_it_and_a_success_in_between_does_not() -> None:
+def test_failures_in_a_row_open_it_and_a_success_resets_the_count() -> None:
     breaker = Breaker(CONFIG, Clock())
     for one in "ffsff":
         breaker.failed() if one == "f" else breaker.succeeded()
@@ -63,7 +63,7 @@ def test_a_failed_trial_opens_it_again_for_the_whole_time() -> None:
     assert breaker.seconds_left == 10.0
 
 
-def test_a_trial_that_tells_nothing_makes_way_for_the_next() -> None:
+def test_a_trial_without_a_result_allows_the_next() -> None:
     breaker, clock = opened()
     clock.now = 10.0
     breaker.begin()
@@ -72,7 +72,7 @@ def test_a_trial_that_tells_nothing_makes_way_for_the_next() -> None:
     assert breaker.state is BreakerState.HALF_OPEN
 
 
-def test_one_that_is_turned_off_never_opens() -> None:
+def test_a_disabled_breaker_never_opens() -> None:
     breaker = Breaker(BreakerConfig(failure_threshold=1, enabled=False), Clock())
     breaker.failed()
     assert breaker.allows
@@ -80,11 +80,11 @@ def test_one_that_is_turned_off_never_opens() -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from(["begin", "over", "good", "bad", "wait"]), max_size=60))
-def test_whatever_happens_it_does_what_its_history_says(steps: list[str]) -> None:
-    """The oracle keeps all that happened, and reads the state off that."""
+def test_the_state_follows_from_the_history(steps: list[str]) -> None:
+    """The oracle keeps all events and derives the state from them."""
     clock = Clock()
-    told: list[BreakerState] = []
-    breaker = Breaker(CONFIG, clock, told.append)
+    changes: list[BreakerState] = []
+    breaker = Breaker(CONFIG, clock, changes.append)
     state, run, opened_at, trial = "closed", 0, 0.0, False
     for step in steps:
         allowed = state == "closed" or (not trial and (state == "half_open" or clock.now >= opened_at + 10))
@@ -110,4 +110,4 @@ def test_whatever_happens_it_does_what_its_history_says(steps: list[str]) -> Non
             run = run + 1 if state == "closed" else run
             if state == "half_open" or (state == "closed" and run >= 3):
                 state, run, opened_at = "open", 0, clock.now
-    assert all(before is not after for before, after in itertools.pairwise(told))
+    assert all(before is not after for before, after in itertools.pairwise(changes))

@@ -151,7 +151,7 @@ def test_workers_that_never_answered_are_the_last_resort() -> None:
     assert starting in pool.routable
 
 
-def test_quarantined_workers_get_nothing_and_the_error_says_so() -> None:
+def test_quarantined_workers_get_no_requests_and_the_error_says_so() -> None:
     pool = make_pool(1)
     for _ in range(3):
         pool.probed(pool.list()[0], "connection refused")
@@ -160,7 +160,7 @@ def test_quarantined_workers_get_nothing_and_the_error_says_so() -> None:
     assert dict(caught.value.headers)["retry-after"] == "10"
 
 
-def test_a_quarantined_worker_that_was_not_there_is_worth_a_try_and_one_that_hangs_is_not() -> None:
+def test_a_last_resort_is_a_quarantined_worker_that_was_absent_but_not_one_that_hangs() -> None:
     pool = make_pool(2)
     gone, hung = pool.list()
     for _ in range(3):
@@ -221,22 +221,22 @@ def test_limits_hold_for_all_and_for_each() -> None:
         pool.lease(QUERY, exclude={worker.id for worker in pool.list() if worker.inflight < 2})
 
 
-def test_room_is_told_of() -> None:
+def test_room_is_reported() -> None:
     pool = make_pool(1)
-    told: list[int] = []
-    pool.on_room = lambda: told.append(1)
+    calls: list[int] = []
+    pool.on_room = lambda: calls.append(1)
     lease = pool.lease(QUERY)
-    assert not told
+    assert not calls
     lease.release()
-    assert len(told) == 1
+    assert len(calls) == 1
     pool.probed(pool.add("http://new:1"), None)
-    assert len(told) == 3
+    assert len(calls) == 3
 
 
-def test_the_version_gate_keeps_out_who_is_at_other_weights() -> None:
+def test_the_version_gate_excludes_workers_at_other_weights() -> None:
     pool = make_pool(3, health=HealthConfig(version_gate=True))
     one, two, three = pool.list()
-    assert len(pool.routable) == 3, "nobody has set a version here"
+    assert len(pool.routable) == 3, "no version was set"
     pool.new_version("7", {one.id, two.id})
     assert pool.routable == (one, two)
     with pytest.raises(NoWorkerError, match="has weight version None, not '7'"):
@@ -248,11 +248,11 @@ def test_the_version_gate_keeps_out_who_is_at_other_weights() -> None:
     pool.probed(two, None, "default")
     assert pool.routable == (one, three), "it came back with the weights of its disk"
     pool.new_version("8", set())
-    assert pool.version == "7", "nobody took it"
+    assert pool.version == "7", "no worker took it"
 
 
-def test_a_worker_that_was_not_there_may_come_back_with_other_weights() -> None:
-    """One bad probe leaves it routable; but what comes up there is not what was told of its weights."""
+def test_an_absent_worker_may_come_back_with_other_weights() -> None:
+    """One bad probe leaves it routable, but its weight version is unknown."""
     pool = make_pool(2, health=HealthConfig(version_gate=True))
     one, two = pool.list()
     pool.new_version("7", {one.id, two.id})
@@ -264,7 +264,7 @@ def test_a_worker_that_was_not_there_may_come_back_with_other_weights() -> None:
     assert pool.routable == (one, two)
 
 
-def test_without_the_gate_versions_are_only_shown() -> None:
+def test_without_the_gate_versions_are_only_informative() -> None:
     pool = make_pool(2)
     pool.new_version("7", {pool.list()[0].id})
     assert len(pool.routable) == 2

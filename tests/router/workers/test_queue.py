@@ -1,4 +1,4 @@
-"""The queue in front of the workers."""
+"""The queue of requests for which no worker has room."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def lined_up(queue: RequestQueue, key: Key, **options: Any) -> asyncio.Tas
     return task
 
 
-def test_while_there_is_room_nobody_waits() -> None:
+def test_no_request_waits_while_there_is_room() -> None:
     async def main() -> None:
         queue = make(2)
         assert {(await queue.lease(("", ""), QUERY)).worker.url for _ in range(2)} == {"http://w0:1", "http://w1:1"}
@@ -43,7 +43,7 @@ def test_while_there_is_room_nobody_waits() -> None:
 
 
 def test_lines_take_turns_and_each_is_in_order() -> None:
-    """One client with many requests does not keep another one waiting for all of them."""
+    """A client with many requests does not make another client wait for all of them."""
 
     async def main() -> None:
         queue = make(size=10)
@@ -64,7 +64,7 @@ def test_lines_take_turns_and_each_is_in_order() -> None:
     asyncio.run(main())
 
 
-def test_nobody_who_comes_later_passes_those_who_wait() -> None:
+def test_a_later_request_does_not_overtake_waiting_ones() -> None:
     async def main() -> None:
         queue = make(size=10)
         lease = await queue.lease(("", ""), QUERY)
@@ -97,7 +97,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     asyncio.run(main())
 
 
-def test_who_waits_too_long_is_told_so() -> None:
+def test_a_request_that_waits_too_long_gets_an_error() -> None:
     async def main() -> None:
         queue = make(timeout=0.01)
         lease = await queue.lease(("", ""), QUERY)
@@ -111,8 +111,8 @@ def test_who_waits_too_long_is_told_so() -> None:
     asyncio.run(main())
 
 
-def test_room_at_another_worker_does_not_help_who_was_there_already() -> None:
-    """And does not keep the others from it."""
+def test_a_request_is_passed_over_if_room_is_only_at_workers_it_has_tried() -> None:
+    """Requests behind it get that room."""
 
     async def main() -> None:
         queue = make(2)
@@ -135,7 +135,7 @@ def test_room_at_another_worker_does_not_help_who_was_there_already() -> None:
     asyncio.run(main())
 
 
-def test_a_worker_that_comes_makes_room() -> None:
+def test_a_new_worker_makes_room() -> None:
     async def main() -> None:
         queue = make(1)
         await queue.lease(("", ""), QUERY)
@@ -147,8 +147,8 @@ def test_a_worker_that_comes_makes_room() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_lease_is_lost_whoever_leaves_when(seed: int) -> None:
-    """Requests come, are cancelled at any moment, and give back; at the end nothing is held and nobody waits."""
+def test_no_lease_is_lost_when_requests_leave(seed: int) -> None:
+    """Requests arrive, are cancelled at any moment, and release; at the end nothing is held and none waits."""
     draw = random.Random(seed)
 
     async def main() -> None:

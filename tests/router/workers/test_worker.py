@@ -53,7 +53,7 @@ BAD_URLS = [
 
 
 @pytest.mark.parametrize(("url", "reason"), BAD_URLS)
-def test_bad_urls_are_told_what_is_wrong(url: str, reason: str) -> None:
+def test_the_error_of_a_bad_url_says_what_is_wrong(url: str, reason: str) -> None:
     with pytest.raises(BadRequestError, match=reason):
         normalize_url(url)
 
@@ -77,14 +77,14 @@ def test_only_steps_of_the_table_are_taken() -> None:
                     worker.move_to(after)
 
 
-def test_repr_tells_the_state() -> None:
+def test_repr_shows_the_state() -> None:
     worker = Worker("http://a:1")
     worker.inflight = 3
     assert repr(worker) == "<Worker http://a:1 starting inflight=3>"
 
 
 def walk(probes: str, config: HealthConfig | None = None) -> list[str]:
-    """The states after each probe, `+` a good one and `-` a bad one."""
+    """Return the state after each probe; `+` is a good one, `-` a bad one."""
     worker, states = Worker("http://a:1"), []
     for sign in probes:
         before = worker.state
@@ -107,7 +107,7 @@ def test_thresholds_are_as_configured() -> None:
     assert walk("+-+", config) == ["healthy", "quarantined", "healthy"]
 
 
-def test_probes_do_not_bring_back_what_is_leaving() -> None:
+def test_probes_do_not_bring_a_draining_worker_back() -> None:
     worker = Worker("http://a:1")
     worker.move_to(WorkerState.DRAINING)
     assert not worker.probed(None, HealthConfig())
@@ -123,7 +123,7 @@ def test_a_suspect_still_gets_requests_and_a_quarantined_worker_none() -> None:
 
 
 @pytest.mark.parametrize("absent", [True, False])
-def test_a_breaker_forgets_a_process_that_has_ended_and_not_one_that_hung(absent: bool) -> None:
+def test_a_breaker_is_reset_for_a_new_process_and_not_after_a_hang(absent: bool) -> None:
     worker = Worker("http://a:1", Breaker(BreakerConfig(failure_threshold=1)))
     worker.probed(None, HealthConfig())
     worker.breaker.failed()

@@ -1,4 +1,4 @@
-"""How a policy hears of replies that nobody else reads."""
+"""The starts of replies, which a policy learns."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_several_samples_of_one_prompt() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"text": 5}', b'{"embedding": [1.0]}', b"[" * 100_000, b'{"text": "\xff"}']
 )
-def test_what_is_no_reply_is_passed_over(body: bytes) -> None:
+def test_a_body_that_is_no_reply_is_ignored(body: bytes) -> None:
     heard, told = listener()
     whole(body, told, ids=False)
     whole(body, told, ids=True)
@@ -90,8 +90,8 @@ def events(form: str, words: list[str], index: int | None = None) -> list[bytes]
 @pytest.mark.parametrize("form", ["cumulative", "incremental"])
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 @pytest.mark.parametrize("ids", [False, True])
-def test_a_stream_is_told_of_once_and_before_its_last_event_has_gone_on(form: str, size: int, ids: bool) -> None:
-    """Wherever its chunks end."""
+def test_a_stream_is_reported_once_and_before_its_last_event_goes_on(form: str, size: int, ids: bool) -> None:
+    """With any chunking."""
     heard, told = listener()
     words = [f" word{number}" for number in range(5)]
     stream = watched(told, ids=ids, enough=100)
@@ -103,7 +103,7 @@ def test_a_stream_is_told_of_once_and_before_its_last_event_has_gone_on(form: st
     assert len(heard) == 1
 
 
-def test_of_a_long_stream_the_beginning_is_enough() -> None:
+def test_the_start_of_a_long_stream_is_enough() -> None:
     heard, told = listener()
     stream = watched(told, ids=True, enough=3)
     for event in events("cumulative", ["a"] * 10):
@@ -111,7 +111,7 @@ def test_of_a_long_stream_the_beginning_is_enough() -> None:
     assert heard == [[0, 1, 2]]
 
 
-def test_samples_whose_events_are_mixed() -> None:
+def test_mixed_events_of_several_samples() -> None:
     heard, told = listener()
     stream = watched(told, ids=False, enough=100)
     for pair in zip(events("cumulative", ["a", "b"], 0), events("cumulative", ["c", "d"], 1), strict=True):
@@ -120,7 +120,7 @@ def test_samples_whose_events_are_mixed() -> None:
     assert heard == ["ab", "cd"]
 
 
-def test_an_event_that_cannot_be_read_is_nobodys_reply() -> None:
+def test_an_unreadable_event_is_ignored() -> None:
     heard, told = listener()
     stream = watched(told, ids=False, enough=100)
     stream.feed(b'data: {"text": 5}\n\ndata: {"error": "no"}\n\n: comment\n\ndata: [DONE]\n\n')

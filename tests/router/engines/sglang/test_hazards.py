@@ -1,4 +1,4 @@
-"""Which patterns can be searched with: what Python says that compiles them."""
+"""Hazards: patterns are faulty exactly if Python cannot compile them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compiles(pattern: str) -> bool:
     return True
 
 
-def test_what_does_not_compile_has_a_fault() -> None:
+def test_a_pattern_that_does_not_compile_has_a_fault() -> None:
     chance = random.Random(7)
     patterns = ["".join(chance.choices(PIECES, k=chance.randint(1, 7))) for _ in range(20_000)]
     good = [pattern for pattern in patterns if compiles(pattern)]
@@ -83,7 +83,7 @@ def test_what_does_not_compile_has_a_fault() -> None:
         ("\\", "bad escape"),
     ],
 )
-def test_a_fault_is_told(pattern: str, says: str) -> None:
+def test_a_fault_has_a_reason(pattern: str, says: str) -> None:
     assert says in str(pattern_fault(pattern))
 
 

@@ -1,7 +1,7 @@
-"""JSON that is nested without end: an error of whoever sent it, at any depth, and never one of the router's.
+"""Deeply nested JSON is an error of its sender at any depth, and never one of the router.
 
-How deep is too deep depends on how deep the interpreter is in calls of its own: a depth that is just readable in one place is
-not in another one. Hence the many depths around the limit.
+The limit depends on the depth of the interpreter's own calls, so a depth that is readable in one place is not in another. Hence
+the many depths around the limit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize("request_body", REQUESTS)
 def test_a_request(request_body: bytes) -> None:
-    """Is read, or is a bad one; and so is the attempt that is made of it."""
+    """A request is read or refused, and so is the worker request made of it."""
     for nest in NESTS:
         body = request_body.replace(b"%b", nest)
         readable = False
@@ -79,7 +79,7 @@ REPLIES = [
 
 @pytest.mark.parametrize("reply", REPLIES)
 def test_a_reply(reply: bytes) -> None:
-    """Is read, or is unreadable: no client loses one to that."""
+    """A reply is read or unreadable; no client loses a reply because of it."""
     for nest in NESTS:
         body = reply.replace(b"%b", nest)
         for read in (read_reply, lambda raw: split_list(raw, 1), lambda raw: edit_meta(raw, drop=frozenset({"x"}))):
@@ -113,7 +113,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("path", "call"), CALLS)
 def test_a_call(path: str, call: bytes) -> None:
-    """400 where it is too deep. (Where it is not, there is no worker to send it to.)"""
+    """A call that is nested too deeply is answered with 400. (Otherwise there is no worker to call.)"""
 
     async def main() -> None:
         async with running(server=ServerConfig(api_keys=("k",))) as router:

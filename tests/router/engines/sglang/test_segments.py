@@ -1,4 +1,4 @@
-"""`prompt_segments` as they are read, and what a worker gets in their place. No server, no tokenizer."""
+"""`prompt_segments`: reading them, and what a worker gets instead. Without a server or a tokenizer."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_segments_are_read_in_every_form(written: Any, segments: list[list[Segme
     assert (asked.texts, asked.ids, asked.unrecordable) == (None, None, None)
 
 
-def test_lists_of_segments_are_told_apart_with_white_space_in_them() -> None:
+def test_white_space_does_not_hide_a_batch_of_segments() -> None:
     assert GenerateRequest.parse(b'{"prompt_segments": \n[ \t[{"ids": [1]}]]}').batch
     assert not GenerateRequest.parse(b'{"prompt_segments": [ {"ids": [ 1]}]}').batch
 
 
-def test_null_segments_are_none() -> None:
+def test_null_segments_count_as_absent() -> None:
     assert request(text="a", prompt_segments=None).texts == ["a"]
     nulls = request(prompt_segments=MIXED, text=None, input_ids=None, input_embeds=None)
     assert nulls.segments == [["a", [1, 2], "b"]]
@@ -86,7 +86,7 @@ def test_null_segments_are_none() -> None:
         ([{"ids": [[1]]}], "`$[0].ids[0]`"),
     ],
 )
-def test_segments_that_are_none_are_refused_and_named(written: Any, says: str) -> None:
+def test_invalid_segments_are_refused_by_name(written: Any, says: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         request(prompt_segments=written)
     assert says in caught.value.message
@@ -95,7 +95,7 @@ def test_segments_that_are_none_are_refused_and_named(written: Any, says: str) -
 
 @pytest.mark.parametrize("key", ["text", "input_ids", "input_embeds"])
 def test_a_prompt_beside_segments_is_refused(key: str) -> None:
-    """Ids win over a text, as with SGLang; but segments are a text and ids at once, and nobody can tell what is meant."""
+    """Ids win over a text, as with SGLang. But segments are text and ids at once, so the request is ambiguous."""
     others = {"text": "a", "input_ids": [1], "input_embeds": [[0.5]]}
     with pytest.raises(BadRequestError) as caught:
         request(prompt_segments=MIXED, **{key: others[key]})
@@ -104,12 +104,12 @@ def test_a_prompt_beside_segments_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("text", [rb"a\ud800", rb"\udc00", rb"\ud83d \ude00"])
-def test_half_a_surrogate_is_no_text(text: bytes) -> None:
+def test_a_lone_surrogate_is_no_text(text: bytes) -> None:
     with pytest.raises(BadRequestError):
         GenerateRequest.parse(b'{"prompt_segments": [{"text": "%b"}]}' % text)
 
 
-def test_lists_of_a_batch_are_held_against_its_prompts() -> None:
+def test_lists_of_a_batch_must_fit_its_prompts() -> None:
     with pytest.raises(BadRequestError, match="`lora_path` is a list of 1: give one for each of 2 prompts"):
         request(prompt_segments=[MIXED, MIXED], lora_path=["x"])
     with pytest.raises(BadRequestError, match="there is one prompt"):
@@ -119,7 +119,7 @@ def test_lists_of_a_batch_are_held_against_its_prompts() -> None:
 
 
 @pytest.mark.parametrize(("batch", "ids"), [(False, [[5, 6]]), (True, [[5, 6]]), (True, [[5], [6]])])
-def test_a_worker_gets_ids_in_the_place_of_segments(batch: bool, ids: list[list[int]]) -> None:
+def test_a_worker_gets_ids_instead_of_segments(batch: bool, ids: list[list[int]]) -> None:
     asked = request(
         prompt_segments=[MIXED] * len(ids) if batch else MIXED, text=None, unheard_of=[1.5], sampling_params={"n": 1}
     ).assembled(ids)
@@ -132,7 +132,7 @@ def test_a_worker_gets_ids_in_the_place_of_segments(batch: bool, ids: list[list[
     }
 
 
-def test_what_is_not_recorded_goes_on_as_ids_too() -> None:
+def test_unrecorded_segments_are_sent_as_ids_too() -> None:
     asked = request(
         prompt_segments=MIXED, image_data="x", sampling_params={"n": None}, return_logprob=True, top_logprobs_num=1
     )

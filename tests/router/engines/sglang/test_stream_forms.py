@@ -1,4 +1,4 @@
-"""A stream whose events change their form: what each of them says is told by its numbers, and by nothing else."""
+"""Streams whose events change their form: only the numbers of an event show its form."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def event(text: str, ids: list[int], completed: int, logprobs: list[float] | Non
     }
     if logprobs is not None:
         meta["output_token_logprobs"] = [[value, number, None] for value, number in zip(logprobs, ids, strict=True)]
-    # As SGLang prints it: without white space.
+    # SGLang prints it without white space.
     return json.dumps({"text": text, "output_ids": ids, "meta_info": meta}, separators=(",", ":")).encode()
 
 
 @pytest.mark.parametrize("logprobs", [True, False], ids=["logprobs", "no logprobs"])
-def test_a_delta_that_begins_like_all_before_it_is_a_delta(logprobs: bool) -> None:
-    """`ab`, then `abc`, whose bytes begin like a cumulative event's; but five tokens are complete, and these are three."""
+def test_a_delta_that_starts_like_the_whole_text_is_a_delta(logprobs: bool) -> None:
+    """`ab`, then `abc`, which starts like a cumulative event; but five tokens are complete, and these are three."""
     reply = StreamedReply()
     values = [-1.0, -2.0, -3.0]
     given = values if logprobs else None
@@ -42,8 +42,8 @@ def test_a_delta_that_begins_like_all_before_it_is_a_delta(logprobs: bool) -> No
 
 
 @pytest.mark.parametrize("logprobs", [True, False], ids=["logprobs", "no logprobs"])
-def test_a_cumulative_event_adds_what_it_has_more(logprobs: bool) -> None:
-    """The same bytes with three complete tokens are all of the reply."""
+def test_a_cumulative_event_adds_only_its_new_part(logprobs: bool) -> None:
+    """The same bytes with three complete tokens are the whole reply."""
     reply = StreamedReply()
     for count, text in ((1, "a"), (2, "ab"), (3, "abc")):
         given = [-float(number) for number in range(1, count + 1)] if logprobs else None

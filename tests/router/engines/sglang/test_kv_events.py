@@ -1,4 +1,4 @@
-"""SGLang's batches of KV events, and where it says that it publishes them."""
+"""SGLang's batches of KV events, and the sources that publish them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TestBatches:
         assert removed.block_hashes == [1]
         assert isinstance(cleared, AllBlocksCleared)
 
-    def test_what_a_newer_worker_adds_is_left_alone(self) -> None:
+    def test_unknown_fields_of_newer_workers_are_ignored(self) -> None:
         batch = read_batch(encode([1.0, [{**SEEN, "lora_name": "x", "newer": 1}], 0, "newer"]))
         (event,) = batch.events
         assert isinstance(event, BlockStored)
@@ -98,7 +98,7 @@ class TestBatches:
 
 class TestParts:
     @given(count=st.integers(1, 40), size=st.integers(1, 4), most=st.integers(1, 12), parent=st.none() | st.just(-5))
-    def test_they_continue_each_other(self, count: int, size: int, most: int, parent: int | None) -> None:
+    def test_parts_continue_each_other(self, count: int, size: int, most: int, parent: int | None) -> None:
         whole = BlockStored(list(range(count)), parent, list(range(count * size)), size, None, "GPU", "salt")
         found = [part for part in parts(whole, most) if isinstance(part, BlockStored)]
         assert [own for part in found for own in part.block_hashes] == whole.block_hashes
@@ -110,13 +110,13 @@ class TestParts:
             assert (part.block_size, part.medium, part.cache_salt) == (size, "GPU", "salt")
 
     @pytest.mark.parametrize("ids", [[1], list(range(100))])
-    def test_what_contradicts_itself_still_does(self, ids: list[int]) -> None:
+    def test_a_malformed_event_stays_malformed(self, ids: list[int]) -> None:
         *_, last = parts(BlockStored([1, 2, 3], None, list(ids), 2), 2)
         assert isinstance(last, BlockStored)
         assert len(last.token_ids) != 2 * len(last.block_hashes)
 
     @pytest.mark.parametrize("event", [AllBlocksCleared(), BlockRemoved(list(range(9)))])
-    def test_others_stay_whole(self, event: BlockRemoved | AllBlocksCleared) -> None:
+    def test_other_events_are_not_split(self, event: BlockRemoved | AllBlocksCleared) -> None:
         assert list(parts(event, 2)) == [event]
 
 
@@ -143,13 +143,13 @@ class TestSources:
     @pytest.mark.parametrize(
         ("url", "host"), [("http://[::1]:30001", "[::1]"), ("https://gpu-7.example", "gpu-7.example")]
     )
-    def test_it_is_the_host_of_the_workers_url(self, url: str, host: str) -> None:
+    def test_the_host_is_that_of_the_workers_url(self, url: str, host: str) -> None:
         told = {**DESCRIBED, "endpoint_host": "169.254.169.254"}
         source = kv_source(url, json.dumps({"kv_events": told}).encode())
         assert source is not None
         assert source.endpoint(0) == f"tcp://{host}:5557"
 
-    def test_an_older_worker_tells_its_flag(self) -> None:
+    def test_an_older_worker_is_read_by_its_flag(self) -> None:
         flag = {"publisher": "zmq", "endpoint": "tcp://*:6000", "replay_endpoint": "tcp://*:6100", "topic": "kv"}
         info = {"kv_events_config": json.dumps(flag), "dp_size": 2, "page_size": 16}
         assert kv_source(URL, json.dumps(info).encode()) == KvSource("10.0.0.7", 6000, "kv", 2, 6100)
@@ -172,8 +172,8 @@ class TestSources:
             [],
         ],
     )
-    def test_one_that_does_not_publish_has_none(self, info: Any) -> None:
+    def test_a_worker_that_does_not_publish_has_no_source(self, info: Any) -> None:
         assert kv_source(URL, json.dumps(info).encode()) is None
 
-    def test_an_answer_that_is_none(self) -> None:
+    def test_an_invalid_answer_has_no_source(self) -> None:
         assert kv_source(URL, b"") is kv_source(URL, b"\xff") is kv_source("nonsense", b"{}") is None

@@ -1,0 +1,101 @@
+"""A pool with health checks, and servers for it to probe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.config import HealthConfig
+from router.http.upstream import AiohttpUpstream
+from router.policies.least_inflight import LeastInflight
+from router.workers.admission import Admission
+from router.workers.health import HealthChecks
+from router.workers.pool import WorkerPool
+from router.workers.probe import Prober
+from router.workers.worker import Worker, WorkerState
+from tests.router.conftest import answer
+
+QUICK = HealthConfig(interval=0.01, timeout=5.0)
+
+
+class AnsweringServer:
+    """A server with an answer (status or body) per path. It answers nothing while its gate is closed."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = {f"/{path}": found for path, found in answers.items()}
+        self.asked: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        self.asked.append(scope["path"])
+        await self.gate.wait()
+        found = self.answers.get(scope["path"], 404)
+        await answer(send, found if isinstance(found, int) else 200, msgspec.json.encode(found))
+
+
+class Watched:
+    """A pool with its admission and its health checks."""
+
+    def __init__(self, upstream: AiohttpUpstream, config: HealthConfig, patience: float) -> None:
+        self.pool = WorkerPool(LeastInflight(), health=config)
+        prober = Prober(upstream, seconds=config.timeout)
+        self.probes: list[bool] = []
+        self.checks = HealthChecks(self.pool, prober, config, self.probes.append)
+        self.admission = Admission(self.pool, prober, self.checks, startup_patience=patience)
+
+    async def until(self, worker: Worker, state: WorkerState) -> None:
+        async with asyncio.timeout(10):
+            while worker.state is not state:  # noqa: ASYNC110 - a pool is synchronous and reports no changes
+                await asyncio.sleep(0.001)
+
+    async def until_version(self, worker: Worker, version: str) -> None:
+        async with asyncio.timeout(10):
+            while worker.version != version:  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def watching(config: HealthConfig = QUICK, patience: float = 1.0) -> AsyncIterator[Watched]:
+    async with AiohttpUpstream(connect_timeout=1) as upstream:
+        watched = Watched(upstream, config, patience)
+        try:
+            yield watched
+        finally:
+            await watched.checks.close()
+
+
+def states(watched: Watched) -> list[tuple[str, str]]:
+    return [(worker.url, worker.state.value) for worker in watched.pool.list()]
+
+
+PAGE = b"<!DOCTYPE HTML><title>Directory listing</title>"
+JSON_404 = b'{"detail":"Not Found"}'
+
+
+def web_server(get: tuple[int, bytes], post: tuple[int, bytes]) -> ASGIApp:
+    """Return a server that answers every GET in one way, and every POST in one."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await answer(send, *(get if scope["method"] == "GET" else post))
+
+    return app
+
+
+NO_ENGINES = {
+    "files": ((404, PAGE), (501, PAGE)),
+    "pages": ((200, PAGE), (405, b"")),
+    "one page for everything": ((200, PAGE), (200, PAGE)),
+    "an API": ((404, JSON_404), (404, JSON_404)),
+    "TLS on this port": ((400, PAGE), (400, PAGE)),
+    "a redirect": ((302, b""), (302, b"")),
+    "no GET": ((501, PAGE), (404, b"")),
+}
