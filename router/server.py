@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 
 from router.app import RouterApp
-from router.config import ServerConfig
+from router.config.server import ServerConfig
 from router.errors import BadRequestError
 from router.http.connection import Limits, limited_by
 from router.http.descriptors import connections_for, raise_limit

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Protocol
 
-from router.config import TraceConfig
+from router.config.server import TraceConfig
 from router.errors import BadRequestError
 from router.http.asgi import HeaderList
 

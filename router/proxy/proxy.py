@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from router.config import WorkersConfig
+from router.config.workers import WorkersConfig
 from router.engines.events import END_BYTES, has_ended
 from router.engines.sglang.beginnings import ReplyBeginnings
 from router.engines.sglang.outcome import is_error, refusal_status
