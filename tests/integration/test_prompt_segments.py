@@ -19,7 +19,7 @@ from middleware_hub.hub import Hub
 from router.app import create_app
 from router.config import AbortConfig, RouterConfig, WorkersConfig
 from router.embedded.engine.records import GenerationRecord
-from tests.conftest import MORE
+from tests.conftest import examples
 from tests.support.asking import assert_kept, counted
 from tests.support.client import Answer
 from tests.support.oracle import Speller
@@ -430,7 +430,7 @@ def assert_explained(found: Json, record: GenerationRecord, known: list[Known], 
 
 
 @settings(
-    max_examples=40 * (MORE or 1),
+    max_examples=examples(40),
     deadline=None,
     phases=FEWER,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],

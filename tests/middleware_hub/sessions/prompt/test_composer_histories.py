@@ -28,6 +28,7 @@ from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import RadixConfig, RouterConfig, SessionsConfig
 from router.errors import ClientDisconnectedError
 from router.plugins import MiddlewareContext
+from tests.conftest import examples
 from tests.support import templates
 from tests.support.agents import TOOLS
 from tests.support.vocabularies import load, vocabulary
@@ -144,7 +145,7 @@ class Histories(RuleBasedStateMachine):
             self.engine.holds = False
             for gate in self.engine.waiting.values():
                 gate.set()
-            self.do(self.app.store.close())
+            self.do(self.app.registry.close())
             for pending in self.pending:
                 pending.task.cancel()
             self.do(asyncio.sleep(0))
@@ -289,7 +290,7 @@ class Histories(RuleBasedStateMachine):
     def exported_is_what_the_engine_saw(self) -> None:
         if not hasattr(self, "app"):
             return
-        (session,) = self.app.store
+        (session,) = self.app.registry
         session.trie.check()
         status, reply = self.do(self.call("GET", "/sessions/s/trajectories", {}))
         assert status == 200
@@ -331,7 +332,7 @@ def _plain(message: dict[str, Any]) -> Any:
 
 
 Histories.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=examples(25),
     stateful_step_count=25,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink takes minutes
 )
