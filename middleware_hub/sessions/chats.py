@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
@@ -72,25 +73,17 @@ class Chats:
             session.trie.abandon(handle)
 
 
+@dataclass(slots=True)
 class _ChatReply:
     """The reply of one exchange to one client."""
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        session: Session,
-        request: ChatRequest,
-        exchange: Exchange,
-        client: ClientConnection,
-        send: Send,
-    ) -> None:
-        self._dialect = dialect
-        self._session = session
-        self._request = request
-        self._exchange = exchange
-        self._client = client
-        self._send = send
-        self._began = int(time.time())
+    _dialect: Dialect
+    _session: Session
+    _request: ChatRequest
+    _exchange: Exchange
+    _client: ClientConnection
+    _send: Send
+    _began: int = field(default_factory=lambda: int(time.time()))
 
     def _head(self) -> ReplyHead:
         return ReplyHead(self._exchange.generations[0].id, self._began, self._request.model or "default")

@@ -1,4 +1,4 @@
-"""What talks without a session is remembered as far as there is room, the most recent conversations first."""
+"""Chats without a session are remembered as long as there is room, the most recent conversations first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All sessions of a router: found, counted, forgotten in time, and never for want of room before they were exported."""
+"""Sessions are found, counted and forgotten in time, and never dropped for want of room before they were exported."""
 
 from __future__ import annotations
 

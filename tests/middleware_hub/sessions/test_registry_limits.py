@@ -1,4 +1,4 @@
-"""What a store and a session remember, of whom, and for how long: the cases that lie exactly on a limit."""
+"""What the registry and a session remember, for whom and for how long: the cases exactly on a limit."""
 
 from __future__ import annotations
 

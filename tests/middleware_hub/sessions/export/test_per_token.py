@@ -1,4 +1,4 @@
-"""Arrays with a row for each token, joined along a chain; a dictionary of rows is the oracle."""
+"""Arrays with a row for each token, joined along a chain and compared with a dictionary of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is exported of a trie, against an oracle that keeps a list of tokens for every turn.
+"""The export of a trie, compared with an oracle that keeps a list of tokens for every turn.
 
 A turn goes on from an earlier one, and may leave the end of it out: a stop token that the template has no place for, or what
 the client never saw. So of one sampled turn two branches may hold different numbers of tokens.

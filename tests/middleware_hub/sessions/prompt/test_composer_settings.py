@@ -1,4 +1,4 @@
-"""Turns that go on under other tools or options: they are found whatever others do, and what is not spliced is told."""
+"""Turns that continue under other tools or options are found whatever other clients do; what is not spliced has a reason."""
 
 from __future__ import annotations
 

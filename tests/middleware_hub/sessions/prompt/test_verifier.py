@@ -1,4 +1,4 @@
-"""What of a chain has to agree with the template's own text, and what may differ."""
+"""Which text of a chain must agree with the template's rendering, and which may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trie of messages: every kind of fork, and random agent histories against an oracle that keeps full token lists."""
+"""The message trie: every kind of fork, and random agent histories compared with an oracle that keeps full token lists."""
 
 from __future__ import annotations
 

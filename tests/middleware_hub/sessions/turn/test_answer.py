@@ -1,4 +1,4 @@
-"""`parallel_tool_calls: false`: a client that wants one call in a turn is told of one, whatever the model sampled."""
+"""`parallel_tool_calls: false`: a client that wants one call in a turn gets one, whatever the model sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same request sent again, at every moment of the first one's life; and what is kept of it, and for how long."""
+"""The same request sent again at every moment of the first one's life; what is kept of it, and for how long."""
 
 from __future__ import annotations
 

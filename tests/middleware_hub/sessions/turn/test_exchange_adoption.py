@@ -1,4 +1,4 @@
-"""An orphan that was adopted has a client again: it is neither given up nor given to anybody else."""
+"""An adopted orphan has a client again: it is neither given up nor given to another client."""
 
 from __future__ import annotations
 

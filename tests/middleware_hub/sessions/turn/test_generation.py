@@ -1,4 +1,4 @@
-"""How a generation ends, and what of it stays; told by an engine that does as it is told."""
+"""How a generation ends and what is kept of it, with a scripted engine."""
 
 from __future__ import annotations
 

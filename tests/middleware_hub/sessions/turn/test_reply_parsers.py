@@ -1,4 +1,4 @@
-"""A turn that is read in several goes is what it is in one."""
+"""A turn that is sampled in several pieces parses like one that is sampled at once."""
 
 from __future__ import annotations
 
