@@ -59,9 +59,10 @@ class RadixMetrics:
         )
         registry.register(_TreeCollector(tree))
 
-    def matched(self, kind: str) -> None:
-        """A prompt was matched in this way; or this is to be known about its match."""
-        self._matches(kind).inc()
+    def matched(self, *kinds: str) -> None:
+        """Count how a prompt was matched, and what is to be known about its match."""
+        for kind in kinds:
+            self._matches(kind).inc()
 
 
 class _TreeCollector(Collector):

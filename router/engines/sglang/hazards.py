@@ -63,10 +63,10 @@ def check(
         _check_batch(fields, len(sampling), prompts)
     else:
         _check_single(fields, len(sampling), logprobs=logprobs)
-    if any(value < -1 for value in integers(fields, "logprob_start_len")):
+    if "logprob_start_len" in fields and any(value < -1 for value in integers(fields, "logprob_start_len")):
         raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
     for params in sampling:
-        if any(value > _LARGEST for value in integers(params, "top_k")):
+        if "top_k" in params and any(value > _LARGEST for value in integers(params, "top_k")):
             raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
         if "stop_regex" in params:
             _check_patterns(params)
