@@ -20,7 +20,7 @@ from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import Generation
 from middleware_hub.sessions.turn.turns import Turns
 from router.engines.sglang.worker_request import new_rid
-from router.http.asgi import HeaderList, send_json
+from router.http.asgi import HeaderList, first_values, send_json
 from router.http.disconnect import ClientConnection
 
 PING_SECONDS = 15.0
@@ -41,8 +41,7 @@ class Chats:
         """Serve one turn whose body has been read. Raises RouterError only before anything is sent."""
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
-        # The first value of each header.
-        headers = {bytes(name): bytes(value).decode("latin-1") for name, value in reversed(scope["headers"])}
+        headers = {name: value.decode("latin-1") for name, value in first_values(scope).items()}
         parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
         idempotency = headers.get(b"idempotency-key")
         key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)

@@ -19,8 +19,8 @@ def chain(*parts: tuple[str, bool]) -> list[ChainPart]:
     return [ChainPart(*part) for part in parts]
 
 
-def kinds(expected: str, parts: Sequence[ChainPart], *, header: str = "", skip_head: bool = False) -> list[str]:
-    found = differences(expected, parts, SPECIAL, header=header, skip_head=skip_head)
+def kinds(expected: str, parts: Sequence[ChainPart], *, header: str = "") -> list[str]:
+    found = differences(expected, parts, SPECIAL, header=header)
     return [difference.kind for difference in found]
 
 
@@ -150,16 +150,6 @@ def test_a_literal_across_two_parts_is_text() -> None:
     assert kinds("<|im_start|>user\n<|im_end|>", parts) == ["special"]
 
 
-def test_the_head_may_be_skipped_but_for_its_special_tokens() -> None:
-    today = "<|im_start|>system\nToday: 2 May<|im_end|>\n" + USER + "Hello<|im_end|>\n"
-    parts = chain((today.removesuffix("Hello<|im_end|>\n"), False), ("Hello<|im_end|>", True), ("\n", False))
-    yesterday = today.replace("2 May", "1 May")
-    assert kinds(yesterday, parts) == ["context"]
-    assert kinds(yesterday, parts, skip_head=True) == []
-    assert kinds(yesterday.replace("<|im_end|>", "", 1), parts, skip_head=True) == ["special"]
-    assert kinds(yesterday + "x", parts, skip_head=True) == ["context"]
-
-
 def test_excerpts_are_short_and_show_where_the_texts_part() -> None:
     long = "a" * 1000
     (difference,) = differences(long + "b" + long, chain((long + "c" + long, False)), SPECIAL)
@@ -232,6 +222,3 @@ def test_one_changed_character_is_found(parts: list[tuple[str, bool]], data: st.
     found = differences(changed, chain(*parts), TOKENS)
     assert found
     assert any(difference.hard for difference in found) == naive(changed, parts)
-    head = sum(len(part) for part, _ in parts[: next((i for i, (_, flag) in enumerate(parts) if flag), len(parts))])
-    if at < text.rfind("[", 0, head) and text[at] not in "[]":
-        assert differences(changed, chain(*parts), TOKENS, skip_head=True) == []
