@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-agent serve install test test-sglang fuzz lint bench soak reference clean
+.PHONY: help demo demo-agent serve install test test-slow test-sglang fuzz lint bench soak reference clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,12 +50,19 @@ $(VENV)/.%: pyproject.toml
 		| awk '/^ *(Downloading|Using cached) .* MB\)/ || /^Installing/ { sub(/collected packages:.*/, "..."); print; fflush() }'
 	@touch $@ $(addprefix $(VENV)/,$(COVERS_$(@F)))
 
-test: $(VENV)/.test ## run all tests but those on a real SGLang
-	@$(PY) -m pytest -m "not sglang" -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+# Every process of a run compiles all modules if Python may not keep what it compiled: seconds each.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
+PARALLEL = -n logical --maxprocesses 4 --dist loadfile
+
+test: $(VENV)/.test ## run all tests but the slow ones and those on a real SGLang
+	@$(PYTEST) -m "not slow and not sglang" $(PARALLEL) $(ARGS)
+
+test-slow: $(VENV)/.test ## run the slow tests, and the random ones with all examples and whole vocabularies, some minutes
+	@TITO_SLOW=1 $(PYTEST) -m "(slow or hypothesis) and not sglang" $(PARALLEL) $(ARGS)
 
 test-sglang: $(VENV)/.test ## run the tests on a real SGLang, without a GPU; the first time makes one: Linux, 3.5 GB, minutes
 	@tests/sglang_cpu/setup.sh
-	@$(PY) -m pytest -m sglang -p tests.support.sglang_report $(ARGS)
+	@$(PYTEST) -m sglang -p tests.support.sglang_report $(ARGS)
 
 fuzz: $(VENV)/.test ## send a million spoilt requests to every route, half an hour (FUZZ=20000 for fewer)
 	@TITO_FUZZ=$(FUZZ) $(PY) -m pytest tests/fuzz -q -s -p no:cacheprovider --show-capture=no $(ARGS)

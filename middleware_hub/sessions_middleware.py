@@ -42,7 +42,7 @@ from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.generation import Backend
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.turns import Turns
-from middleware_hub.templates.rendering import ChatTemplate
+from middleware_hub.templates.chat_template import ChatTemplate
 from router.config import RouterConfig
 from router.engines.sglang.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError

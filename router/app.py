@@ -29,6 +29,7 @@ from router.observability.policy_metrics import PolicyCollector
 from router.observability.requests import Requests
 from router.observability.tracing import Tracer, create_tracer
 from router.policies import create_policy
+from router.policies.base import ReadsPrompts
 from router.policies.cache_aware import CacheAware
 from router.policies.snapshots import PolicySnapshots
 from router.proxy.outbound import RequestReader
@@ -129,7 +130,7 @@ def create_app(
         RequestReader(
             max_body_bytes=config.server.max_body_bytes,
             forward_authorization=not keys,
-            reads_prompts=workers.routes_by_prompt,
+            reads_prompts=isinstance(policy, ReadsPrompts),
         ),
         workers,
         Instruments(metrics, tracer),

@@ -1,5 +1,6 @@
 """Random tests are the same ones each time, so that a commit is judged by what it changed; exploring is asked for.
 
+`TITO_SLOW=1`, as `make test-slow` has it, looks at all of the examples that a test names, and not at a share of them.
 `TITO_EXAMPLES=20` looks further: twenty times as many examples, other ones each time (or those of `--hypothesis-seed`).
 """
 
@@ -9,9 +10,18 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 
 MORE = int(os.environ.get("TITO_EXAMPLES", "0"))
+SLOW = os.environ.get("TITO_SLOW") == "1"
+SHARE = 3
+"""`make test` looks at one of so many examples."""
+
+
+def examples(count: int) -> int:
+    """Return the number of examples for a random test that names `count`."""
+    return count * MORE if MORE else count if SLOW else -(-count // SHARE)
+
 
 # How long an example takes is the machine's business, and the first text of all takes a second on a slow one.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("same", derandomize=True, **UNTIMED)
-settings.register_profile("explore", max_examples=100 * (MORE or 1), print_blob=True, **UNTIMED)
+settings.register_profile("same", max_examples=examples(100), derandomize=True, **UNTIMED)
+settings.register_profile("explore", max_examples=examples(100), print_blob=True, **UNTIMED)
 settings.load_profile("explore" if MORE else "same")

@@ -11,17 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.dialects.fields import (
-    BOOLEAN,
-    INTEGER,
-    NUMBER,
-    OBJECT,
-    STRING,
-    Fields,
-    Kind,
-    check_depth,
-    wrong,
-)
+from middleware_hub.dialects.fields import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, Fields, Kind, check_depth, wrong
 from router.engines.sglang.hazards import pattern_fault
 from router.errors import BadRequestError
 

@@ -38,6 +38,7 @@ from tests.fuzz.case import Case
 from tests.fuzz.draw import Surroundings
 from tests.fuzz.exchange import Answer, exchange
 from tests.fuzz.parts import only, parts, pins, routes
+from tests.middleware_hub.radix.recount import recount
 from tests.support.serving import serving
 
 Kind = Literal["memory", "tenants", "spoilt", "plain"]
@@ -209,7 +210,7 @@ class Target:
             assert not session.trie.in_flight, f"{session!r} waits for what is over"
         if self._tree is None:
             return
-        self._tree.check()
+        recount(self._tree)
         held = pins(self._tree)
         assert not held, f"{held} holds on chains are left"
 

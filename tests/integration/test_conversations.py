@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, event, given, note, settings
 from hypothesis import strategies as st
 
 from router.embedded.worker import EmbeddedWorker
-from tests.conftest import MORE
+from tests.conftest import examples
 from tests.support.oracle import Chain, Oracle, Plan, Speller, Token, versions_of
 from tests.support.stack import Reply, Stack, stack
 from tests.support.vocabularies import NAMES, Name
@@ -28,8 +28,8 @@ PHASES = [phase for phase in Phase if phase is not Phase.shrink or "TITO_NO_SHRI
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
 
-def examples(count: int) -> settings:
-    return settings(max_examples=count * (MORE or 1), deadline=None, suppress_health_check=CHECKS, phases=PHASES)
+def drawn(count: int) -> settings:
+    return settings(max_examples=examples(count), deadline=None, suppress_health_check=CHECKS, phases=PHASES)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -447,7 +447,7 @@ def check_whole(found: dict[str, Any], chain: Chain) -> None:
 # -- the tests ------------------------------------------------------------------------------------------------------
 
 
-@examples(60)
+@drawn(60)
 @given(turns=conversations)
 def test_a_conversation_is_what_the_workers_saw(running: Stack, turns: list[Turn]) -> None:
     """After every reply: what was sent, what is retrieved, what the client has; lookups change nothing."""
@@ -457,7 +457,7 @@ def test_a_conversation_is_what_the_workers_saw(running: Stack, turns: list[Turn
             play.turn(turn)
 
 
-@examples(15)
+@drawn(15)
 @given(turns=conversations)
 def test_what_is_forgotten_is_never_made_up(forgetful: Stack, turns: list[Turn]) -> None:
     """With room for sixty tokens: less is reused, and nothing wrong is."""
@@ -487,7 +487,7 @@ FRAGMENTS = [
 prompt_texts = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=6).map("".join)
 
 
-@examples(25)
+@drawn(25)
 @given(prompts=st.lists(prompt_texts, min_size=2, max_size=8), stream=st.booleans())
 def test_the_same_prompt_has_the_same_ids_whatever_is_remembered(
     running: Stack, prompts: list[str], stream: bool

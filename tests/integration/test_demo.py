@@ -52,8 +52,11 @@ def test_serve_leaves_it_running_and_its_lines_work() -> None:
         assert sampled == answers[0]["output_ids"] + answers[1]["output_ids"]
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-        process.communicate()
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate()
     deadline = time.monotonic() + 10
     while _children_of(port) and time.monotonic() < deadline:
         time.sleep(0.1)  # a poll of other processes: there is nothing to wait on

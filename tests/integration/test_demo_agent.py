@@ -36,6 +36,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder), **more}
 
 
+@pytest.mark.slow  # two whole demos; CI runs another one
 def test_every_id_is_what_a_worker_wrote_down(folder: Path) -> None:
     """It is the same twice, whatever else differs, and a proxy in the environment is not asked."""
     trees = []

@@ -25,9 +25,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import MORE
+from tests.conftest import examples
 from tests.integration.editing_client import STOP, Client, Said, Served
-from tests.middleware_hub.templates.test_rendering import JSON_CALL, MARK, PUBLISHED
+from tests.middleware_hub.templates.test_chat_template import JSON_CALL, MARK, PUBLISHED
 from tests.support.agents import TOOLS, AgentSession, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel, Message, understood
@@ -188,7 +188,7 @@ def check_training(client: Client) -> None:
 
 
 def test_a_worker_reads_what_the_template_writes(served: Served) -> None:
-    @settings(max_examples=20 * (MORE or 1), phases=(Phase.explicit, Phase.reuse, Phase.generate))
+    @settings(max_examples=examples(20), phases=(Phase.explicit, Phase.reuse, Phase.generate))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         (worker,) = served.stack.workers

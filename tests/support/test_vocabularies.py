@@ -1,4 +1,4 @@
-"""The vocabularies are what they say: each encodes and decodes like the library it was taken from."""
+"""The whole vocabularies are what they say: each encodes and decodes like the library it was taken from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.support import vocabularies
-from tests.support.vocabularies import NAMES, Name, load, vocabulary
+from tests.support.vocabularies import Name, load, vocabulary
 
 WORDS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -39,7 +39,10 @@ TEXTS = [*WORDS, " ".join(WORDS), "\n".join(Path(__file__).read_text().splitline
 NFC_TEXTS = [unicodedata.normalize("NFC", text) for text in TEXTS]
 
 
-@pytest.mark.parametrize("name", NAMES)
+WHOLE: tuple[Name, ...] = ("qwen-whole", "mistral-v1", "tekken-whole")
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_folder_loads_with_transformers_and_agrees_with_the_bare_tokenizer(name: Name) -> None:
     """What a router loads (transformers) and what tests load (tokenizers) are one and the same."""
     wrapper = AutoTokenizer.from_pretrained(str(vocabulary(name)))
@@ -54,7 +57,7 @@ def test_the_folder_loads_with_transformers_and_agrees_with_the_bare_tokenizer(n
 def test_qwen_encodes_like_tiktoken() -> None:
     """Merges made out of ranks give what ranks give."""
     tiktoken = pytest.importorskip("tiktoken", reason="tiktoken comes with mistral-common")
-    tokenizer = load("qwen")
+    tokenizer = load("qwen-whole")
     alphabet = {character: byte for byte, character in enumerate(vocabularies._byte_alphabet())}
     vocab = tokenizer.get_vocab(with_added_tokens=False)
     ranks = {bytes(alphabet[c] for c in token): number for token, number in vocab.items()}
@@ -66,7 +69,7 @@ def test_qwen_encodes_like_tiktoken() -> None:
 
 def test_qwen_has_its_special_and_its_plain_added_tokens() -> None:
     """`<|im_end|>` vanishes from a decoded text, `<think>` does not, and NFC composes."""
-    tokenizer = load("qwen")
+    tokenizer = load("qwen-whole")
     ids = tokenizer.encode("<|im_start|>a<think>b</think><|im_end|>").ids
     assert ids[0] == 151644
     assert ids[-1] == 151645
@@ -95,7 +98,7 @@ def test_tekken_encodes_like_mistral_common() -> None:
     """The thousand special ids come first, BOS is added, and nothing is normalized."""
     tekken = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
     reference = tekken.Tekkenizer.from_file(str(vocabularies.tekken_path()))
-    tokenizer = load("tekken")
+    tokenizer = load("tekken-whole")
     assert tokenizer.get_vocab_size() == reference.n_words
     for text in TEXTS:
         ids = tokenizer.encode(text).ids
@@ -103,3 +106,21 @@ def test_tekken_encodes_like_mistral_common() -> None:
         assert tokenizer.decode(ids) == text
     for token in ("<s>", "</s>", "[INST]", "[/INST]"):
         assert tokenizer.token_to_id(token) == reference.get_special_token(token)
+
+
+@pytest.mark.parametrize(("cut", "whole"), [("qwen", "qwen-whole"), ("tekken", "tekken-whole")])
+def test_a_cut_vocabulary_has_the_first_entries_and_all_added_tokens(cut: Name, whole: Name) -> None:
+    """It encodes in its own way, loses no text, and knows the same special tokens."""
+    few, all_of_it = load(cut), load(whole)
+    assert few.get_vocab_size() < 35_000
+    named = [
+        {token.content: token.special for token in one.get_added_tokens_decoder().values()} for one in (few, all_of_it)
+    ]
+    assert named[0] == named[1]
+    for token, number in few.get_vocab(with_added_tokens=False).items():
+        assert all_of_it.token_to_id(token) == number
+    for text in NFC_TEXTS:
+        assert few.decode(few.encode(text).ids) == text
+    assert few.encode("in the").ids == all_of_it.encode("in the").ids
+    for token in named[0]:
+        assert few.encode(token, add_special_tokens=False).ids == [few.token_to_id(token)]

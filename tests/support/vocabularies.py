@@ -10,6 +10,10 @@ several encodings, and only one of them was sampled. The three cover the three s
 
 They are built once and kept outside the checkout. Each is checked against the library it comes from in
 `test_vocabularies.py`.
+
+To load 150,000 entries takes seconds, and a run of the tests loads them hundreds of times. So the tests get the first
+`CUT` entries of `qwen` and `tekken`: the same kind of tokenizer with the same merges, in which a text still has many
+encodings. `qwen-whole` and `tekken-whole` have all entries, and with `TITO_SLOW=1`, as in `make test-slow`, all have.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-Name = Literal["qwen", "mistral-v1", "mistral-v1-legacy", "tekken"]
+Name = Literal["qwen", "mistral-v1", "mistral-v1-legacy", "tekken", "qwen-whole", "tekken-whole"]
 NAMES: tuple[Name, ...] = ("qwen", "mistral-v1", "tekken")
 
 QWEN_WHEEL = "dashscope==2.0.2"
@@ -38,6 +42,10 @@ QWEN_SPLIT = (
 )
 QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 QWEN_ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+CUT = 33_000
+"""Entries that are kept of a large vocabulary, added tokens not counted."""
+WHOLE = os.environ.get("TITO_SLOW") == "1"
 
 _FORMAT = 1  # raise it when what is built changes: the cache is keyed by it
 
@@ -53,9 +61,11 @@ _INST = (
 
 def vocabulary(name: Name) -> Path:
     """The folder of a vocabulary: built if it is not there, which takes some seconds and, for `qwen`, the network."""
-    target = cache_folder() / "vocabularies" / f"{name}-{_FORMAT}"
+    model = name.removesuffix("-whole")
+    cut = model in ("qwen", "tekken") and name == model and not WHOLE
+    target = cache_folder() / "vocabularies" / (f"{model}-{CUT}-{_FORMAT}" if cut else f"{model}-{_FORMAT}")
     if not (target / "tokenizer_config.json").is_file():
-        _build(name, target)
+        _build(target, partial(_cut if cut else _make, model))
     return target
 
 
@@ -71,32 +81,53 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "tito-router"
 
 
-def _build(name: Name, target: Path) -> None:
+def _build(target: Path, make: Callable[[Path], None]) -> None:
     """Build into a folder of our own and rename it: of several processes at once, the first one wins."""
-    makers: dict[Name, Callable[[Path], tuple[Tokenizer, dict[str, Any]]]] = {
-        "qwen": _qwen,
-        "mistral-v1": lambda _folder: _sentencepiece(legacy=False),
-        "mistral-v1-legacy": lambda _folder: _sentencepiece(legacy=True),
-        "tekken": lambda _folder: _tekken(),
-    }
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as temporary:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
         folder = Path(temporary) / "folder"
         folder.mkdir()
-        tokenizer, config = makers[name](Path(temporary))
-        tokenizer.save(str(folder / "tokenizer.json"))
-        common = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": 32768,
-        }
-        (folder / "tokenizer_config.json").write_text(json.dumps({**common, **config}, indent=1))
+        make(folder)
         try:
             folder.rename(target)
         except OSError:
             if not (target / "tokenizer_config.json").is_file():
                 shutil.rmtree(target, ignore_errors=True)
                 folder.rename(target)
+
+
+def _make(model: str, folder: Path) -> None:
+    """Write a whole vocabulary."""
+    makers: dict[str, Callable[[Path], tuple[Tokenizer, dict[str, Any]]]] = {
+        "qwen": _qwen,
+        "mistral-v1": lambda _folder: _sentencepiece(legacy=False),
+        "mistral-v1-legacy": lambda _folder: _sentencepiece(legacy=True),
+        "tekken": lambda _folder: _tekken(),
+    }
+    tokenizer, config = makers[model](folder.parent)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    common = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 32768,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps({**common, **config}, indent=1))
+
+
+def _cut(model: str, folder: Path) -> None:
+    """Write the first entries of a whole vocabulary. Added tokens that come behind all others move down."""
+    source = vocabulary("qwen-whole" if model == "qwen" else "tekken-whole")
+    made = json.loads((source / "tokenizer.json").read_text())
+    added, bpe = made["added_tokens"], made["model"]
+    first = sum(token["content"] in bpe["vocab"] for token in added)
+    kept = {token for token, number in bpe["vocab"].items() if number < first + CUT}
+    bpe["vocab"] = {token: number for token, number in bpe["vocab"].items() if token in kept}
+    bpe["merges"] = [pair for pair in bpe["merges"] if {*pair, "".join(pair)} <= kept]
+    behind = [token for token in added if token["content"] not in kept]
+    for number, token in enumerate(behind, len(kept)):
+        token["id"] = number
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    shutil.copy(source / "tokenizer_config.json", folder)
 
 
 # -- byte-level BPE ------------------------------------------------------------------------------------------------

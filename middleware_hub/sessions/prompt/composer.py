@@ -27,8 +27,8 @@ from middleware_hub.sessions.prompt.whole_rendering import Resident, WholeRender
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
+from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.rendering import ChatTemplate
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import History
 from router.errors import BadRequestError

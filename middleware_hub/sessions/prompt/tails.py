@@ -17,8 +17,8 @@ from typing import NamedTuple
 from middleware_hub.chat.keys import canonical
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.rendering import ChatTemplate
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from middleware_hub.sessions.prompt.splice import sampled_messages, splice
 from middleware_hub.sessions.prompt.verifier import ChainPart, differences
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, links, unpack_ids
+from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.rendering import ChatTemplate
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import BadRequestError
 

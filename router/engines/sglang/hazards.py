@@ -21,23 +21,11 @@ _LONGEST_PATTERN, _MOST_PATTERNS = 256, 32
 """The worker itself refuses more patterns, or longer ones."""
 
 _ONE_EACH = frozenset(
-    {
-        "return_logprob",
-        "logprob_start_len",
-        "top_logprobs_num",
-        "token_ids_logprob",
-        "return_sampling_mask",
-        "sampling_logprobs_mode",
-        "lora_path",
-        "custom_logit_processor",
-        "video_data",
-        "audio_data",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "bootstrap_pair_key",
-        "decode_tp_size",
-    }
+    (
+        "return_logprob logprob_start_len top_logprobs_num token_ids_logprob return_sampling_mask "
+        "sampling_logprobs_mode lora_path custom_logit_processor video_data audio_data bootstrap_host "
+        "bootstrap_port bootstrap_room bootstrap_pair_key decode_tp_size"
+    ).split()
 )
 """Fields of a batch that may be a list with one entry per prompt."""
 

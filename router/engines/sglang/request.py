@@ -18,7 +18,7 @@ from router.errors import BadRequestError
 from router.http.json_cost import check_items, check_weight
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
-_UNRECORDABLE = {
+UNRECORDABLE = {
     **dict.fromkeys(("image_data", "video_data", "audio_data"), "multimodal"),
     "session_params": "session_params",
 }
@@ -129,7 +129,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """Why a reply to this request cannot be recorded; None if it can."""
         if self.texts is None and self.ids is None and self.segments is None:
             return "input_embeds"
-        for key, reason in _UNRECORDABLE.items():
+        for key, reason in UNRECORDABLE.items():
             if key in self.fields and not is_null(self.fields[key]):
                 return reason
         return None

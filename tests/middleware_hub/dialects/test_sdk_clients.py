@@ -22,6 +22,7 @@ from middleware_hub.chat.messages import ChatRequest, Piece, Text
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from router.errors import BadRequestError, NoWorkerError, QueueFullError, RouterError
+from tests.conftest import examples
 from tests.middleware_hub.dialects.drawn import HEAD, answers, canonical, pieces, streamed
 
 Reply = Callable[[ChatRequest], tuple[int, bytes]]
@@ -70,7 +71,7 @@ def tellings(draw: st.DrawFn) -> Told:
 
 
 USER: Any = {"role": "user", "content": "Hi"}
-few = settings(max_examples=40)
+few = settings(max_examples=examples(40))
 
 
 @few

@@ -14,6 +14,7 @@ from middleware_hub.parsers.base import Sampled
 from middleware_hub.parsers.grammar import GrammarParser
 from middleware_hub.parsers.harmony import Harmony
 from middleware_hub.parsers.hermes import Hermes
+from tests.conftest import examples
 from tests.middleware_hub.parsers.formats import (
     FORMATS,
     TOOLS,
@@ -27,7 +28,7 @@ from tests.middleware_hub.parsers.formats import (
 )
 
 each = pytest.mark.parametrize("made", FORMATS.values(), ids=FORMATS)
-many = settings(max_examples=200)
+many = settings(max_examples=examples(200))
 
 
 def loaded(pieces: list[Sampled]) -> list[object]:
@@ -75,7 +76,7 @@ def margins_left_open(pieces: list[Sampled]) -> list[Sampled]:
 
 @each
 def test_calls_between_texts_are_found_with_their_arguments(made: Format) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(st.lists(arguments(made), min_size=1, max_size=3), st.sampled_from(made.writers))
     def check(given: list[dict[str, Any]], write: Any) -> None:
         text = "\n".join(write("f", each) for each in given)

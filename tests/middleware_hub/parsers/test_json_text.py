@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.parsers.json_text import DEEPEST, JsonScanner, is_json
+from tests.conftest import examples
 from tests.middleware_hub.parsers.formats import CHARACTERS, chunked, dumps, spoiled, values
 
 JSON = values(plain=False).map(dumps) | values(plain=False).map(json.dumps)
@@ -35,7 +36,7 @@ def strictly(text: str) -> bool:
     return True
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(JSON, CHARACTERS)
 def test_a_value_ends_where_it_ends(text: str, after: str) -> None:
     if text[0] in '{["tfn':
@@ -43,7 +44,7 @@ def test_a_value_ends_where_it_ends(text: str, after: str) -> None:
     assert is_json(f" {text}\n")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(spoiled(JSON) | CHARACTERS | st.text())
 def test_it_is_json_if_and_only_if_the_standard_library_says_so(text: str) -> None:
     """But for halves of surrogate pairs, which cannot be encoded."""
@@ -76,7 +77,7 @@ def test_it_is_left_at_the_token_that_does_not_fit(text: str, fault: int) -> Non
     assert scan(list(text + "  " * 10)) == ("bad", fault)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(chunked(spoiled(JSON)))
 def test_it_does_not_matter_how_the_text_is_cut(given: tuple[str, list[str]]) -> None:
     text, pieces = given
@@ -84,7 +85,7 @@ def test_it_does_not_matter_how_the_text_is_cut(given: tuple[str, list[str]]) ->
     assert scan([*text, ""]) == scan([text])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(JSON.filter(lambda text: text[0] in '{["'), st.data())
 def test_the_beginning_of_a_value_is_not_refused(text: str, data: st.DataObject) -> None:
     scanner = JsonScanner()

@@ -19,6 +19,7 @@ from middleware_hub.parsers import (
 from middleware_hub.parsers.base import Sampled
 from middleware_hub.parsers.think import Gemma4Think, Think
 from router.errors import BadRequestError
+from tests.conftest import examples
 from tests.middleware_hub.parsers import naive
 from tests.middleware_hub.parsers.formats import CHARACTERS, TOOLS, chunked, run
 
@@ -35,7 +36,7 @@ def thinking(kind: type[Think]) -> st.SearchStrategy[str]:
 @pytest.mark.parametrize("kind", [Think, Gemma4Think])
 @pytest.mark.parametrize("inside", [False, True])
 def test_thought_and_speech_are_told_apart_however_the_text_is_cut(kind: type[Think], inside: bool) -> None:
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     @given(chunked(thinking(kind)))
     def check(given: tuple[str, list[str]]) -> None:
         text, pieces = given
@@ -49,7 +50,7 @@ def test_thought_and_speech_are_told_apart_however_the_text_is_cut(kind: type[Th
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(given=chunked(thinking(Think)))
 def test_a_reply_does_not_depend_on_how_it_is_cut(inside: bool, given: tuple[str, list[str]]) -> None:
     text, pieces = given

@@ -17,6 +17,7 @@ from router.engines.sglang.segments import Segment
 from router.errors import BadRequestError
 from router.http.asgi import HeaderList
 from router.observability.tracing import Attribute, Span
+from tests.conftest import examples
 from tests.middleware_hub.real import ALL, reference, texts, tokenizer
 from tests.support.oracle import speller
 from tests.support.vocabularies import Name, load
@@ -33,7 +34,7 @@ def test_a_prompt_is_the_sum_of_its_segments(name: Name) -> None:
     worker, made, oracle = reference(name), tokenizer(name), speller(name)
     some_ids = st.lists(st.integers(0, made.vocabulary_size - 1), min_size=1, max_size=5)
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(st.lists(st.one_of(texts(name).filter(bool), some_ids), min_size=1, max_size=6))
     def check(segments: list[Segment]) -> None:
         ids: list[int] = []

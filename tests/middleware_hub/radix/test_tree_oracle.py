@@ -19,6 +19,8 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, pack_logprobs, unpack_ids
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_context, align_reply
+from tests.conftest import examples
+from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.toy import EOS, EOT, PIECES, encode, toy_vocabulary
 
 NS = ("", "", "")
@@ -196,7 +198,7 @@ class History:
         record = Record(self.serial, text + visible, chain, len(text), best[0] if best else None)
         self.oracle.records.append(record)
         self.generations[self.serial] = generation
-        self.tree.check()
+        recount(self.tree)
         self.recall(record)
         return record.text
 
@@ -257,7 +259,7 @@ def play(history: History, texts: list[str], step: tuple) -> None:
     texts.append(history.request(text, sampled))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(STEP, min_size=1, max_size=14), st.integers(0, 2**16))
 def test_random_histories_agree_with_the_oracle(steps: list[tuple], seed: int) -> None:
     """Whatever conversations do, the tree continues the chain that the rules say, and gives every reply back whole."""
@@ -266,7 +268,7 @@ def test_random_histories_agree_with_the_oracle(steps: list[tuple], seed: int) -
         play(history, texts, step)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEP, min_size=4, max_size=20), st.integers(0, 2**16), st.integers(5, 40))
 def test_collection_in_between_never_changes_what_is_left(steps: list[tuple], seed: int, budget: int) -> None:
     """Collecting takes whole leaves; everything that is left still agrees with the oracle."""
@@ -275,7 +277,7 @@ def test_collection_in_between_never_changes_what_is_left(steps: list[tuple], se
         play(history, texts, step)
         if number % 3 == 2:
             history.tree.collect()
-            history.tree.check()
+            recount(history.tree)
             history.forget_evicted()
             for record in history.oracle.records:
                 if record.alive:
@@ -283,7 +285,7 @@ def test_collection_in_between_never_changes_what_is_left(steps: list[tuple], se
             assert not history.tree.over_budget
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(STEP, min_size=1, max_size=10), st.lists(TEXT, max_size=5), st.integers(0, 2**16))
 def test_a_lookup_changes_nothing(steps: list[tuple], lookups: list[str], seed: int) -> None:
     """Two trees with the same history, one of them asked about everything in between, give the same answers."""

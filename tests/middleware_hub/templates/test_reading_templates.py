@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tests.conftest import MORE
+from tests.conftest import examples
 from tests.middleware_hub.sessions.in_process import Room, tokenizer
 from tests.support.agents import TOOLS, call_text
 from tests.support.templates import READING, source
@@ -157,7 +157,7 @@ def test_every_turn_is_what_was_sampled_and_what_the_whole_says(name: str, histo
     """With and without a session, in both dialects, streamed or not, with tools, forks, and sessions that begin again."""
 
     @settings(
-        max_examples=10 * (MORE or 1),
+        max_examples=examples(10),
         phases=(Phase.explicit, Phase.reuse, Phase.generate),
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.templates.chat_template import ChatTemplate, Transcript
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.rendering import ChatTemplate, Transcript
 from router.errors import BadRequestError
-from tests.conftest import MORE
-from tests.middleware_hub.templates.test_rendering import (
+from tests.conftest import examples
+from tests.middleware_hub.templates.test_chat_template import (
     LOOP,
     MARK,
     NAMES,
@@ -115,7 +115,7 @@ def test_nothing_but_turns_of_the_assistant_is_cut_out(name: str) -> None:
     """What users and tools said is in the pieces and the tail, as often as it is in the rendering."""
     template = made(name)
 
-    @settings(max_examples=30 * (MORE or 1))
+    @settings(max_examples=examples(30))
     @given(cases(name))
     def check(case: Case) -> None:
         messages = deepcopy(case.messages)
@@ -161,7 +161,7 @@ def test_cut_and_put_together_again(name: str) -> None:
 def test_the_last_message_may_be_gone_on_with(name: str) -> None:
     template = made(name)
 
-    @settings(max_examples=30 * (MORE or 1))
+    @settings(max_examples=examples(30))
     @given(cases(name), TEXTS)
     def check(case: Case, prefill: str) -> None:
         messages = [*case.messages[: case.marked[-1] + 1], user("And now?"), said(prefill)]

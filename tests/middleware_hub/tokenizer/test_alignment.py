@@ -14,6 +14,7 @@ from middleware_hub.radix.node import HiddenToken
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.tokenizer.alignment import Alignment, align_context, align_reply
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
+from tests.conftest import examples
 from tests.middleware_hub.real import ALL, added, sampled_ids, texts, tokenizer
 from tests.middleware_hub.toy import (
     AB,
@@ -38,7 +39,7 @@ EXACT = SpanFlag.SKIPS_SPECIAL
 SPLIT = SpanFlag.SKIPS_SPECIAL | SpanFlag.WHOLE | SpanFlag.SPLIT
 MISMATCH = Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, 2)
 slow = settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 
@@ -322,7 +323,7 @@ def test_a_stop_regex_is_not_trimmed() -> None:
 IDS = st.lists(st.sampled_from([A, B, AB, BA, SPACE, SPACE_A, LT, NOTHING, EOS, EOT]), min_size=1, max_size=8)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(IDS, st.data())
 def test_wherever_a_stop_string_cut_the_text_the_tail_spells_the_rest(ids: list[int], data: st.DataObject) -> None:
     """Before the stop string, behind it, or anywhere inside: no token and no character is lost."""
@@ -347,7 +348,7 @@ def test_wherever_a_stop_string_cut_the_text_the_tail_spells_the_rest(ids: list[
     assert ends[:visible] == TOY.counted(ids[:visible], skip_special=True).tolist()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from(list(PIECES)), max_size=8), st.booleans())
 def test_whatever_is_sampled_explains_its_own_text(ids: list[int], skips: bool) -> None:
     """With halves of characters anywhere."""

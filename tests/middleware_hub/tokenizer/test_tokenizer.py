@@ -18,11 +18,12 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from router.config import SpecialTokens
 from router.errors import BadRequestError
+from tests.conftest import examples
 from tests.middleware_hub.real import ALL, BYTE_LEVEL, added, recount, reference, texts, tokenizer
 from tests.support.vocabularies import Name, load, vocabulary
 
 slow = settings(
-    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    deadline=None, max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 WITH_BOS: tuple[Name, ...] = ("mistral-v1", "tekken", "mistral-v1-legacy")
 SENTENCEPIECE: tuple[Name, ...] = ("mistral-v1", "mistral-v1-legacy")
@@ -168,7 +169,7 @@ def test_a_start_is_the_sum_of_its_parts_at_every_boundary(name: Name) -> None:
         return
     assert known
 
-    @settings(slow, max_examples=250)
+    @settings(slow, max_examples=examples(250))
     @given(texts(name, max_chunks=5), st.sampled_from(known), texts(name, max_chunks=5))
     @example("", known[0], "")
     @example("", known[0], " ")
@@ -188,7 +189,7 @@ def test_every_boundary_inside_an_aligned_context_is_a_place_to_cut(name: Name) 
     """The ids up to there and the encoding of the text from its end on are the whole, also where NFC moved characters."""
     made = tokenizer(name)
 
-    @settings(slow, max_examples=150)
+    @settings(slow, max_examples=examples(150))
     @given(texts(name, max_chunks=10), st.booleans())
     def check(text: str, start: bool) -> None:
         if not text:
@@ -334,7 +335,7 @@ def test_an_encoded_text_is_aligned_with_itself(name: Name) -> None:
     """Ends never fall and reach the end; where ids spell the text, they are what a recount says."""
     made = tokenizer(name)
 
-    @settings(slow, max_examples=120)
+    @settings(slow, max_examples=examples(120))
     @given(texts(name), st.booleans())
     @example("e\u0301", True)
     @example("<s>", True)
@@ -364,9 +365,9 @@ def test_an_encoded_text_is_aligned_with_itself(name: Name) -> None:
 
 def test_a_normalized_text_is_cut_where_its_own_characters_end() -> None:
     """NFC makes two characters one: the offsets of the tokenizer tell where that is in the text that was sent."""
-    made = tokenizer("qwen")
+    made = tokenizer("qwen-whole")
 
-    @settings(slow, max_examples=120)
+    @settings(slow, max_examples=examples(120))
     @given(
         st.lists(
             st.sampled_from(["e\u0301", "A\u030a", "a", " ", "\u1100\u1161", "o\u0302\u0301", "你", "\n"]), min_size=1
@@ -380,7 +381,7 @@ def test_a_normalized_text_is_cut_where_its_own_characters_end() -> None:
         ends = made.vocabulary.ends(span).tolist()
         for k, end in enumerate(ends[:-1]):
             if end < ends[k + 1]:
-                assert unicodedata.normalize("NFC", text[:end]) == recount("qwen", ids[: k + 1])[0]
+                assert unicodedata.normalize("NFC", text[:end]) == recount("qwen-whole", ids[: k + 1])[0]
 
     check()
 

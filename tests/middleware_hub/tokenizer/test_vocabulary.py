@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from tests.conftest import examples
 from tests.middleware_hub.real import ALL, recount, reference, sampled_ids, texts, tokenizer
 from tests.middleware_hub.toy import AB, E_HEAD, E_TAIL, EOS, EOT, NOTHING, SPACE_A, A, B, toy_vocabulary
 from tests.support.vocabularies import Name
 
 slow = settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 

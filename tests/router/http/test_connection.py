@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router import server
 from router.http.connection import Connection, Limits, limited_by
+from tests.conftest import examples
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.support.serving import serving
 
@@ -174,7 +175,7 @@ def test_trailers_are_limited_too() -> None:
     asyncio.run(main())
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(cuts=st.lists(st.integers(0, 400), max_size=8), stray=st.sampled_from((b"", b"\r\n", b"\r\n\r\n")))
 def test_requests_in_any_pieces(cuts: list[int], stray: bytes) -> None:
     """Two on one connection, of which one has its length and one has chunks, with line breaks in between."""
@@ -308,7 +309,7 @@ def test_what_is_no_request(raw: bytes) -> None:
 
 def test_only_public_names_of_the_server_are_overridden() -> None:
     """Private ones come and go with its versions, and what is called instead tells nobody."""
-    for ours, theirs in ((Connection, HttpToolsProtocol), (server._Server, uvicorn.Server)):
+    for ours, theirs in ((Connection, HttpToolsProtocol), (server._DrainingServer, uvicorn.Server)):
         private = {name for name in vars(ours) if name.startswith("_") and not name.startswith("__")}
         assert not [name for name in private if hasattr(theirs, name)]
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from router.config import BreakerConfig
 from router.workers.breaker import Breaker, BreakerState
+from tests.conftest import examples
 
 CONFIG = BreakerConfig(failure_threshold=3, success_threshold=2, timeout=10.0)
 
@@ -77,7 +78,7 @@ def test_one_that_is_turned_off_never_opens() -> None:
     assert breaker.allows
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from(["begin", "over", "good", "bad", "wait"]), max_size=60))
 def test_whatever_happens_it_does_what_its_history_says(steps: list[str]) -> None:
     """The oracle keeps all that happened, and reads the state off that."""

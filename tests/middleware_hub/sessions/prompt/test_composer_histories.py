@@ -28,6 +28,7 @@ from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import RadixConfig, RouterConfig, SessionsConfig
 from router.errors import ClientDisconnectedError
 from router.plugins import MiddlewareContext
+from tests.conftest import examples
 from tests.support import templates
 from tests.support.agents import TOOLS
 from tests.support.vocabularies import load, vocabulary
@@ -331,7 +332,7 @@ def _plain(message: dict[str, Any]) -> Any:
 
 
 Histories.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=examples(25),
     stateful_step_count=25,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink takes minutes
 )

@@ -17,6 +17,7 @@ from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import BranchHandle, PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids, unpack_ids
+from tests.conftest import examples
 
 SETTING = b"tools"
 
@@ -489,5 +490,5 @@ class AgentHistories(RuleBasedStateMachine):
         assert bool(pending) <= bool(self.open)
 
 
-AgentHistories.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+AgentHistories.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestAgentHistories = AgentHistories.TestCase

@@ -6,10 +6,12 @@ import pytest
 
 from router.embedded.worker import EmbeddedWorker
 from tests.router.embedded.talk import generate
-from tests.support.vocabularies import NAMES, Name, vocabulary
+from tests.support.vocabularies import Name, vocabulary
+
+WHOLE: tuple[Name, ...] = ("qwen-whole", "mistral-v1", "tekken-whole")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WHOLE)
 def test_random_replies_are_mostly_not_what_re_encoding_gives(name: Name) -> None:
     """Otherwise a router that re-encodes would pass every test."""
     with EmbeddedWorker(vocabulary(name)) as worker:
