@@ -29,7 +29,7 @@ from router.engines.sglang.worker_request import new_rid
 from router.errors import RouterError, UpstreamError
 from router.http.asgi import HeaderList, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT
-from router.http.offload import beside
+from router.http.offload import offload
 from router.http.reply import CollectedReply, WatchedReply
 from router.http.upstream import UpstreamBrokenError
 
@@ -67,9 +67,9 @@ class Completions:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         written = await read_json(scope, receive, self._max_body_bytes)
         heavy = len(written) > LIGHT
-        request = await beside(heavy, self._parsed, written)
+        request = await offload(heavy, self._parsed, written)
         rid = new_rid()
-        body = await beside(heavy, request.generate, rid)
+        body = await offload(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
         answers = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
         inner, receive = _inner(scope, body), replay(body, receive)

@@ -16,9 +16,9 @@ from router.auth.guard import ApiKeyGuard
 from router.auth.keys import Keys
 from router.config import RouterConfig
 from router.generate.fleet import Fleet
-from router.generate.fleet_calls import Teller
+from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
-from router.http.body_timeout import Intake
+from router.http.body_timeout import BodyTimeout
 from router.http.error_boundary import ErrorBoundary
 from router.http.loop_guard import Instance, LoopGuard
 from router.http.upstream import AiohttpUpstream
@@ -103,7 +103,7 @@ def create_app(
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,
-        Teller(upstream, prober, seconds=workers.fleet_timeout),
+        CallSender(upstream, prober, seconds=workers.fleet_timeout),
         max_body_bytes=config.server.max_body_bytes,
         forward_authorization=not keys,
     )
@@ -154,7 +154,7 @@ def create_app(
         app = plugins.load(path)(app, context)
     if keys:
         app = ApiKeyGuard(app, keys)
-    app = Intake(LoopGuard(app, instance), config.server.body_timeout)
+    app = BodyTimeout(LoopGuard(app, instance), config.server.body_timeout)
     return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
 
 

@@ -49,7 +49,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return f"no; {self.reason}: {self.detail}" if self.detail else f"no; {self.reason}"
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Expectation(msgspec.Struct, frozen=True):
     """What one generation was asked for.
 
     Attributes:
@@ -84,7 +84,7 @@ class Judge:
         self.clock = clock
         self.workers = WorkerVersions()
 
-    def judge(self, asked: Asked, reply: Reply, worker: str) -> Judgement:
+    def judge(self, asked: Expectation, reply: Reply, worker: str) -> Judgement:
         """What there is to be remembered of a reply of a worker, or of what has come of one."""
         fault = reply.fault(asked.prompt_tokens, logprobs_asked=asked.logprobs)
         if fault is not None:
@@ -151,7 +151,7 @@ class Recorder:
         self.tree = tree
         self.judge = judge
 
-    def record(self, prompt: Prompt, asked: Asked, reply: Reply, worker: str) -> Verdict:
+    def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
         """Remember a reply of a worker, or what has come of it; the match of the prompt is still pinned."""
         found = self.judge.judge(asked, reply, worker)
         if found.reply is None:

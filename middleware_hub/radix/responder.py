@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.prompting import Prompt
-from middleware_hub.radix.recording import INTERNAL_ERROR, UNREADABLE, Asked, Recorder, Verdict, summary
+from middleware_hub.radix.recording import INTERNAL_ERROR, UNREADABLE, Expectation, Recorder, Verdict, summary
 from router.engines.sglang import (
     LOGPROB_FIELDS,
     GenerateRequest,
@@ -37,14 +37,14 @@ class Tally(Protocol):
         """Take note of those of one request."""
 
 
-class _Generation:
+class _ExpectedReply:
     """One of the generations of a request: what was asked for, and what has come of it."""
 
     def __init__(
         self,
         recorder: Recorder,
         prompt: Prompt,
-        asked: Asked,
+        asked: Expectation,
         hint: RouteHint | None,
         *,
         drop_logprobs: bool,
@@ -147,10 +147,10 @@ class Responder:
         self._counted = False
         sent_at = recorder.judge.workers.moment()
         self._generations = [
-            _Generation(
+            _ExpectedReply(
                 recorder,
                 prompt,
-                Asked(
+                Expectation(
                     len(prompt.ids),
                     options.skips_special,
                     force_logprobs or options.logprobs,

@@ -49,7 +49,7 @@ from router.workers.worker import Worker, WorkerState
 logger = logging.getLogger(__name__)
 
 
-class Recall(Protocol):
+class RecallGeneration(Protocol):
     """Tells a worker that its copy of a generation is not wanted any more, and waits until it knows."""
 
     async def __call__(self, in_flight: InFlight, scope: Scope) -> None:
@@ -64,7 +64,7 @@ class TroubleHandlers(NamedTuple):
         on_broken: called with each worker whose connections break.
     """
 
-    recall: Recall
+    recall: RecallGeneration
     on_broken: Callable[[Worker], None]
 
 
