@@ -85,7 +85,7 @@ def warm(thought: str, user: str = "Go") -> str:
 
 
 class TestWarmStarts:
-    def test_a_thought_that_is_dropped_from_a_turn_with_the_header_is_soft(self) -> None:
+    def test_reasoning_that_is_dropped_from_a_turn_with_the_header_is_soft(self) -> None:
         parts = chain((warm("<think>\nHm.\n</think>\n\n"), False), ("Yes<|im_end|>", True))
         assert kinds(warm("") + "Yes<|im_end|>", parts, header=HEADER) == ["assistant"]
 
@@ -100,7 +100,7 @@ class TestWarmStarts:
 
     @pytest.mark.parametrize("role", ["user", "assistants", "assistan"])
     @pytest.mark.parametrize("other", ["expected", "found"])
-    def test_both_sides_must_begin_as_such_a_turn_does(self, role: str, other: str) -> None:
+    def test_both_sides_must_begin_like_an_assistants_turn(self, role: str, other: str) -> None:
         sides = {"expected": warm("") + "Yes", "found": warm("") + "Yes"}
         sides[other] = sides[other].replace(HEADER + "Look", f"<|im_start|>{role}\nLook")
         assert kinds(sides["expected"], chain((sides["found"], False)), header=HEADER) == ["context"]
@@ -114,7 +114,7 @@ class TestWarmStarts:
         assert kinds(told, chain((found.replace("Hi", "Ho"), False)), header=header) == ["context", "assistant"]
 
     @pytest.mark.parametrize("header", ["Assistant:", "<|", ""])
-    def test_a_header_without_a_special_token_tells_nothing(self, header: str) -> None:
+    def test_a_header_without_a_special_token_proves_nothing(self, header: str) -> None:
         parts = chain((warm(header + "Hm."), False), ("Yes", True))
         assert kinds(warm(header) + "Yes", parts, header=header) == ["context"]
 
@@ -139,7 +139,7 @@ def test_special_tokens_must_be_the_same_ones(expected: str, kind: str) -> None:
     assert difference.hard
 
 
-def test_differences_in_text_before_another_special_token_are_told_too() -> None:
+def test_differences_in_text_before_another_special_token_are_reported_too() -> None:
     expected = USER.replace("Hi", "Ho") + "Hello<|im_end|>\nno<|im_start|>"
     assert kinds(expected, ONE_TURN) == ["context", "context", "special"]
 
