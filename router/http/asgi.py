@@ -202,16 +202,6 @@ def has_body(scope: Scope) -> bool:
     return (header(scope, b"content-length") or "0").strip("0 ") != ""
 
 
-def handler_for(scope: Scope, handlers: Mapping[str, Handler]) -> Handler:
-    """Return the handler for the method of a request. Raises MethodNotAllowedError with the methods that there are."""
-    method = "GET" if scope["method"] == "HEAD" else scope["method"]
-    handler = handlers.get(method)
-    if handler is None:
-        allowed = ", ".join(handlers)
-        raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
-    return handler
-
-
 class ByMethod:
     """One path, a handler for each method. A class, because Starlette takes a function for an endpoint of its own form."""
 
@@ -220,7 +210,16 @@ class ByMethod:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises MethodNotAllowedError."""
-        await handler_for(scope, self._handlers)(scope, receive, send)
+        await self.handler(scope)(scope, receive, send)
+
+    def handler(self, scope: Scope) -> Handler:
+        """Return the handler for the method of a request. Raises MethodNotAllowedError with the methods that there are."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        handler = self._handlers.get(method)
+        if handler is None:
+            allowed = ", ".join(self._handlers)
+            raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
+        return handler
 
 
 async def send_json(
