@@ -7,6 +7,7 @@
 import os
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 MORE = int(os.environ.get("TITO_EXAMPLES", "0"))
@@ -25,3 +26,9 @@ UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthChe
 settings.register_profile("same", max_examples=examples(100), derandomize=True, **UNTIMED)
 settings.register_profile("explore", max_examples=examples(100), print_blob=True, **UNTIMED)
 settings.load_profile("explore" if MORE else "same")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many processes `-n auto` takes: one more than there are cores, because many tests wait for programs."""
+    cores = os.cpu_count() or 1
+    return cores if SLOW else cores + 1  # whole vocabularies take gigabytes in each process
