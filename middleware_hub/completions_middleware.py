@@ -1,8 +1,8 @@
-"""`Completions`: OpenAI's `POST /v1/completions`, as pure ASGI around whatever serves `/generate`.
+"""`Completions`: OpenAI's `POST /v1/completions`, as pure ASGI around the application that serves `/generate`.
 
-The walk of one: the body becomes one of `/generate`, with the prompt as it is; the layers inside match it, have it answered
-and remember the reply; what they say goes on in OpenAI's form, a stream event by event. A client that leaves is theirs to see:
-they are given its own `receive`.
+A request becomes a `/generate` with the prompt unchanged. The layers inside match the prompt, have it answered and record the
+reply; their reply goes on in OpenAI's form, a stream event by event. They get the client's own `receive`, so that they see when
+it leaves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from middleware_hub.dialects.completions_requests import CompletionRequest
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.radix import prompting
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang import EventSplitter, UnreadableReplyError, event_data, event_index, split_list
+from router.engines.sglang import UnreadableReplyError, event_index, split_list
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.stream import DONE
 from router.engines.sglang.worker_request import new_rid
@@ -30,11 +30,12 @@ from router.errors import RouterError, UpstreamError
 from router.http.asgi import HeaderList, collected, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT
 from router.http.offload import beside
+from router.http.reply import WatchedReply
 from router.http.upstream import UpstreamBrokenError
 
 _ERRORS = OpenAI()
 _PASSED_ON = (b"x-radix-", b"x-router-")
-"""How the reply headers begin that are passed on: the others are about a body that the client does not get."""
+"""The prefixes of reply headers that are passed on. The others describe a body that the client does not get."""
 
 
 class Completions:
@@ -42,9 +43,9 @@ class Completions:
 
     Args:
         app: the layers inside.
-        tokenizer: spells prompts and tokens, where the client wants to see them.
+        tokenizer: spells prompts and tokens for clients that want to see them.
         max_body_bytes: of a request.
-        limits: for its prompts.
+        limits: of its prompts.
     """
 
     def __init__(
@@ -70,13 +71,26 @@ class Completions:
         rid = new_rid()
         body = await beside(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
-        told = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
-        inner = _inner(scope, body)
+        answers = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
+        inner, receive = _inner(scope, body), replay(body, receive)
         if request.stream:
-            stream = _Stream(request, choices, told, send)
-            await stream.run(self._app, inner, replay(body, receive))
-        else:
-            await self._whole(request, choices, told, inner, replay(body, receive), send)
+            await _CompletionStream(request, choices, answers, send).run(self._app, inner, receive)
+            return
+        try:
+            start, reply = await collected(self._app, inner, receive)
+        except UpstreamBrokenError as error:
+            raise UpstreamError(str(error)) from error
+        if start["status"] != 200:
+            raise refusal(start["status"], reply)
+        try:
+            replies = split_list(reply, request.replies) if request.listed else [Raw(reply)]
+        except UnreadableReplyError as error:
+            raise unreadable(error) from error
+        found = []
+        for answer, raw in zip(answers, replies, strict=True):
+            found.append(answer.whole(raw))
+            await asyncio.sleep(0)  # a batch may be large
+        await send_json(send, 200, choices.whole(found), _passed_on(start))
 
     def _parsed(self, body: bytes) -> CompletionRequest:
         request = completions_requests.parse(body, self._limits)
@@ -93,53 +107,30 @@ class Completions:
         hidden = self._tokenizer.vocabulary.special_ids if request.skips_special else frozenset[int]()
         return Choices(head, request, fronts, hidden)
 
-    async def _whole(
-        self,
-        request: CompletionRequest,
-        choices: Choices,
-        told: list[CompletionAnswer],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+
+class _CompletionStream:
+    """Watches one streamed reply and sends it on. Its head waits for the first event, which may be an error with a status."""
+
+    def __init__(
+        self, request: CompletionRequest, choices: Choices, answers: list[CompletionAnswer], send: Send
     ) -> None:
-        try:
-            start, body = await collected(self._app, scope, receive)
-        except UpstreamBrokenError as error:
-            raise UpstreamError(str(error)) from error
-        if start["status"] != 200:
-            raise refusal(start["status"], body)
-        try:
-            replies = split_list(body, request.replies) if request.listed else [Raw(body)]
-        except UnreadableReplyError as error:
-            raise unreadable(error) from error
-        answers = []
-        for one, reply in zip(told, replies, strict=True):
-            answers.append(one.whole(reply))
-            await asyncio.sleep(0)  # a batch may be large
-        await send_json(send, 200, choices.whole(answers), _passed_on(start))
-
-
-class _Stream:
-    """One streamed reply on its way. Its head waits for the first event: that may be an error, with a status of its own."""
-
-    def __init__(self, request: CompletionRequest, choices: Choices, told: list[CompletionAnswer], send: Send) -> None:
         self._request = request
         self._choices = choices
-        self._told = told
+        self._answers = answers
         self._send = send
-        self._events = EventSplitter()
         self._start: Message = {"status": 502}
         self._begun = False
         self._done = False
-        self._refused: list[bytes] = []
+        self._refused = b""
         self._error: RouterError | None = None
+        self._out: list[bytes] = []
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
-        """From the request to the last event. Raises RouterError only as long as nothing was sent."""
+        """Send the whole reply. Raises RouterError only before anything is sent."""
         try:
-            await app(scope, receive, self._take)
+            await app(scope, receive, WatchedReply(self, self._send_on).send)
             if self._start["status"] != 200:
-                raise refusal(self._start["status"], b"".join(self._refused))
+                raise refusal(self._start["status"], self._refused)
             if self._error is None and not self._done:
                 raise UpstreamError("the worker's stream ended before its end")
         except RouterError as error:
@@ -147,50 +138,53 @@ class _Stream:
         except UpstreamBrokenError as error:
             self._error = self._error or UpstreamError(str(error))
         if self._error is None:
-            await self._say(self._choices.end([one.answer for one in self._told if one.answer is not None]), last=True)
+            end = self._choices.end([one.answer for one in self._answers if one.answer is not None])
         elif self._begun:
-            # Nothing comes behind it: with `[DONE]` it would look like a success.
-            await self._say(b"data: " + _ERRORS.error(self._error) + b"\n\n", last=True)
+            # `[DONE]` behind it would make it look like a success.
+            end = b"data: " + _ERRORS.error(self._error) + b"\n\n"
         else:
             raise self._error
+        await self._send_body(end, last=True)
 
-    async def _take(self, message: Message) -> None:
-        """What the application inside calls."""
-        if message["type"] == "http.response.start":
-            self._start = message
-        elif self._start["status"] != 200:
-            self._refused.append(message.get("body", b""))
-        else:
-            out = []
-            for event in self._events.feed(message.get("body", b"")):
-                data = event_data(event)
-                if data is not None and self._error is None:
-                    out.append(self._event(data))
-            if body := b"".join(out):
-                await self._say(body)
+    def head(self, start: Message) -> None:
+        self._start = start
 
-    def _event(self, data: bytes) -> bytes:
-        """What the client is told of an event, which may be nothing yet."""
+    def event(self, data: bytes) -> None:
+        """Take the payload of an event. Nothing behind an error counts."""
+        if self._error is None:
+            try:
+                self._out.append(self._piece(data))
+            except RouterError as error:
+                self._error = error
+
+    def end(self, body: bytes) -> None:
+        """Take the body of a reply that is an error."""
+        self._refused = body
+
+    def _piece(self, data: bytes) -> bytes:
+        """Return what the client gets of an event, which may be nothing yet."""
         if data == DONE:
-            self._done = all(one.answer is not None for one in self._told)
+            self._done = all(one.answer is not None for one in self._answers)
             return b""
         number = event_index(data) if self._request.listed else 0
-        try:
-            if not 0 <= number < len(self._told):
-                raise UpstreamError(f"the worker's stream has an event of reply {number}, of {len(self._told)}")
-            one = self._told[number]
-            over = one.answer is not None
-            text = one.event(data)
-        except RouterError as error:
-            self._error = error
-            return b""
+        if not 0 <= number < len(self._answers):
+            raise UpstreamError(f"the worker's stream has an event of reply {number}, of {len(self._answers)}")
+        one = self._answers[number]
+        over = one.answer is not None
+        text = one.event(data)
         ended = None if over else one.answer
-        # A token whose text is held back waits for it: what has no text is told with what comes next.
+        # A token whose text is held back waits for it: what has no text goes out with what comes next.
         if not text and ended is None:
             return b""
         return self._choices.piece(number, text, one.news(), ended)
 
-    async def _say(self, body: bytes, *, last: bool = False) -> None:
+    async def _send_on(self, _: Message) -> None:
+        body = b"".join(self._out)
+        self._out.clear()
+        if body:
+            await self._send_body(body)
+
+    async def _send_body(self, body: bytes, *, last: bool = False) -> None:
         if not self._begun:
             self._begun = True
             headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
@@ -200,7 +194,7 @@ class _Stream:
 
 
 def _inner(scope: Scope, body: bytes) -> Scope:
-    """The scope of the `/generate`: the client's own headers, but for what is said of its body."""
+    """Return the scope of the `/generate`: the client's own headers, except those that describe its body."""
     inner = with_body(scope, body)
     headers = [pair for pair in inner["headers"] if pair[0] not in (b"content-type", b"accept")]
     return {

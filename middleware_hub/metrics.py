@@ -1,4 +1,4 @@
-"""The instruments of the radix-tree middleware, named in one place."""
+"""The metrics of the radix-tree middleware."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from prometheus_client.registry import Collector
 from middleware_hub.radix.tree import RadixTree
 
 REASONS = ("version", "least_recently_hit", "never_retrieved", "abandoned")
-"""Why replies are evicted; each has a series from the beginning, so that an alert on it has something to look at."""
+"""Why replies are evicted. Each has a series from the start, so that alerts on it work."""
 
 
 class RadixMetrics:
-    """Counters of what passes, and a collector that reads the tree's own counts when asked."""
+    """Counters of requests and replies, and a collector that reads the tree's own counts."""
 
     def __init__(self, registry: CollectorRegistry, tree: RadixTree) -> None:
         self.replies = Counter(
@@ -59,9 +59,10 @@ class RadixMetrics:
         )
         registry.register(_TreeCollector(tree))
 
-    def matched(self, kind: str) -> None:
-        """A prompt was matched in this way; or this is to be known about its match."""
-        self._matches(kind).inc()
+    def matched(self, *kinds: str) -> None:
+        """Count how a prompt was matched, and the reasons of its match."""
+        for kind in kinds:
+            self._matches(kind).inc()
 
 
 class _TreeCollector(Collector):
@@ -79,8 +80,8 @@ class _TreeCollector(Collector):
             yield GaugeMetricFamily(f"tito_radix_{name}", text, value=value)
         evicted = CounterMetricFamily(
             "tito_radix_evictions",
-            "Replies collected, by reason: version, least_recently_hit; and beside these two never_retrieved, or "
-            "abandoned where --radix-unretrieved-versions gave it up",
+            "Replies collected, by reason: version or least_recently_hit; of these also never_retrieved, or "
+            "abandoned where --radix-unretrieved-versions gave them up",
             labels=["reason"],
         )
         for reason in REASONS:

@@ -27,9 +27,8 @@ from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
 from middleware_hub.radix.tree import Namespace, RadixTree
 from router.engines.sglang import GenerateRequest, new_weight_version
 from router.engines.sglang.limits import PromptLimits
-from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
-from router.http.asgi import ByMethod, header, read_json, replay, send_json, with_body
+from router.http.asgi import Handler, first_values, handler_for, header, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import EditedReply
@@ -78,28 +77,33 @@ class RadixTreeMiddleware:
         self._limits = PromptLimits(context.config.server.max_batch, config.max_text_tokens)
         self._max_context = context.config.sessions.max_context
         self._collecting = False
-        self._routes: dict[str, ASGIApp] = {
+        self._routes: dict[str, dict[str, Handler]] = {
             # SGLang takes PUT, too.
-            "/generate": ByMethod({"POST": self._generate, "PUT": self._generate}),
-            "/retrieve_from_text": ByMethod({"POST": self._retrieve}),
-            "/radix_tree/explain": ByMethod({"POST": self._explain}),
-            "/radix_tree/stats": ByMethod({"GET": self._stats}),
-            **dict.fromkeys(VERSION_CALLS, self._new_version),
+            "/generate": {"POST": self._generate, "PUT": self._generate},
+            "/retrieve_from_text": {"POST": self._retrieve},
+            "/radix_tree/explain": {"POST": self._explain},
+            "/radix_tree/stats": {"GET": self._stats},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        ours = scope["type"] == "http" and not request_state(scope).kept
-        inside = self._routes.get(scope["path"], self.app) if ours else self.app
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            if scope["type"] == "lifespan":
+                self.tree.clear()
+            return
+        handlers, inside = self._routes.get(scope["path"]), self.app
+        if scope["path"] in VERSION_CALLS:
+            inside = self._new_version
+        elif handlers is not None and not request_state(scope).kept:
+            inside = handler_for(scope, handlers)
         await inside(scope, receive, send)
-        if scope["type"] == "lifespan":
-            self.tree.clear()
 
     # /generate -----------------------------------------------------------------------------------------------------------
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._max_body_bytes, ids=True)
-        request = await offload(len(body) > LIGHT, self._parsed, body)
+        request = self._parsed(body) if len(body) <= LIGHT else await offload(True, self._parsed, body)
         encoded: list[list[range]] = []
         if request.segments is not None:
             assembled = await prompting.assemble(
@@ -115,21 +119,32 @@ class RadixTreeMiddleware:
         if reason is not None:
             await self._pass(scope, receive, send, request.passed_on(body), reason)
             return
+        state, headers = request_state(scope), first_values(scope)
+        namespace = state.caller.tenant, "", headers.get(b"x-radix-namespace", b"").decode("latin-1")
+        parents = _parents(headers.get(b"x-radix-parent", b"").decode("latin-1"), request.prompts)
+        routing_key = headers.get(b"x-smg-routing-key")
         prompts: list[Prompt] = []
-        parents = _parents(scope, len(request.texts or request.ids or ()))
         try:
             for number, parent in enumerate(parents):
-                prompts.append(await self._prompt(scope, request, number, parent, encoded[number] if encoded else ()))
+                prompts.append(await self._prompt(namespace, request, number, parent, encoded))
                 if number:
                     await asyncio.sleep(0)
             ids = [prompt.ids for prompt in prompts]
-            heavy = sum(map(len, ids)) > MANY_TOKENS
-            out, sent = await offload(heavy, request.for_worker, ids, force_logprobs=self.force_logprobs)
-            hint = RouteHint(prompts[0].match.text, prompts[0].ids, header(scope, b"x-smg-routing-key"))
+            if sum(map(len, ids)) <= MANY_TOKENS:
+                out, sent = request.for_worker(ids, state.request, force_logprobs=self.force_logprobs)
+            else:
+                out, sent = await offload(
+                    True, request.for_worker, ids, state.request, force_logprobs=self.force_logprobs
+                )
+            hint = RouteHint(
+                prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
+            )
             responder = Responder(self.recorder, self, request, prompts, hint, force_logprobs=self.force_logprobs)
-            reply = EditedReply(responder, send)
+            inner = with_body(scope, out, request=sent, hint=hint)
+            inner["headers"] = [pair for pair in inner["headers"] if pair[0] != b"content-type"]
+            inner["headers"].append((b"content-type", b"application/json"))  # whatever the client called it
             try:
-                await self.app(_inner(scope, out, sent, hint), replay(out, receive), reply.send)
+                await self.app(inner, replay(out, receive), EditedReply(responder, send).send)
             finally:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()
@@ -145,17 +160,34 @@ class RadixTreeMiddleware:
         return request
 
     async def _prompt(
-        self, scope: Scope, request: GenerateRequest, number: int, parent: str | None, encoded: Sequence[range]
+        self,
+        namespace: Namespace,
+        request: GenerateRequest,
+        number: int,
+        parent: str | None,
+        encoded: Sequence[Sequence[range]],
     ) -> Prompt:
-        namespace = self._namespace(scope, request.lora_path(number))
+        """Return one prompt of a request, its match pinned."""
+        if request.lora_paths:
+            namespace = namespace[0], request.lora_path(number), namespace[2]
         if request.texts is not None:
             text = request.texts[number]
             prompt = await prompting.from_text(self.tree, self.tokenizer, namespace, text, parent, self._tracer)
         else:
             assert request.ids is not None
-            ids = request.ids[number]
-            prompt = await prompting.from_ids(self.tree, self.tokenizer, namespace, ids, parent, self._tracer, encoded)
-        self._count_prompt(prompt)
+            prompt = await prompting.from_ids(
+                self.tree,
+                self.tokenizer,
+                namespace,
+                request.ids[number],
+                parent,
+                self._tracer,
+                encoded[number] if encoded else (),
+            )
+        match = prompt.match
+        self.metrics.reused.inc(match.cut.tokens)
+        self.metrics.encoded.inc(prompt.encoded)
+        self.metrics.matched("fresh" if match.cut.span is None else "continued", *match.reasons)
         return prompt
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
@@ -173,14 +205,6 @@ class RadixTreeMiddleware:
     @staticmethod
     def _namespace(scope: Scope, lora_path: str = "") -> Namespace:
         return request_state(scope).caller.tenant, lora_path, header(scope, b"x-radix-namespace") or ""
-
-    def _count_prompt(self, prompt: Prompt) -> None:
-        match = prompt.match
-        self.metrics.reused.inc(prompt.reused)
-        self.metrics.encoded.inc(prompt.encoded)
-        self.metrics.matched("fresh" if match.cut.span is None else "continued")
-        for reason in match.reasons:
-            self.metrics.matched(reason)
 
     def count(self, verdicts: Sequence[Verdict]) -> None:
         """Take note of what became of the replies of a request, and make room if the budget is passed."""
@@ -280,11 +304,10 @@ class RadixTreeMiddleware:
         await send_json(send, 200, msgspec.json.encode(answer))
 
 
-def _parents(scope: Scope, prompts: int) -> list[str | None]:
-    """The parent of each prompt of a request: one name counts for all, as many as there are prompts for one each."""
-    named = header(scope, b"x-radix-parent") or None
-    names = [name.strip() or None for name in named.split(",")] if named is not None and prompts > 1 else []
-    return names if len(names) == prompts else [named] * prompts
+def _parents(given: str, prompts: int) -> list[str | None]:
+    """Return the parent of each prompt. One name counts for all prompts; several must be as many as there are prompts."""
+    names = [name.strip() or None for name in given.split(",")] if given and prompts > 1 else []
+    return names if len(names) == prompts else [given or None] * prompts
 
 
 def _encoded(answer: dict[str, Any]) -> bytes:
@@ -299,14 +322,3 @@ def _by_pieces(value: Any) -> Any:
         return value
     pieces = [msgspec.json.encode(value[at : at + MANY_TOKENS])[1:-1] for at in range(0, len(value), MANY_TOKENS)]
     return Raw(b"[%b]" % b",".join(pieces))
-
-
-def _inner(scope: Scope, body: bytes, request: WorkerRequest | None, hint: RouteHint) -> Scope:
-    """Return the scope of the rewritten request: JSON, whatever the client called it."""
-    outer = request_state(scope).request
-    if request is not None and outer is not None and request.rids == outer.rids:
-        request.named = outer.named
-    inner = with_body(scope, body, request=request, hint=hint)
-    inner["headers"] = [pair for pair in inner["headers"] if pair[0] != b"content-type"]
-    inner["headers"].append((b"content-type", b"application/json"))
-    return inner

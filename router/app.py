@@ -29,6 +29,7 @@ from router.observability.policy_metrics import PolicyCollector
 from router.observability.requests import Requests
 from router.observability.tracing import Tracer, create_tracer
 from router.policies import create_policy
+from router.policies.base import ReadsPrompts
 from router.policies.cache_aware import CacheAware
 from router.policies.snapshots import PolicySnapshots
 from router.proxy.outbound import RequestReader
@@ -129,27 +130,25 @@ def create_app(
         RequestReader(
             max_body_bytes=config.server.max_body_bytes,
             forward_authorization=not keys,
-            reads_prompts=workers.routes_by_prompt,
+            reads_prompts=isinstance(policy, ReadsPrompts),
         ),
         workers,
         Instruments(metrics, tracer),
         TroubleHandlers(recall=fleet.recall, on_broken=checks.trouble),
     )
-    generations = Generations(
-        innermost,
-        fleet,
-        metrics,
-        config.abort,
-        max_body_bytes=config.server.max_body_bytes,
-        max_batch=config.server.max_batch,
-        isolated=keys.several,
-    )
     control = ControlRoutes(pool, admission, registry, lifecycle, requests)
     router = Router(
         [*control.routes(), *fleet.routes()], redirect_slashes=False, default=_HttpOnly(innermost), lifespan=lifespan
     )
-
-    app: ASGIApp = _Dispatch(generations, router)
+    app: ASGIApp = Generations(
+        innermost,
+        router,
+        fleet,
+        metrics,
+        config.abort,
+        config.server,
+        isolated=keys.several,
+    )
     context = plugins.MiddlewareContext(config=config, registry=registry, tracer=tracer, shared=dict(shared or {}))
     for path in reversed(config.middlewares):
         app = plugins.load(path)(app, context)
@@ -157,20 +156,6 @@ def create_app(
         app = ApiKeyGuard(app, keys)
     app = Intake(LoopGuard(app, instance), config.server.body_timeout)
     return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
-
-
-class _Dispatch:
-    """The generations, which are nearly everything, need not be compared with every route first."""
-
-    def __init__(self, generations: ASGIApp, router: ASGIApp) -> None:
-        self._generations = generations
-        self._router = router
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/generate":
-            await self._generations(scope, receive, send)
-        else:
-            await self._router(scope, receive, send)
 
 
 class _HttpOnly:

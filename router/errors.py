@@ -1,8 +1,8 @@
-"""The errors this server answers with.
+"""The errors that the router answers with.
 
-One small tree. The HTTP status and the machine-readable type stand on the class, the message says what to do.
-Errors of libraries are mapped onto it at the seam where they enter (`upstream`, `asgi`, `sglang`), so no
-handler ever has to know what aiohttp or msgspec raise.
+The class has the HTTP status and the machine-readable type; the message says what to do. Errors of libraries are mapped to
+these classes where they enter (`http/upstream`, `http/asgi`, `engines/sglang`), so no handler has to know what aiohttp or
+msgspec raises.
 """
 
 from __future__ import annotations
@@ -11,32 +11,31 @@ from typing import ClassVar
 
 
 class RouterError(Exception):
-    """Something the client is told about, as `{"error": {"message", "type", "code"}}`."""
+    """An error that the client sees, as `{"error": {"message", "type", "code"}}`."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
 
     def __init__(self, message: str, *, headers: tuple[tuple[str, str], ...] = (), **details: object) -> None:
-        """`details` are further JSON fields of the error object; `headers` go onto the answer."""
+        """`details` are further JSON fields of the error object; `headers` are added to the reply."""
         super().__init__(message)
         self.message = message
         self.headers = headers
         self.details = details
 
     def body(self) -> dict[str, object]:
-        """The JSON body of the answer."""
         return {"error": {"message": self.message, "type": self.type, "code": self.status, **self.details}}
 
 
 class BadRequestError(RouterError):
-    """The request cannot be served as it is written."""
+    """The request, or the configuration, is wrong."""
 
     status = 400
     type = "invalid_request_error"
 
 
 class ForbiddenError(RouterError):
-    """The key is a good one, and not for this."""
+    """The key is valid, but does not permit the request."""
 
     status = 403
     type = "forbidden"
@@ -50,14 +49,14 @@ class NotFoundError(RouterError):
 
 
 class MethodNotAllowedError(RouterError):
-    """The path is one of ours, the method is not."""
+    """The path exists, the method does not."""
 
     status = 405
     type = "method_not_allowed"
 
 
 class NotExactError(RouterError):
-    """`strict` was asked for and the answer would not be exact."""
+    """The request has `strict`, and the answer would not be exact."""
 
     status = 409
     type = "not_exact"
@@ -85,28 +84,28 @@ class NoWorkerError(RouterError):
 
 
 class QueueFullError(RouterError):
-    """All workers are busy, and so many requests wait already that another one may not."""
+    """All workers are busy and the queue is full."""
 
     status = 429
     type = "queue_full"
 
 
 class QueueTimeoutError(RouterError):
-    """No worker had room for a request for as long as it may wait."""
+    """No worker had room in time."""
 
     status = 408
     type = "queue_timeout"
 
 
 class StoppedError(RouterError):
-    """The process ended with the request in flight."""
+    """The router stopped with the request in flight."""
 
     status = 503
     type = "stopped"
 
 
 class UpstreamTimeoutError(RouterError):
-    """Workers took longer than the flags allow."""
+    """A worker took longer than the flags allow."""
 
     status = 504
     type = "worker_timeout"
@@ -120,4 +119,4 @@ class UpstreamError(RouterError):
 
 
 class ClientDisconnectedError(Exception):
-    """The client is gone. Nobody is left to answer, so this has no status."""
+    """The client has left. There is no status, because there is no reply."""

@@ -111,7 +111,7 @@ class ControlRoutes:
         """Whether a generation would find a worker."""
         count = len(self._pool.routable)
         if not count:
-            raise self._pool.nobody()
+            raise self._pool.no_worker_error()
         await _reply(send, 200, {"status": "ok", "workers": count})
 
     async def liveness(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""uvicorn around the application: the socket, the log, and an orderly end."""
+"""The server: uvicorn around the application, its socket, and its orderly end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048
 
 GC_THRESHOLDS = (20_000, 20, 50)
-"""New containers before a look at them, such looks before one at those that survived it, and of those before one at all."""
+"""New containers before a collection of the youngest generation, then collections of one before one of the next."""
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """The listening socket. BadRequestError if the address cannot be had."""
+    """Return the listening socket. Raise BadRequestError if the address is not available."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
@@ -37,8 +37,8 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def serve(app: RouterApp, config: ServerConfig, listener: socket.socket) -> int:
-    """Serve until SIGTERM or SIGINT, then finish what is in flight. Returns the exit code."""
-    server = _Server(app, config)
+    """Serve until SIGTERM or SIGINT, finish the requests in flight, and return the exit code."""
+    server = _DrainingServer(app, config)
     server.run(sockets=[listener])
     return 1 if server.force_exit else 0
 
@@ -54,18 +54,18 @@ def _limits(config: ServerConfig) -> Limits:
 
 
 def _spare_the_collector() -> None:
-    """Have Python's garbage collector leave alone what is here to stay, and look at the rest less often.
+    """Exempt what is loaded now from garbage collection, and collect less often.
 
-    It walks all containers that there are, over and over, to find cycles that nobody can reach. Here nearly all of them are
-    libraries and remembered tokens; with its defaults it took a fifth of the processor, and a third of the slowest replies.
+    The collector walks all containers to find unreachable cycles. Here nearly all containers are libraries and remembered
+    tokens: with the default thresholds it took a fifth of the CPU, and a third of the time of the slowest replies.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-class _Server(uvicorn.Server):
-    """The first signal drains, the second one stops at once; after draining the exit code is 0, not the signal's."""
+class _DrainingServer(uvicorn.Server):
+    """Drains at the first signal, stops at the second. After draining, the exit code is 0 and not the signal's."""
 
     def __init__(self, app: RouterApp, config: ServerConfig) -> None:
         self._app = app
@@ -88,7 +88,6 @@ class _Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tells where it listens, which matters with --port 0."""
         await super().startup(sockets)
         _spare_the_collector()
         for listener in sockets or ():
@@ -96,13 +95,12 @@ class _Server(uvicorn.Server):
             logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains."""
         logger.info("stopping: %d requests in flight have %g s to finish", len(self.server_state.tasks), self._grace)
         await super().shutdown(sockets)
         logger.info("stopped")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Runs in a signal handler: sets flags, does nothing else."""
+        """Set flags and do nothing else: this runs in a signal handler."""
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True

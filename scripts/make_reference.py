@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from middleware_hub.metrics import RadixMetrics
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.registry import SessionStore
+from middleware_hub.sessions.registry import SessionRegistry
 from router.flags import parser
 from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.policy_metrics import PolicyCollector
@@ -62,7 +62,7 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     ProcessCollector(registry=registry)
     measure: Any = None  # an empty tree has nothing to measure
     RadixMetrics(registry, RadixTree(measure))
-    SessionStore(SessionMetrics(registry), max_tokens=1)
+    SessionRegistry(SessionMetrics(registry), max_tokens=1)
     for collector in registry.collectors:
         for metric in collector.collect():
             # Labels are public on samples only, and there may be none yet.

@@ -20,6 +20,7 @@ from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
 from router.embedded.models.ngram import shipped_tokenizer
+from router.engines.sglang.request import UNRECORDABLE
 from router.flags import parser
 from router.generate.fleet import Fleet
 from router.http.upstream import AiohttpUpstream
@@ -99,7 +100,7 @@ def routes() -> set[str]:
     control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle(), Requests())
     own = {route.path.replace("{key:path}", "{id}") for route in control.routes()}
     source = (ROOT / "middleware_hub" / "radix_tree_middleware.py").read_text()
-    hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))
+    hub = set(re.findall(r'"(/[\w/]+)": \{"[A-Z]+":', source))
     assert hub, "the middleware's source has another form: read its routes in another way"
     fleet = Fleet(pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False)
     return (
@@ -194,6 +195,14 @@ def test_files_and_tests_exist(page: Path) -> None:
 
 
 @every_page
+def test_modules_that_are_run_exist(page: Path) -> None:
+    """Check every `python -m` of a module of this repository, in blocks and in the text."""
+    for module in re.findall(r"-m ((?:router|benchmarks|tests)\b[\w.]*\w)", page.read_text()):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+@every_page
 def test_flags_in_configuration_files_exist(page: Path) -> None:
     """Check the flags with which a service manager starts the router."""
     for block in blocks(page, "ini", "yaml"):
@@ -257,18 +266,17 @@ def test_every_route_is_documented() -> None:
 
 def test_what_is_not_recorded_is_documented() -> None:
     """The table of limits has the words that `unrecordable` returns."""
-    found = [
+    (function,) = (
         node
         for file in (ROOT / "router").glob("**/*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name == "unrecordable"
-    ]
-    (function,) = found
+    )
     reasons = {
         node.value.value
         for node in ast.walk(function)
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant) and node.value.value is not None
-    }
+    } | set(UNRECORDABLE.values())
     _, _, limits = API.read_text().partition("## Limits")
     rows = set(re.findall(r"^\| `([^`]+)` \|", limits, re.MULTILINE))
     assert rows == reasons, "the table under Limits in docs/http-api.md"
@@ -284,3 +292,24 @@ def test_the_tree_of_the_architecture_names_every_folder() -> None:
         named.add("/".join(path[: depth + 1]))
     packages = [file.parent for top in ("router", "middleware_hub") for file in (ROOT / top).glob("**/__init__.py")]
     assert named == {str(package.relative_to(ROOT)) for package in packages}
+
+
+def test_the_messages_of_the_runbook_are_in_the_code() -> None:
+    """What docs/operations.md quotes from logs and errors, piece by piece: numbers, paths and `...` stand for anything."""
+    said = "\n".join(
+        node.value
+        for top in ("router", "middleware_hub")
+        for file in (ROOT / top).glob("**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    _, _, page = (ROOT / "docs" / "operations.md").read_text().partition("### Logs")
+    quoted = [words for words in _INLINE.findall(_BLOCK.sub("", page)) if re.match(r"(GET /\w+ )?[a-z']+ [a-z]", words)]
+    pieces = [
+        piece.strip(" :")
+        for words in quoted
+        if not words.startswith(("pip ", "python ", "ulimit "))
+        for piece in re.split(r"\.\.\.|\d+|\([^)]*\)|GET /\w+", words)
+    ]
+    assert len(pieces) > 20
+    assert [piece for piece in pieces if piece not in said] == []

@@ -1,1 +1,1 @@
-"""Messages, their keys and the errors of a conversation: the words that dialects and sessions share."""
+"""What dialects and sessions share: messages and their keys, answers, refusals, and what a dialect provides."""

@@ -16,29 +16,20 @@ from router.errors import RouterError
 class DialectStream(Protocol):
     """Server-sent events of one streamed reply. Every method returns the bytes to send now; they may be empty."""
 
-    def begin(self, prompt_tokens: int) -> bytes:
-        """Begin the reply."""
-        ...
+    def begin(self, prompt_tokens: int) -> bytes: ...
 
     def piece(self, index: int, piece: Piece, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
         """Write the next piece of generation `index`, and the logprobs of the tokens since the piece before, if wanted."""
-        ...
 
     def finish(self, index: int, answer: Answer) -> bytes:
         """End generation `index`, all of whose pieces have been sent."""
-        ...
 
-    def end(self, answers: Sequence[Answer]) -> bytes:
-        """End the reply."""
-        ...
+    def end(self, answers: Sequence[Answer]) -> bytes: ...
 
-    def failed(self, error: RouterError) -> bytes:
-        """End the reply with an error."""
-        ...
+    def failed(self, error: RouterError) -> bytes: ...
 
     def ping(self) -> bytes:
         """Return what keeps a silent connection alive in this dialect."""
-        ...
 
 
 class Recalled(msgspec.Struct, frozen=True):
@@ -64,7 +55,6 @@ class Memo(Protocol):
 
     def recall(self, body: bytes) -> Recalled | None:
         """Return what is known of the body's messages. At least one message is left to parse."""
-        ...
 
     def keep(
         self,
@@ -83,7 +73,6 @@ class Memo(Protocol):
             read: what each of `listed` was parsed into: one message, or several that a dialect folds into one.
             recalled: what `recall` returned, if the dialect used it.
         """
-        ...
 
 
 class Dialect(Protocol):
@@ -94,16 +83,12 @@ class Dialect(Protocol):
 
         Raises BadRequestError for what is malformed, and for what is not supported, with what to do about it.
         """
-        ...
 
     def whole(self, request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
         """Return the body of a reply in one piece, with one answer for each sample."""
-        ...
 
     def stream(self, request: ChatRequest, head: ReplyHead) -> DialectStream:
         """Return the writer of a streamed reply."""
-        ...
 
     def error(self, error: RouterError) -> bytes:
         """Return the body of an error."""
-        ...

@@ -1,8 +1,8 @@
-"""When two messages are the same one: what a client sends back is never quite what it got.
+"""Message keys: when two messages count as the same, although a client never sends back quite what it received.
 
-An echo loses its reasoning, gains empty fields, has its tool arguments printed anew. Tokens come from the store and never
-from the echo, so all that an echo has to do is to be recognized: `canonical` compares what a message says, `strict` every
-field of it. A function of the user's gets the message and gives anything that can be hashed.
+An echo loses its reasoning, gains empty fields, and has its tool arguments printed again. Tokens come from the trie and never
+from the echo, so an echo only needs to be recognized: `canonical` compares what a message says, `strict` all of its fields. A
+function of the user's takes the message and returns anything hashable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGEST = 16
 
 
 class KeyedMessage(dict[str, Any]):
-    """A message whose key is known; `looked_at` is for who looks at all messages of a conversation, at every turn."""
+    """A message whose key is known. `looked_at` caches a verdict for code that reads all messages at every turn."""
 
     __slots__ = ("key", "looked_at")
 
@@ -36,10 +36,10 @@ class KeyedMessage(dict[str, Any]):
 
 
 def canonical(message: Message) -> bytes:
-    """The digest of what a message says.
+    """Return the digest of what a message says.
 
-    `None`, `""`, `[]` and nothing are equal, a lone text part equals its string, and of arguments neither white space nor the
-    order of keys counts. `reasoning_content` does not count at all: many clients drop it.
+    `None`, `""`, `[]` and an absent field are equal, a lone text part equals its string, and neither white space nor the order
+    of keys counts in arguments. `reasoning_content` does not count at all, because many clients drop it.
     """
     said: list[Any] = [
         message.get("role"),
@@ -52,14 +52,14 @@ def canonical(message: Message) -> bytes:
 
 
 def strict(message: Message) -> bytes:
-    """The digest of every field of a message as it is, but for the order of keys."""
+    """Return the digest of all fields of a message, whatever the order of keys."""
     return _digest(message)
 
 
 def setting_of(request: ChatRequest) -> bytes:
-    """What a conversation is rendered with: a digest of its adapter, behind it one of its tools, and one of its options.
+    """Return what a conversation is rendered with: digests of its adapter, its tools and its options, in a row.
 
-    Under another adapter no token is the same; under other tools or options some may be (see `segments`).
+    Under another adapter no token is the same; under other tools or options some may be (see `splice`).
     """
     adapter = request.extra.get("lora_path")
     named = adapter and bytes(adapter).decode("utf-8", "replace")
@@ -67,25 +67,23 @@ def setting_of(request: ChatRequest) -> bytes:
 
 
 def adapter_of(setting: bytes) -> bytes:
-    """The digest of its adapter."""
     return setting[:_DIGEST]
 
 
 def tools_of(setting: bytes) -> bytes:
-    """The digest of its tools."""
     return setting[_DIGEST : 2 * _DIGEST]
 
 
 def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str) -> str:
-    """An id for the `number`-th tool call of a turn.
+    """Return an id for the `number`-th tool call of a turn.
 
-    The same calls at the same place of a conversation get the same ids: then a turn that was sampled twice is one message.
+    The same calls at the same place of a conversation get the same ids, so that a turn that was sampled twice is one message.
     """
     return f"call_{_digest([repr(before), depth, number, name, _arguments(arguments)]).hex()[:24]}"
 
 
 def load(name: str) -> KeyFunction:
-    """`canonical`, `strict`, or a function of the user's as `pkg.mod:function`. Raises BadRequestError."""
+    """Return `canonical`, `strict`, or the user's function at `pkg.mod:function`. Raises BadRequestError."""
     if name in _NAMED:
         return _NAMED[name]
     module, colon, attribute = name.partition(":")
@@ -115,13 +113,13 @@ def _content(content: Any) -> Any:
 
 
 def said_by(call: dict[str, Any]) -> list[Any]:
-    """What a tool call says: its id, its name, and its arguments, where neither white space nor the order of keys counts."""
+    """Return a tool call's id, name and arguments, in which neither white space nor the order of keys counts."""
     function: dict[str, Any] = call.get("function") or {}
     return [call.get("id") or None, function.get("name"), _arguments(function.get("arguments"))]
 
 
 def _arguments(arguments: Any) -> Any:
-    """An object, wherever there is one: a client may send its text."""
+    """Return the arguments as an object if they are one: a client may send its text."""
     try:
         value = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
         return _numbers(value) or None
@@ -130,7 +128,7 @@ def _arguments(arguments: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """With `1` for `1.0`: JavaScript knows no difference, and prints the one for the other."""
+    """Write `1` for `1.0`: JavaScript prints the one for the other."""
     if isinstance(value, dict):
         return {key: _numbers(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -33,7 +33,6 @@ class CompletionAnswer:
         """How it ended; of a stream, without the text and the logprobs that were sent before."""
 
     def whole(self, raw: bytes | Raw) -> Answer:
-        """Return the answer of a reply in one piece."""
         try:
             reply, short = read_reply(raw)
             if self._alternatives:
@@ -65,7 +64,6 @@ class CompletionAnswer:
 
 
 def unreadable(error: Exception) -> UpstreamError:
-    """Return the error for a reply that cannot be understood."""
     return UpstreamError(f"the worker's reply is not what /generate answers: {error}")
 
 

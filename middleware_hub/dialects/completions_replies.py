@@ -1,17 +1,17 @@
 """Replies of OpenAI's `POST /v1/completions`: `text_completion`, whole and in streams.
 
-What OpenAI has no place for stands where a chat's replies have it: `matched_stop`, and `meta_info` of a choice.
+Fields that OpenAI does not have stand where a chat's replies have them: `matched_stop`, and `meta_info` of a choice.
 
-Logprobs are in the older form, four lists with an entry for each sampled token: `tokens`, `token_logprobs`, `top_logprobs` (an
-object that has the token itself, too; null where no alternatives were asked for) and `text_offset`, the place of the character
-in which a token begins:
+Logprobs have the older form, four lists with an entry for each sampled token: `tokens`, `token_logprobs`, `top_logprobs` (an
+object that contains the token itself as well; null if no alternatives were asked for) and `text_offset`, the place of the
+character in which a token begins:
 
     text            h e y _ 😀 !
     tokens          hey  _  bytes:\\xf0\\x9f  bytes:\\x98\\x80  !  <|im_end|>
     text_offset     0    3  4                4                5  6
 
-A token that is no text by itself is written as its bytes, as OpenAI does it: else different ones would look the same. Tokens
-of a stop string that was cut off lie behind the text's end.
+A token that is no text by itself is written as its bytes, as OpenAI does it, because different ones would look the same
+otherwise. Tokens of a stop string that was cut off lie behind the end of the text.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _encode = msgspec.json.encode
 
 
 class LegacyLogprobs:
-    """Makes the four lists, of all tokens at once, or of a stream's as they come.
+    """Makes the four lists, of all tokens at once or as those of a stream come.
 
     Args:
-        start: characters in front of the first token's.
-        hidden: ids that have no place in the text.
+        start: the number of characters in front of the first token.
+        hidden: ids whose tokens the text leaves out.
         top: whether alternatives were asked for.
     """
 
@@ -48,7 +48,6 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def lists(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Those of the next tokens."""
         offsets = []
         for token in tokens:
             offsets.append(self._at)
@@ -63,13 +62,13 @@ class LegacyLogprobs:
 
 
 class Choices:
-    """The choices of one reply, in the order of prompts, and of the samples of each.
+    """The choices of one reply, in the order of the prompts and of the samples of each.
 
     Args:
         head: of the reply.
         request: what the client wants.
-        fronts: the texts of the prompts, if they are echoed; else empty ones.
-        hidden: ids that have no place in the text.
+        fronts: the texts of the prompts if they are echoed, else empty texts.
+        hidden: ids whose tokens the text leaves out.
     """
 
     def __init__(
@@ -82,7 +81,6 @@ class Choices:
         self._logprobs = [LegacyLogprobs(len(front), hidden, top=bool(request.logprobs)) for front in self._fronts]
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
-        """The body of a reply in one piece."""
         choices = [
             self._choice(index, answer.content, answer.logprobs, **ending(answer))
             for index, answer in enumerate(answers)
@@ -92,12 +90,12 @@ class Choices:
     def piece(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None = None, answer: Answer | None = None
     ) -> bytes:
-        """What a stream's next event says: more text, the logprobs of tokens not told yet, and with `answer` how it ended."""
+        """Return a stream's next event: more text, the logprobs of the new tokens, and with `answer` how it ended."""
         end = {"finish_reason": None} if answer is None else ending(answer)
         return self._opening + _encode(self._choice(index, text, logprobs, **end)) + b"]}\n\n"
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        """The end of a stream: the numbers of tokens, if they were asked for, and `[DONE]`."""
+        """Return the end of a stream: the token counts, if they were asked for, and `[DONE]`."""
         if not self._request.stream_usage:
             return DONE
         return self._opening + b'],"usage":' + _encode(self._usage(answers)) + b"}\n\n" + DONE
@@ -112,7 +110,7 @@ class Choices:
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float | None]:
-    """The best ones, and the token itself. Of several that are written alike the first one counts."""
+    """Return the best alternatives and the token itself. Of several that are written alike the first counts."""
     found: dict[str, float | None] = {_written(token.spelled): _finite(token.logprob)}
     for _, spelled, logprob in token.top:
         found.setdefault(_written(spelled), _finite(logprob))

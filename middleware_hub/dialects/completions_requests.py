@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's `POST /v1/completions`, with SGLang's own fields beside them."""
+"""Bodies of OpenAI's `POST /v1/completions`, which may have SGLang's own fields as well."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.dialects.fields import BOOLEAN, STRING, Fields, Kind, unsupported, wrong
-from middleware_hub.dialects.openai.requests import MOST_SAMPLES, MOST_TOP_LOGPROBS
+from middleware_hub.dialects.openai.requests import MOST_SAMPLES, MOST_TOP_LOGPROBS, STREAM_OPTIONS
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, schema_text
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.errors import BadRequestError
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's own, where a client sets no limit."""
+"""OpenAI's default."""
 
 Prompts = list[str] | list[list[int]]
 
@@ -27,7 +27,7 @@ _REFUSED = {
     "sampling_params": "write its fields at the top level",
     "messages": "they are for /v1/chat/completions",
 }
-"""Fields of other calls. Left out in silence they would be missed, and sent on some of them would be the prompt."""
+"""Fields of other calls. Dropping them silently would surprise the client; sent on, some of them would be the prompt."""
 
 _Listed = list[str | int | list[int]]
 _WRITTEN: Kind[str | _Listed] = Kind(str | _Listed, _PROMPT.removeprefix("the prompt is `prompt`: "))
@@ -35,24 +35,17 @@ _ANYTHING: Kind[Any] = Kind(Any, "JSON")
 _SCHEMA: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a JSON schema, as an object or its text")
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-_STREAM_OPTIONS: Kind[_StreamOptions] = Kind(_StreamOptions, "an object")
-
-
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client wants, understood.
+    """A client's request, parsed and checked.
 
     Attributes:
         prompts: texts, or lists of ids; none of them is empty.
         batch: whether they came as a list.
-        samples: `n`, of each prompt.
-        sampling: `sampling_params` for `/generate`, with `n` where it is more than 1.
-        stream_usage: whether a stream ends with the numbers of tokens.
-        logprobs: how many alternatives of each token are to be seen; None for no logprobs at all.
-        echo: whether the prompt's text stands in front of the reply's.
+        samples: `n`, for each prompt.
+        sampling: `sampling_params` for `/generate`, with `n` if it is more than 1.
+        stream_usage: whether a stream ends with the token counts.
+        logprobs: how many alternatives of each token the client wants; None for no logprobs at all.
+        echo: whether the reply's text begins with the prompt's.
         extra: further top-level fields for the worker, raw (`lora_path`, `return_trajectory`, ...).
     """
 
@@ -69,21 +62,20 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replies(self) -> int:
-        """How many there will be, prompt by prompt."""
+        """The number of replies; those of one prompt stand together."""
         return len(self.prompts) * self.samples
 
     @property
     def listed(self) -> bool:
-        """Whether `/generate` answers with a list."""
         return self.batch or self.samples > 1
 
     @property
     def skips_special(self) -> bool:
-        """Whether special tokens are left out of the text."""
+        """Whether the text leaves special tokens out."""
         return self.sampling.get("skip_special_tokens") is not False
 
     def generate(self, rid: str) -> bytes:
-        """The body of the `/generate` that answers it; `rid` is its name at the worker, who loses it with several samples."""
+        """Return the body of the `/generate` that answers it. The worker uses `rid` only if there is one sample."""
         fields: dict[str, Any] = dict(self.extra)
         fields["text" if isinstance(self.prompts[0], str) else "input_ids"] = (
             self.prompts if self.batch else self.prompts[0]
@@ -100,7 +92,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionRequest:
-    """Raises BadRequestError with `param`, the field it is about, and TextTooLongError."""
+    """Parse a body. Raises BadRequestError, whose `param` names the field, and TextTooLongError."""
     fields = Fields(body)
     for key, reason in _REFUSED.items():
         if key in fields and fields.take(key, _ANYTHING) is not None:
@@ -121,7 +113,7 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
             "`echo` together with `logprobs` is not supported: a prompt's logprobs are /generate's, with `logprob_start_len`",
             "echo",
         )
-    options = fields.take("stream_options", _STREAM_OPTIONS)
+    options = fields.take("stream_options", STREAM_OPTIONS)
     fields.drop(("user",))
     return CompletionRequest(
         prompts=prompts,
@@ -138,7 +130,7 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
 
 
 def _prompts(written: str | _Listed) -> tuple[Prompts, bool]:
-    """The prompts, and whether they are a batch: a list of ids is one prompt."""
+    """Return the prompts, and whether they are a batch: a list of ids is one prompt."""
     if isinstance(written, str):
         if not written:
             raise BadRequestError("`prompt` is empty: give at least one character", param="prompt")

@@ -81,6 +81,10 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         return key in self._left
 
+    def present(self, keys: Iterable[str]) -> list[str]:
+        """Return those of `keys` that are there."""
+        return [key for key in keys if key in self._left]
+
     def take(self, key: str, kind: Kind[T]) -> T | None:
         """Take a field, typed; None where it is absent or null. Raises BadRequestError for another type."""
         raw = self._left.pop(key, None)

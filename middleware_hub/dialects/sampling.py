@@ -11,17 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.dialects.fields import (
-    BOOLEAN,
-    INTEGER,
-    NUMBER,
-    OBJECT,
-    STRING,
-    Fields,
-    Kind,
-    check_depth,
-    wrong,
-)
+from middleware_hub.dialects.fields import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, Fields, Kind, check_depth, wrong
 from router.engines.sglang.hazards import pattern_fault
 from router.errors import BadRequestError
 
@@ -77,9 +67,8 @@ def _is_id(key: str) -> bool:
 def read_sampling(fields: Fields) -> dict[str, Any]:
     """Read everything but the limit on new tokens, which each dialect names differently. Raises BadRequestError."""
     sampling: dict[str, Any] = {}
-    for key, parameter in _PARAMETERS.items():
-        if key not in fields:
-            continue
+    for key in fields.present(_PARAMETERS):
+        parameter = _PARAMETERS[key]
         value = fields.take(key, parameter.kind)
         if value is None:
             continue
@@ -88,12 +77,9 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         if type(value) is dict:
             check_depth(key, value)
         sampling[parameter.name] = value
-    if "stop" in fields:
-        add_stops(sampling, "stop", fields.take("stop", STOP))
-    if "stop_regex" in fields:
-        _add_patterns(sampling, fields.take("stop_regex", STOP))
-    if "response_format" in fields:
-        _add_format(sampling, fields.take("response_format", OBJECT))
+    add_stops(sampling, "stop", fields.take("stop", STOP))
+    _add_patterns(sampling, fields.take("stop_regex", STOP))
+    _add_format(sampling, fields.take("response_format", OBJECT))
     return sampling
 
 

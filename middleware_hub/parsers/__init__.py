@@ -25,16 +25,7 @@ from router.errors import BadRequestError
 
 # In the order of detection: a template gets the first parser whose tags it spells all, and some spell tags of another
 # format, too. Errors list the most common one first.
-_CALL_PARSERS: tuple[type[NamedCallParser], ...] = (
-    Harmony,
-    Gemma4,
-    DeepSeek,
-    Glm,
-    QwenCoder,
-    Hermes,
-    Llama3,
-    Plain,
-)
+_CALL_PARSERS: tuple[type[NamedCallParser], ...] = (Harmony, Gemma4, DeepSeek, Glm, QwenCoder, Hermes, Llama3, Plain)
 _REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (Gemma4Think, Think)
 _CHANNELS = ("<|channel|>analysis", "<|message|>")
 """Tags of `harmony`, whose reasoning its call parser finds."""
@@ -66,7 +57,7 @@ def create(calls: str, reasoning: str, tools: Sequence[Tool] | None, *, starts_i
     """
     reasons = reasoning_parser(reasoning)
     if reasons is None and reasoning in ("harmony", "gpt-oss") and NAMES.get(calls) is not Harmony:
-        # Channels have to be told apart, although calls in them are not wanted.
+        # Channels have to be separated, although calls in them are not wanted.
         return ReplyParser(Harmony(()))
     parser = call_parser(calls)(tools or ())
     return ReplyParser(parser, None if reasons is None else reasons(starts_inside=starts_inside))

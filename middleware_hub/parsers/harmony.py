@@ -5,7 +5,7 @@
     <|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Oslo"}<|call|>
     <|start|>assistant<|channel|>final<|message|>It rains.<|return|>
 
-(without the newlines). `analysis` is reasoning; `final`, and `commentary` to nobody, is text; what has a recipient is a call.
+(without the newlines). `analysis` is reasoning; a message with a recipient is a call; `final` and other `commentary` is text.
 Format: https://cookbook.openai.com/articles/openai-harmony
 """
 

@@ -86,7 +86,7 @@ class JsonScanner:
             before, quoted = at, self._quoted
             at = self._string(text, at) if self._quoted else self._token(text, at, ended)
             if at == before and self._quoted == quoted:
-                # Nothing more can be told, and never will if there is no more text.
+                # Undecided, and it stays so if there is no more text.
                 self.bad = self.bad or (ended and not self.done)
                 break
         return at

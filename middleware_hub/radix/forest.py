@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from middleware_hub.radix.indexes import Leaves
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.radix.records import TreeStats
-from middleware_hub.spans.chain import TokenSpan, links
+from middleware_hub.spans.chain import TokenSpan
 
 
 class Forest:
@@ -104,71 +103,6 @@ class Forest:
         self.roots.clear()
         self.leaves = Leaves()
         self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
-
-    def check(self) -> None:
-        """Recount everything; AssertionError if an invariant does not hold. Slow, for tests."""
-        users: Counter[TokenSpan] = Counter()
-        spans: set[TokenSpan] = set()
-        found = TreeStats()
-        generations: list[tuple[Generation, RadixNode, int]] = []
-        for node, depth in every_node(self.roots.values()):
-            if node.parent is not None:
-                found.nodes += 1
-                found.characters += len(node.edge)
-                assert node.edge, "an empty edge"
-                lone = isinstance(node.children, RadixNode) and node.ends is None and node.contexts is None
-                assert not lone, f"a lone child was not merged: {node!r}"
-                assert not node.removable, f"a node that stands for nothing: {node!r}"
-            for child in node.each_child():
-                assert child.parent is node
-                assert node.child(child.edge[0]) is child
-            for span in node.known_contexts():
-                assert span.owner is node
-                assert not span.sampled
-                assert span.text_end == depth, (span, depth)
-                assert span.users > 0, f"a context that nothing uses: {span!r}"
-            for generation in node.generations():
-                assert generation.node is node
-                assert generation.span.owner is generation
-                assert generation.span.text_end == depth, (generation, depth)
-                generations.append((generation, node, depth))
-        newest: dict[tuple[int, Generation | None], Generation] = {}
-        for generation, node, _ in generations:
-            found.generations += 1
-            users[generation.span] += 1
-            for span, take in links(generation.span, len(generation.span)):
-                assert 0 <= take <= len(span)
-                if span in spans:
-                    break
-                spans.add(span)
-                found.tokens += len(span)
-                if span.parent is not None:
-                    users[span.parent] += 1
-                    assert span.offset == span.parent.offset + span.take
-                    assert span.start >= span.parent.start
-                else:
-                    assert span.offset == span.start == 0
-            line = generation.continues
-            if line is not None:
-                assert any(span is line.span for span, _ in links(generation.span.parent, generation.span.take))
-            passed: RadixNode | None = node
-            while passed is not None and passed.parent is not None and passed is not (line and line.node):
-                key = (id(passed), line)
-                if key not in newest or newest[key].serial < generation.serial:
-                    newest[key] = generation
-                passed = passed.parent
-            assert line is None or passed is line.node or node is line.node
-        for node, _ in every_node(self.roots.values()):
-            for generation in node.lines():
-                expected = newest.pop((id(node), generation.continues), None)
-                assert expected is generation, (node, generation, expected)
-        assert not newest, f"passes that no node notes: {newest}"
-        for span in spans:
-            assert span.users >= users[span], (span, span.users, users[span])
-        assert len(spans) <= self.stats.spans  # pinned contexts may outlive their generations
-        assert found.tokens <= self.stats.tokens
-        for name in ("nodes", "generations", "characters"):
-            assert getattr(found, name) == getattr(self.stats, name), name
 
 
 def every_node(roots: Iterable[RadixNode]) -> Iterator[tuple[RadixNode, int]]:

@@ -15,7 +15,7 @@ from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from router.engines.sglang import GenerateRequest
 from router.engines.sglang.segments import FIELD, Segment, place
 from router.errors import BadRequestError
-from router.http.offload import beside
+from router.http.offload import offload
 from router.observability.tracing import OFF, Tracer
 
 MANY_TOKENS = 20_000
@@ -110,7 +110,7 @@ async def from_ids(
     `encoded` are the ranges of ids that were encoded here, from segments.
     """
     heavy = len(ids) > MANY_TOKENS
-    text, packed = await beside(heavy, lambda: (tokenizer.spell_prompt(ids), pack_ids(ids)))
+    text, packed = await offload(heavy, lambda: (tokenizer.spell_prompt(ids), pack_ids(ids)))
 
     def width(count: int) -> int:
         return len(tokenizer.spell_prompt(ids[:count]))
@@ -123,7 +123,7 @@ async def from_ids(
     context = None
     try:
         if rest or match.cut.start < len(text):
-            alignment = await beside(heavy, tokenizer.align, rest, text[match.cut.start :], start=start)
+            alignment = await offload(heavy, tokenizer.align, rest, text[match.cut.start :], start=start)
             context = Context(pack_ids(rest), alignment.flags | SpanFlag.GIVEN, alignment.ends)
     except BaseException:
         tree.unpin(match)

@@ -63,7 +63,7 @@ class Departure:
 
 @dataclass(slots=True)
 class TreeStats:
-    """Running counts of a tree; `check` recounts them."""
+    """Running counts of a tree."""
 
     nodes: int = 0
     generations: int = 0

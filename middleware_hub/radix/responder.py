@@ -152,17 +152,17 @@ class Responder:
                 prompt,
                 Asked(
                     len(prompt.ids),
-                    request.skips_special(number),
-                    force_logprobs or request.asked_for_logprobs(number),
-                    request.rid(number),
+                    options.skips_special,
+                    force_logprobs or options.logprobs,
+                    options.rid,
                     sent_at,
                     recorder.tree.clock.steps,
                 ),
                 hint if number == 0 else None,
-                drop_logprobs=force_logprobs and not request.asked_for_logprobs(number),
+                drop_logprobs=force_logprobs and not options.logprobs,
                 trajectory=request.wants_trajectory,
             )
-            for number, prompt in enumerate(prompts)
+            for number, (prompt, options) in enumerate(zip(prompts, request.options(), strict=True))
             for _ in range(request.samples)
         ]
 

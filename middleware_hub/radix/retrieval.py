@@ -28,7 +28,7 @@ from router.engines.sglang.json import JSON_ERRORS, decode_object
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.request import read_texts
 from router.errors import BadRequestError, NotExactError, NotFoundError
-from router.http.offload import beside
+from router.http.offload import offload
 
 RETOKENIZED = "retokenized"
 EDITED_TURN = "edited_turn"
@@ -150,12 +150,12 @@ async def retrieve(
         # The chain cannot change meanwhile: spans are immutable, and `cut` holds them.
         tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
     heavy = cut.tokens + len(tail) // 4 > MANY_TOKENS
-    flat = await beside(heavy, flatten, cut.span, cut.take, tail)
+    flat = await offload(heavy, flatten, cut.span, cut.take, tail)
     if request.cover:
         return await _cover(tree, namespace, text, recall, flat, request, expected)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
     flat = _with_edits(flat, expected)
-    return await beside(heavy, _answer, tree, text, recall, flat, request, missing)
+    return await offload(heavy, _answer, tree, text, recall, flat, request, missing)
 
 
 async def _cover(
@@ -176,13 +176,13 @@ async def _cover(
     masks.apply(0, first)
     first = _with_edits(first, expected)
     heavy = len(first.token_ids) > MANY_TOKENS
-    answers = [await beside(heavy, _answer, tree, text, recall, first, request, missing)]
+    answers = [await offload(heavy, _answer, tree, text, recall, first, request, missing)]
     for number, (other, whole) in enumerate(chains, 1):
         await asyncio.sleep(0)
         heavy = other.cut.tokens > MANY_TOKENS
-        flat = await beside(heavy, flatten, other.cut.span, other.cut.take)
+        flat = await offload(heavy, flatten, other.cut.span, other.cut.take)
         masks.apply(number, flat)
-        answers.append(await beside(heavy, _answer, tree, whole, other, flat, request, missing))
+        answers.append(await offload(heavy, _answer, tree, whole, other, flat, request, missing))
     return {"trajectories": answers, "missing": missing}
 
 
@@ -257,12 +257,7 @@ def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, 
 
 
 def _answer(
-    tree: RadixTree,
-    text: str,
-    recall: Recall,
-    flat: Trajectory,
-    request: RetrievalRequest,
-    missing: Sequence[str],
+    tree: RadixTree, text: str, recall: Recall, flat: Trajectory, request: RetrievalRequest, missing: Sequence[str]
 ) -> dict[str, Any]:
     """Return what is known of a text, in the fields of http-api.md. Raises NotExactError where `strict` forbids the answer."""
     cut, reasons = recall.cut, list(flat.reasons)

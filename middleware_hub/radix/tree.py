@@ -338,7 +338,3 @@ class RadixTree:
         self._forest.clear()
         self._by_ids = IdsIndex()
         self._names = ReplyNames()
-
-    def check(self) -> None:
-        """Recount everything; AssertionError if an invariant does not hold. Slow, for tests."""
-        self._forest.check()

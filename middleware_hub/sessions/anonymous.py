@@ -1,8 +1,8 @@
-"""What clients without a session talk about: a memory of their turns, from which the least recently used go.
+"""The memory of chats without a session, which drops the least recently used conversations.
 
-A client that says nothing about itself sends its whole conversation, and is recognized by it: the same trie of messages that a
-session has finds the turns that were sampled here. Nobody exports it, so a turn costs its ids and no logprobs; what is to be
-retrieved is in the radix tree, where every one of these generations is recorded as any other `/generate` is.
+A client that names no session sends its whole conversation and is recognized by it: a trie of messages, as a session has, finds
+the turns that were sampled here. It is never exported, so a turn costs its ids and no logprobs. For retrieval, the radix tree
+records each of these generations like any other `/generate`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class AnonymousSession(Session):
     """All conversations of one tenant and namespace that belong to no session.
 
     Args:
-        tenant: whose they are.
-        key: when two messages are the same one.
-        max_tokens: that may be held.
+        tenant: the owner of the conversations.
+        key: tells when two messages are the same.
+        max_tokens: how many tokens it may hold.
     """
 
     lasting = False
@@ -34,10 +34,10 @@ class AnonymousSession(Session):
         super().__init__("", tenant, key, ttl=math.inf)
         self._max_tokens = max_tokens
         self._ends: OrderedDict[str, Checkpoint] = OrderedDict()
-        """Where conversations end, the least recently used first; and some that have gone on since."""
+        """The ends of conversations, least recently used first, and some checkpoints that were continued since."""
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> int:
-        """Count what a commit adds, and make room."""
+        """Count a commit and make room; return how many tokens it adds."""
         added = super().committed(prompt, checkpoint)
         if checkpoint.parent is not None:
             self._ends.pop(checkpoint.parent.id, None)
@@ -49,10 +49,10 @@ class AnonymousSession(Session):
         return added
 
     def _drop_oldest(self) -> None:
-        """The end of the least recently used conversation; what was before it is the next one to go."""
+        """Drop the end of the least recently used conversation. The turn before it is the next to go."""
         _, oldest = self._ends.popitem(last=False)
         if oldest.users:
-            # Something goes on from it. If that comes to nothing it is an end again.
+            # A generation in flight continues it. If that fails, it is an end again.
             self._ends[oldest.id] = oldest
             return
         parent, context = oldest.parent, oldest.span.parent

@@ -1,30 +1,29 @@
-"""A client's turn: its request understood, answered in its own dialect, whole or as a stream."""
+"""A client's turn: its request is parsed, and answered in its own dialect, whole or as a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub.chat.answer import ReplyHead
-from middleware_hub.chat.dialect import Dialect
+from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.radix.tree import NO_PARENT
-from middleware_hub.sessions.prompt.composing import Composer
+from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import Generation
 from middleware_hub.sessions.turn.turns import Turns
 from router.engines.sglang.worker_request import new_rid
-from router.http.asgi import HeaderList, header, send_json
+from router.http.asgi import HeaderList, send_json
 from router.http.disconnect import ClientConnection
 
 PING_SECONDS = 15.0
-"""How long a stream may be silent: proxies and clients take a longer silence for an end."""
+"""How long a stream may be silent: proxies and clients take a longer silence for its end."""
 
 
 class Chats:
@@ -38,18 +37,24 @@ class Chats:
     async def talk(
         self, dialect: Dialect, session: Session, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """One turn, whose body has been read. Raises RouterError only as long as nothing was sent."""
+        """Serve one turn whose body has been read. Raises RouterError only before anything is sent."""
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
-        key = RequestKey(header(scope, b"idempotency-key"), body, type(dialect).__name__, _parent(scope))
-        # No await from here to the exchange: of two requests that are the same one, the second finds the first.
-        exchange = self._turns.adopt(session, key) if _sent_again(scope) else None
+        # The first value of each header.
+        headers = {bytes(name): bytes(value).decode("latin-1") for name, value in reversed(scope["headers"])}
+        parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
+        idempotency = headers.get(b"idempotency-key")
+        key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)
+        retries = headers.get(b"x-stainless-retry-count", "")
+        sent_again = idempotency or (retries.isdecimal() and int(retries) > 0)
+        # No await until the exchange is known, so that the second of two equal requests finds the first.
+        exchange = self._turns.adopt(session, key) if sent_again else None
         if exchange is None:
             exchange = self._turns.begin(session, request, scope, key)
         delivered = False
         try:
             async with ClientConnection(receive) as client:
-                reply = _Reply(dialect, session, request, exchange, client, send)
+                reply = _ChatReply(dialect, session, request, exchange, client, send)
                 await (reply.stream() if request.stream else reply.whole())
                 delivered = True
         finally:
@@ -57,7 +62,7 @@ class Chats:
             session.settle(exchange)
 
     async def count(self, session: Session, request: ChatRequest) -> int:
-        """How many tokens the prompt of a turn would have. Changes nothing."""
+        """Return how many tokens the prompt of a turn would have. Changes nothing."""
         session.require(Act.GENERATE)
         turn = session.trie.prepare(setting_of(request), request.messages)
         handle = session.trie.open(turn, new_rid())
@@ -67,22 +72,8 @@ class Chats:
             session.trie.abandon(handle)
 
 
-def _parent(scope: Scope) -> str | None:
-    """The generation that a client names as the one it goes on from, by either of the two headers."""
-    named = header(scope, b"x-parent-generation") or header(scope, b"x-radix-parent")
-    return None if named == NO_PARENT else named
-
-
-def _sent_again(scope: Scope) -> bool:
-    """Whether a client's library says that it sends this request another time."""
-    if header(scope, b"idempotency-key"):
-        return True
-    count = header(scope, b"x-stainless-retry-count") or ""
-    return count.isdecimal() and int(count) > 0
-
-
-class _Reply:
-    """One way back to a client."""
+class _ChatReply:
+    """The reply of one exchange to one client."""
 
     def __init__(
         self,
@@ -105,47 +96,48 @@ class _Reply:
         return ReplyHead(self._exchange.generations[0].id, self._began, self._request.model or "default")
 
     async def whole(self) -> None:
-        """All answers in one piece."""
         await self._exchange.all_over()
-        self._raise_if_nothing_came()
-        body = self._dialect.whole(self._request, self._head(), self._exchange.answers)
+        answers = self._exchange.answers
+        if not answers:
+            raise self._exchange.failure
+        body = self._dialect.whole(self._request, self._head(), answers)
         self._client.stop_watching()
-        await send_json(self._send, 200, body, self._headers(recorded=True))
+        # The choices of a reply in one piece are numbered without those that failed.
+        answered = [one for one in self._exchange.generations if one.answer is not None]
+        await send_json(self._send, 200, body, self._headers(answered, _recorded(self._exchange.generations)))
 
     async def stream(self) -> None:
-        """Events as the pieces come."""
         await self._exchange.begun()
-        self._raise_if_nothing_came()
+        if self._exchange.over and not self._exchange.answers:
+            raise self._exchange.failure
+        generations = self._exchange.generations
         headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        headers += self._headers(recorded=False)
+        headers += self._headers(generations, "pending")
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         stream = self._dialect.stream(self._request, self._head())
-        generations = self._exchange.generations
-        told, open_ones = [0] * len(generations), set(range(len(generations)))
-        out = [stream.begin(generations[0].prompt_tokens)]
-        while open_ones:
-            for index in sorted(open_ones):
+        out = [stream.begin(generations[0].prompt.tokens)]
+        sent, running = [0] * len(generations), set(range(len(generations)))
+        while running:
+            for index in sorted(running):
                 generation = generations[index]
                 pieces = generation.building.pieces
-                while told[index] < len(pieces):
-                    piece, logprobs = pieces[told[index]]
-                    told[index] += 1
-                    out.append(stream.piece(index, piece, logprobs))
+                out += [stream.piece(index, *piece) for piece in pieces[sent[index] :]]
+                sent[index] = len(pieces)
                 if generation.answer is not None:
                     out.append(stream.finish(index, generation.answer))
                 if generation.over or self._exchange.over:
-                    open_ones.discard(index)
-            if open_ones:
+                    running.discard(index)
+            if running:
                 await self._send_on(out)
                 await self._news_or_ping(stream)
         await self._exchange.all_over()
-        # Of several samples those that there are will do, as where they come in one piece.
+        # If some of several samples failed, the others are the reply, as in a reply in one piece.
         answers = self._exchange.answers
         out.append(stream.end(answers) if answers else stream.failed(self._exchange.failure))
         self._client.stop_watching()
         await self._send({"type": "http.response.body", "body": b"".join(out), "more_body": False})
 
-    async def _news_or_ping(self, stream: Any) -> None:
+    async def _news_or_ping(self, stream: DialectStream) -> None:
         try:
             async with asyncio.timeout(PING_SECONDS):
                 await self._exchange.news()
@@ -158,26 +150,18 @@ class _Reply:
         if body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
-    def _raise_if_nothing_came(self) -> None:
-        """Of several samples those that there are will do; where there are none, the first one's error is the answer."""
-        if self._exchange.over and not self._exchange.answered:
-            raise self._exchange.failure
-
-    def _headers(self, *, recorded: bool) -> HeaderList:
-        generations = self._exchange.generations
-        first = generations[0]
-        # In a reply in one piece, choices are numbered without those that failed.
-        told = [one for one in generations if one.answer is not None or not recorded] or generations
+    def _headers(self, named: list[Generation], recorded: str) -> HeaderList:
+        first = self._exchange.generations[0]
         headers: HeaderList = [
-            (b"x-generation-id", ", ".join(generation.id for generation in told).encode("latin-1")),
-            (b"x-radix-reused-tokens", b"%d" % first.reused_tokens),
-            (b"x-radix-prompt-tokens", b"%d" % first.prompt_tokens),
-            (b"x-radix-recorded", (_recorded(generations) if recorded else "pending").encode("latin-1", "replace")),
+            (b"x-generation-id", ", ".join(generation.id for generation in named).encode("latin-1")),
+            (b"x-radix-reused-tokens", b"%d" % first.prompt.reused),
+            (b"x-radix-prompt-tokens", b"%d" % first.prompt.tokens),
+            (b"x-radix-recorded", recorded.encode("latin-1", "replace")),
         ]
         if self._session.lasting:
             headers.append((b"x-session-id", self._session.id.encode("latin-1")))
-        if first.spliced_turns:
-            headers.append((b"x-radix-spliced-turns", b"%d" % first.spliced_turns))
+        if first.prompt.spliced:
+            headers.append((b"x-radix-spliced-turns", b"%d" % first.prompt.spliced))
         if self._exchange.notes:
             headers.append((b"x-radix-reasons", ", ".join(self._exchange.notes).encode("latin-1")))
         if first.worker:
@@ -188,8 +172,9 @@ class _Reply:
 
 
 def _recorded(generations: list[Generation]) -> str:
-    said = {generation.verdict.header if generation.verdict else "no; no reply" for generation in generations}
-    if len(said) == 1:
-        return said.pop().replace("\n", " ")
+    """Return the value of `x-radix-recorded`."""
+    values = {generation.verdict.header if generation.verdict else "no; no reply" for generation in generations}
+    if len(values) == 1:
+        return values.pop().replace("\n", " ")
     exact = sum(generation.verdict is not None and generation.verdict.outcome == "exact" for generation in generations)
     return f"inexact; {exact} of {len(generations)} replies are exact"

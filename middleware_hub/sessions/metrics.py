@@ -1,4 +1,4 @@
-"""The instruments of sessions, named in one place."""
+"""The metrics of sessions."""
 
 from __future__ import annotations
 
@@ -11,27 +11,21 @@ from prometheus_client.registry import Collector
 
 
 class Held(Protocol):
-    """Whatever knows how much sessions hold."""
+    """Knows how much the sessions hold."""
 
     tokens: int
 
     @property
-    def nodes(self) -> int:
-        """Messages in their tries."""
-        ...
+    def nodes(self) -> int: ...
 
     @property
-    def samples(self) -> int:
-        """Sampled turns."""
-        ...
+    def samples(self) -> int: ...
 
-    def __len__(self) -> int:
-        """Sessions."""
-        ...
+    def __len__(self) -> int: ...
 
 
 class SessionMetrics:
-    """Counters of what passes, and gauges of what is held."""
+    """Counters of events, and gauges of what is held."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -92,7 +86,7 @@ class SessionMetrics:
         )
 
     def watch(self, held: Held) -> None:
-        """Show how much there is."""
+        """Register gauges of what the sessions hold."""
         self._registry.register(_HeldCollector(held))
 
 

@@ -1,8 +1,8 @@
-"""All sessions of a router: found by tenant and name, counted, forgotten in time.
+"""All sessions of a router: found by tenant and name, counted, and forgotten in time.
 
-A session holds tokens that nobody can make again, so none is given up for want of room before it was exported: first go those
-that were finalized, oldest first, and then new sessions and new turns are refused with 429. What its time to live ends is told
-in the log and counted when nobody had exported it.
+A session holds tokens that cannot be sampled again, so it is never dropped for want of room before it was exported. First, the
+sessions that were finalized and exported go, oldest first; then new sessions and new turns are refused with 429. A session that
+expires before it was exported is logged and counted.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from middleware_hub.chat.keys import KeyFunction, canonical
 from middleware_hub.chat.refusals import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.sessions.anonymous import AnonymousSession
 from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.session import Phase, Session
+from middleware_hub.sessions.session import Session, SessionPhase
 
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
 ANONYMOUS_SHARE = 8
-"""What talks without a session may hold this part of what sessions may, for each tenant and namespace."""
+"""Chats without a session may hold this fraction of what sessions may, for each tenant and namespace."""
 MOST_NAMESPACES = 64
-"""With memories of their own for what talks without a session."""
+"""How many namespaces have a memory of their own for chats without a session."""
 
 
-class SessionStore:
+class SessionRegistry:
     """See the top of this file.
 
     Args:
-        metrics: what is counted.
-        max_tokens: that all sessions together may hold.
-        key: when two messages are the same one.
+        metrics: counts sessions by what became of them.
+        max_tokens: how many tokens all sessions together may hold.
+        key: tells when two messages are the same.
     """
 
     def __init__(self, metrics: SessionMetrics, *, max_tokens: int, key: KeyFunction = canonical) -> None:
@@ -53,22 +53,19 @@ class SessionStore:
         return iter(self._sessions.values())
 
     def get(self, tenant: str, session_id: str) -> Session:
-        """Raises UnknownSessionError."""
         found = self._sessions.get((tenant, session_id))
         if found is None:
             raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
         return found
 
     def find(self, tenant: str, session_id: str) -> Session | None:
-        """The one of this name, if there is one."""
         return self._sessions.get((tenant, session_id))
 
     def anonymous(self, tenant: str, namespace: str) -> AnonymousSession:
-        """Where those talk who have no session."""
         found = self._anonymous.get((tenant, namespace))
         if found is None:
             if len(self._anonymous) >= MOST_NAMESPACES:
-                # Clients choose the names.
+                # Clients choose the namespaces, so their number must be bounded.
                 self._later(self._anonymous.pop(next(iter(self._anonymous))))
             found = AnonymousSession(tenant, self._key, max_tokens=self._max_tokens // ANONYMOUS_SHARE)
         else:
@@ -77,11 +74,10 @@ class SessionStore:
         return found
 
     def of(self, tenant: str) -> list[Session]:
-        """A tenant's, oldest first."""
         return [session for session in self._sessions.values() if session.tenant == tenant]
 
     def add(self, session: Session) -> None:
-        """Raises SessionExistsError, and CapacityError when there is no room."""
+        """Add a session. Raises SessionExistsError, and CapacityError if there is no room."""
         name = session.tenant, session.id
         if name in self._sessions:
             raise SessionExistsError(f"there is a session {session.id!r} already")
@@ -90,11 +86,11 @@ class SessionStore:
         self._metrics.sessions.labels("created").inc()
 
     def require_room(self) -> None:
-        """Raises CapacityError if so much is held that nothing may be added."""
+        """Make room for a turn. Raises CapacityError if there is none."""
         if self.tokens < self._max_tokens:
             return
         for session in list(self._sessions.values()):
-            if session.phase is Phase.FINALIZED and session.exported:
+            if session.phase is SessionPhase.FINALIZED and session.exported:
                 self._metrics.sessions.labels("evicted").inc()
                 self._end(session)
                 if self.tokens < self._max_tokens:
@@ -105,11 +101,10 @@ class SessionStore:
         )
 
     def held(self, tokens: int) -> None:
-        """A commit added so many."""
         self.tokens += tokens
 
     async def delete(self, session: Session) -> None:
-        """End what runs in it, and forget it."""
+        """End the generations of a session and forget it."""
         self._remove(session)
         self._metrics.sessions.labels("deleted").inc()
         await session.abort()
@@ -129,16 +124,14 @@ class SessionStore:
 
     @property
     def nodes(self) -> int:
-        """Messages of all sessions."""
         return sum(session.trie.nodes for session in self._sessions.values())
 
     @property
     def samples(self) -> int:
-        """Sampled turns of all sessions."""
         return sum(session.samples for session in self._sessions.values())
 
     def sweep(self, now: float | None = None) -> None:
-        """Forget those whose time to live has passed, and of the others the replies that nobody has asked for in time."""
+        """Forget sessions whose time to live has passed, and in the others the replies that no client asked for in time."""
         moment = time.monotonic() if now is None else now
         for session in (*self._sessions.values(), *self._anonymous.values()):
             session.sweep(moment)
@@ -154,13 +147,11 @@ class SessionStore:
             self._end(session)
 
     async def keep_sweeping(self) -> None:
-        """Until it is cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sweep()
 
     async def close(self) -> None:
-        """End what runs in all sessions: the process stops."""
         everything = (*self._sessions.values(), *self._anonymous.values())
         await asyncio.gather(*(session.abort() for session in everything))
         self._sessions.clear()

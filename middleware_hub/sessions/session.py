@@ -1,12 +1,12 @@
-"""A session: one message trie, what belongs to it, and what may still be done with it.
+"""A session: one message trie, what belongs to it, and what a client may still do with it.
 
                  generate   complete   finalize   trajectories
     active          yes        yes        yes         yes
-    complete        yes        yes        yes         yes        its agent has said that it is done
+    complete        yes        yes        yes         yes        its agent said that it is done
     finalized       409        yes        yes         yes        exported: the same answer again
     aborted         409        409        409         409        deleted, or forgotten after its time to live
 
-Times are of `time.monotonic()`, but for `created_at`, which is `time.time()`.
+Times are `time.monotonic()`, except `created_at`, which is `time.time()`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 
 MAX_KEPT = 256
-"""Replies that never reached their client, kept for one that asks again; of a session."""
+"""Exchanges that a session keeps track of, among them replies that did not reach their client and may be sent again."""
 
 
-class Phase(enum.Enum):
+class SessionPhase(enum.Enum):
     """See the top of this file."""
 
     ACTIVE = "active"
@@ -40,17 +40,17 @@ class Phase(enum.Enum):
 
 
 class Act(enum.Enum):
-    """What may be done with a session."""
+    """What a client may do with a session."""
 
     GENERATE = "generate"
     COMPLETE = "complete"
     EXPORT = "export"
 
 
-_ALLOWED: Mapping[Act, frozenset[Phase]] = {
-    Act.GENERATE: frozenset({Phase.ACTIVE, Phase.COMPLETE}),
-    Act.COMPLETE: frozenset({Phase.ACTIVE, Phase.COMPLETE, Phase.FINALIZED}),
-    Act.EXPORT: frozenset({Phase.ACTIVE, Phase.COMPLETE, Phase.FINALIZED}),
+_ALLOWED: Mapping[Act, frozenset[SessionPhase]] = {
+    Act.GENERATE: frozenset({SessionPhase.ACTIVE, SessionPhase.COMPLETE}),
+    Act.COMPLETE: frozenset({SessionPhase.ACTIVE, SessionPhase.COMPLETE, SessionPhase.FINALIZED}),
+    Act.EXPORT: frozenset({SessionPhase.ACTIVE, SessionPhase.COMPLETE, SessionPhase.FINALIZED}),
 }
 
 
@@ -58,12 +58,12 @@ class Session:
     """See the top of this file.
 
     Attributes:
-        lasting: whether somebody will export it: then it keeps all that a trainer needs, for as long as it lives.
-        sampling: what is used where a request says nothing.
+        lasting: whether it will be exported: then it keeps everything that a trainer needs, as long as it lives.
+        sampling: `sampling_params` for requests that do not set them.
         response_budget: tokens that a branch may have behind its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
-        tokens: held by its samples, and by the contexts between them.
-        samples: how many of them there are.
+        tokens: the tokens of its samples and of the contexts between them.
+        samples: the number of its samples.
     """
 
     lasting = True
@@ -83,7 +83,7 @@ class Session:
         self.id = session_id
         self.tenant = tenant
         self.trie = MessageTrie(key)
-        self.phase = Phase.ACTIVE
+        self.phase = SessionPhase.ACTIVE
         self.sampling = sampling or {}
         self.metadata = metadata
         self.response_budget = response_budget
@@ -102,7 +102,6 @@ class Session:
         return f"<Session {self.id}: {self.phase.value}, {self.trie!r}>"
 
     def memo(self, dialect: Dialect, room: MemoRoom) -> MessageMemo:
-        """What bodies of this dialect were read as, as far as there is room."""
         name = type(dialect).__name__
         found = self._memos.get(name)
         if found is None:
@@ -110,31 +109,25 @@ class Session:
         return found
 
     def require(self, act: Act) -> None:
-        """Raises SessionOverError if this may not be done any more."""
+        """Raise SessionOverError if the client may no longer do this."""
         if self.phase not in _ALLOWED[act]:
             raise SessionOverError(f"session {self.id!r} is {self.phase.value}")
 
     def touch(self) -> None:
-        """Somebody uses it."""
         self.used = time.monotonic()
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return not self.trie.in_flight
-
     def expired(self, now: float) -> bool:
-        """Whether its time to live has passed. What is in flight keeps it."""
-        return self.idle and now - self.used > self.ttl
+        """Whether its time to live has passed. A generation in flight keeps it alive."""
+        return not self.trie.in_flight and now - self.used > self.ttl
 
-    # Generations -------------------------------------------------------------------------------------------------------
+    # Exchanges ---------------------------------------------------------------------------------------------------------
 
     def adopt(self, key: RequestKey) -> Exchange | None:
-        """The oldest exchange with this key that has no client, and whose client has not had all of it."""
+        """Return the oldest exchange with this key whose client left before it had the whole reply."""
         return next((exchange for exchange in self._exchanges if exchange.key == key and exchange.adoptable), None)
 
     def begin(self, exchange: Exchange) -> None:
-        """Keep track of an exchange for as long as somebody wants it."""
+        """Keep track of an exchange as long as a client may want its reply."""
         self._exchanges.append(exchange)
         if len(self._exchanges) > MAX_KEPT:
             oldest = next((one for one in self._exchanges if one.over and not one.attached), None)
@@ -142,13 +135,12 @@ class Session:
                 self._forget(oldest)
 
     def settle(self, exchange: Exchange) -> None:
-        """It is over, or its client is gone: forget it, unless somebody has it or may still ask for it."""
+        """Forget an exchange that is over or has lost its client, unless a client may still want its reply."""
         open_to_requests = self.phase in _ALLOWED[Act.GENERATE]
         if exchange.over and not exchange.attached and not (open_to_requests and exchange.wanted):
             self._forget(exchange)
 
     def sweep(self, now: float) -> None:
-        """Forget replies that nobody has asked for in time."""
         for exchange in [one for one in self._exchanges if one.stale(now)]:
             self._forget(exchange)
 
@@ -158,11 +150,11 @@ class Session:
         exchange.release()
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> int:
-        """Count what a commit adds; returns how many tokens these are."""
+        """Count a commit; return how many tokens it adds."""
         added = len(checkpoint.span)
         context = prompt.span
         if not context.sampled:
-            added += 0 if context.users else len(context)  # generations of one prompt share it
+            added += 0 if context.users else len(context)  # several generations of one prompt share it
             context.users += 1
         self.tokens += added
         self.samples += 1
@@ -173,14 +165,14 @@ class Session:
     # The end -----------------------------------------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """The agent is done. Raises SessionOverError."""
+        """Mark the agent as done. Raises SessionOverError."""
         self.require(Act.COMPLETE)
-        if self.phase is Phase.ACTIVE:
-            self.phase = Phase.COMPLETE
+        if self.phase is SessionPhase.ACTIVE:
+            self.phase = SessionPhase.COMPLETE
         self._done.set()
 
     async def completed(self, seconds: float | None) -> bool:
-        """Wait until the agent is done, or the session is over; whether that happened in time."""
+        """Wait until the agent is done, or the session is over; return whether that happened in time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._done.wait()
@@ -189,17 +181,16 @@ class Session:
         return True
 
     async def finalize(self) -> None:
-        """Nothing is added any more. What is in flight ends, and is not kept: its clients are told. Raises SessionOverError."""
+        """Take no more turns. Generations in flight end with an error and are not kept. Raises SessionOverError."""
         self.require(Act.EXPORT)
-        if self.phase is not Phase.FINALIZED:
-            self.phase = Phase.FINALIZED
+        if self.phase is not SessionPhase.FINALIZED:
+            self.phase = SessionPhase.FINALIZED
             self.trie.close()
             self._done.set()
             await self._end_exchanges()
 
     async def abort(self) -> None:
-        """End what runs, and forget everything."""
-        self.phase = Phase.ABORTED
+        self.phase = SessionPhase.ABORTED
         self.trie.close()
         self._done.set()
         try:
@@ -215,12 +206,12 @@ class Session:
         if running:
             await asyncio.gather(*(exchange.abort() for exchange in running))
         for exchange in list(self._exchanges):
-            self.settle(exchange)  # those with a client are forgotten when it has been told
+            self.settle(exchange)  # one that has a client is forgotten after its client was answered
 
-    # Sight -------------------------------------------------------------------------------------------------------------
+    # Reading -----------------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """What `GET /sessions/{id}` tells."""
+        """Return the reply to `GET /sessions/{id}`."""
         head = self.trie.head
         return {
             "session_id": self.id,
@@ -238,7 +229,7 @@ class Session:
         }
 
     def reward(self, info: dict[str, Any], branch: str | None) -> None:
-        """Attach a reward to the session, or to one of its branches. Raises UnknownSessionError for a branch there is not."""
+        """Attach a reward to the session, or to one of its branches. Raises UnknownSessionError for an unknown branch."""
         self.require(Act.EXPORT)
         if branch is None:
             self.reward_info = {**self.reward_info, **info}

@@ -166,11 +166,11 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
 
     @property
     def sampled(self) -> bool:
-        """Whether a worker sampled these tokens (loss mask 1)."""
+        """Return whether a worker sampled these tokens (loss mask 1)."""
         return self.versions is not None
 
     def named(self, request_id: str) -> bool:
-        """Whether this reply has that name: as recorded, or as the id that a dialect made of it."""
+        """Return whether this reply has that name: as recorded, or as the id that a dialect made of it."""
         return bool(self.request_ids) and any(name in self.request_ids for name in names_of(request_id))
 
     @property
@@ -193,7 +193,7 @@ class Measure(Protocol):
         ...
 
     def textless(self, span: TokenSpan, index: int) -> bool:
-        """Whether token `index` of a span has no text of its own where it stands."""
+        """Return whether token `index` of a span has no text of its own where it stands."""
         ...
 
     def last_boundary(self, span: TokenSpan, count: int) -> int:

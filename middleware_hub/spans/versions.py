@@ -56,7 +56,7 @@ class WorkerVersions:
         self._everywhere = version, self.moment()
 
     def changed_since(self, worker: str, version: str, moment: int) -> bool:
-        """Whether a worker that now has `version` may have had another one at that moment."""
+        """Return whether a worker that now has `version` may have had another one at that moment."""
         known = self._known(worker)
         return known is not None and (known[0] != version or known[1] > moment)
 

@@ -1,8 +1,7 @@
-"""The seam to chat templates: the only file of the sessions that knows how transformers renders one.
+"""Renders conversations with a chat template: the only file of the hub that knows how transformers does it.
 
-Templates are foreign code. They run in the sandbox that transformers itself gives them (`render_jinja_template`, a public
-name; nothing private of it is used here). How a template wants its messages (arguments as objects or as text, parts or
-strings) is found out by trying.
+Templates are foreign code. They run in the sandbox that transformers gives them (`render_jinja_template`, a public name).
+How a template wants its messages (arguments as objects or as text, content as parts or strings) is found by trying.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ from middleware_hub.templates.reads import reads_of
 from middleware_hub.templates.trials import RESULT, SHORT, calling
 from router.errors import BadRequestError
 
+Messages = Sequence[Message]
+Tools = Sequence[Tool] | None
 Options = Mapping[str, Any]
 """Further variables of a template: `enable_thinking`, `reasoning_effort`, `documents`."""
 
-# What a template's code can raise; the sandbox has no other doors.
+# What a template's code can raise out of the sandbox.
 _FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _OURS = frozenset(
     "conversations messages tools chat_template add_generation_prompt continue_final_message "
@@ -36,15 +37,15 @@ _MEDIA = {
     "audio_url": "audio",
     "input_audio": "audio",
 }
-"""OpenAI's kinds of parts, and the ones that templates look for. A worker translates them in the same way."""
+"""OpenAI's kinds of parts, and the kinds that templates expect. A worker translates them in the same way."""
 
 
 class RenderingError(Exception):
-    """What a template writes around a turn cannot be told from the turn itself.
+    """The template's text around a turn cannot be separated from the turn itself.
 
     Attributes:
         reason: one word for counters, see `composing`.
-        turns: of a transcript, how many turns can be told from what is around them, first ones first.
+        turns: of a transcript, the number of leading turns that can be separated.
     """
 
     def __init__(self, message: str, reason: str = "template_error", turns: int = 0) -> None:
@@ -81,15 +82,8 @@ class Renderer:
 
     # Renderings --------------------------------------------------------------------------------------------------------
 
-    def whole(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        options: Options,
-        *,
-        continue_final: bool = False,
-    ) -> str:
-        """The text of a start, up to where the assistant is to speak.
+    def whole(self, messages: Messages, tools: Tools, options: Options, *, continue_final: bool = False) -> str:
+        """Return the text of a start, up to where the assistant is to speak.
 
         With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
 
@@ -104,18 +98,18 @@ class Renderer:
         return self._until_end(plain, tools, options, continue_final=continue_final)
 
     def reads(self, messages: Iterable[Message]) -> bool:
-        """Whether these messages hold something that the template looks for: no others can stand for them."""
+        """Return whether the template looks for something that these messages hold: no others can stand for them."""
         return self._reads.concern(messages)
 
     def distrust(self) -> bool:
-        """From now on no messages can stand for others; whether that is new."""
+        """Never let messages stand for others again. Return whether that is new."""
         new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
         return new
 
     # Messages as a template wants them --------------------------------------------------------------------------------------
 
     def _plain(self, message: Message) -> Message:
-        """A message without what is None or empty, with a content, and arguments in the template's form."""
+        """Return a message without None and empty values, with a content, and arguments in the template's form."""
         content = message.get("content")
         if type(content) is str and "tool_calls" not in message and None not in message.values():
             return message
@@ -126,7 +120,7 @@ class Renderer:
             plain["tool_calls"] = [_spelled(call) for call in calls] if self._wants_text else calls
         return plain
 
-    def _content(self, role: object, content: Sequence[Message] | None) -> str | list[Message]:
+    def _content(self, role: object, content: Messages | None) -> str | list[Message]:
         if not content:
             return ""
         if role in self._roles_of_parts:
@@ -146,7 +140,7 @@ class Renderer:
 
     @cached_property
     def _roles_of_parts(self) -> frozenset[str]:
-        """The roles whose text may be a list of parts: where one part is rendered as its text is."""
+        """The roles whose text may be a list of parts: the template renders one part as it renders its text."""
         taken = set()
         for role, front, back in (
             ("system", [], SHORT),
@@ -165,10 +159,8 @@ class Renderer:
 
     # Rendering ----------------------------------------------------------------------------------------------------------------
 
-    def _until_end(
-        self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, continue_final: bool
-    ) -> str:
-        """A rendering with the generation prompt, or up to the end of the last message's content."""
+    def _until_end(self, messages: list[Message], tools: Tools, options: Options, *, continue_final: bool) -> str:
+        """Render with the generation prompt, or up to the end of the last message's content."""
         if not continue_final:
             return self._render(messages, tools, options)
         *rest, final = messages
@@ -188,16 +180,14 @@ class Renderer:
         except _FAILURES:
             return None
 
-    def _render(
-        self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, generate: bool = True
-    ) -> str:
+    def _render(self, messages: list[Message], tools: Tools, options: Options, *, generate: bool = True) -> str:
         try:
             return self._run(messages, tools, options, generate=generate)
         except _FAILURES as error:
             raise BadRequestError(f"the chat template refuses this conversation: {error}") from error
 
-    def _run(self, messages: list[Message], tools: Sequence[Tool] | None, options: Options, *, generate: bool) -> str:
-        """Compiled once: transformers remembers the last 128 templates."""
+    def _run(self, messages: list[Message], tools: Tools, options: Options, *, generate: bool) -> str:
+        """Render once. The compiled template is cached: transformers keeps the last 128."""
         rendered, _ = render_jinja_template(
             [messages],
             tools=tools or None,
@@ -210,13 +200,13 @@ class Renderer:
 
 
 def check_options(options: Options) -> None:
-    """Raises BadRequestError for variables that are not a client's to set."""
+    """Raise BadRequestError for variables that a client must not set."""
     if not _OURS.isdisjoint(options):
         raise BadRequestError(f"chat template options: {min(_OURS & options.keys())} is not one that can be set")
 
 
 def _longer(message: Message, end: str) -> Message:
-    """An assistant's message with something behind its content."""
+    """Return an assistant's message with `end` behind its content."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + end}

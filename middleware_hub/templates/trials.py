@@ -1,4 +1,4 @@
-"""Short conversations that chat templates are tried with, to find out what they do with longer ones."""
+"""Short conversations to try chat templates with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from middleware_hub.chat.messages import Message, Tool
 
 
 def calling(*arguments: object) -> Message:
-    """An assistant's message with calls of one tool."""
+    """Return an assistant's message with calls of one tool."""
     # Mistral's templates want ids of nine letters and digits.
     calls = [
         {"id": f"call{number:05}", "type": "function", "function": {"name": "look_up", "arguments": one}}

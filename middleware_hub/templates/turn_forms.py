@@ -1,4 +1,4 @@
-"""What an assistant's turn itself writes in a rendering, found out in short conversations: what opens it, and closes its calls.
+"""What an assistant's turn itself writes in a rendering, found by short conversations: its opening, and what closes calls.
 
 <|im_start|>assistant\\n<think>\\n                                       a generation prompt: the model is asked
 <|im_start|>assistant\\n SENTINEL                                       an opening: the turn is history
@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from middleware_hub.chat.messages import Message, Tool
-from middleware_hub.templates.renderer import Options, Renderer, RenderingError, check_options
+from middleware_hub.chat.messages import Message
+from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
 from middleware_hub.templates.trials import ASKED, CALL, ONE, RESULT, SAID, SHORT, TOOL
 from router.errors import BadRequestError
 
 REMEMBERED = 1024
-"""How many sets of options, and of names of tools, something is remembered for. Clients choose both."""
+"""How many sets of options, and of tool names, are remembered. Clients choose both."""
 
 MOST_ASKED = 16
-"""Generation prompts that are looked for before one is rendered."""
+"""Generation prompts that are compared before one is rendered."""
 
 # What most special tokens look like: `<|im_end|>`, `<turn|>`, `<｜User｜>`, `<end_of_turn>`, `</s>`, `[/INST]`.
 _SPECIAL_LOOK = r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|<(?:start|end)_of_[a-z]+>|</?s>|\[/?[A-Z_]{2,40}\]"
@@ -34,7 +34,7 @@ CLOSED = "the template closes calls in more than one way"
 
 
 class Own(NamedTuple):
-    """What a turn with calls writes of its own behind the sentinel, and where that one is."""
+    """The text that a turn with calls writes behind the sentinel, and the place of the sentinel."""
 
     place: Literal["arguments", "content"]
     text: str
@@ -46,12 +46,12 @@ _ASKING: tuple[list[Message], ...] = (
     [*SHORT, SAID, ASKED],
     [*SHORT, ONE, RESULT, SAID, ASKED],
 )
-"""Behind these a model is asked to speak."""
+"""Conversations behind which a model is asked to speak."""
 _PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
 
 
 class TurnForms(Renderer):
-    """Knows the forms of turns. All of it is remembered, for as many sets of options and tools as clients use.
+    """Knows the forms of turns, and remembers them per set of options and tools.
 
     Args:
         template: Jinja source, as in `tokenizer_config.json`.
@@ -72,8 +72,8 @@ class TurnForms(Renderer):
 
     # What a model is asked with -----------------------------------------------------------------------------------------
 
-    def scaffold(self, tools: Sequence[Tool] | None, options: Options) -> str:
-        """The generation prompt: what the template writes for the model to go on from (`<|im_start|>assistant\\n<think>\\n`).
+    def scaffold(self, tools: Tools, options: Options) -> str:
+        """Return the generation prompt, from which the model goes on (`<|im_start|>assistant\\n<think>\\n`).
 
         Raises:
             BadRequestError: the template refuses even a user's greeting.
@@ -81,8 +81,8 @@ class TurnForms(Renderer):
         found = self.scaffolds(tools, options)
         return found[0] if found else self._asked(SHORT, tools, options)[1]
 
-    def scaffolds(self, tools: Sequence[Tool] | None, options: Options) -> tuple[str, ...]:
-        """All generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
+    def scaffolds(self, tools: Tools, options: Options) -> tuple[str, ...]:
+        """Return all generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
         key = (options_key(options), bool(tools))
         found = self._scaffolds.get(key)
         if found is None:
@@ -96,14 +96,14 @@ class TurnForms(Renderer):
             remember(self._scaffolds, key, found)
         return found
 
-    def asked_with(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options
-    ) -> str | None:
-        """The generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered.
+    def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
+        """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered.
 
         Args:
             text: a prompt, or the end of one.
             messages: what it was rendered from.
+            tools: what the model was offered.
+            options: the variables of the template.
         """
         known = self.scaffolds(tools, options)
         found = _ending(text, known)
@@ -111,8 +111,8 @@ class TurnForms(Renderer):
             return found
         return _ending(text, self._asked_before) or None
 
-    def asked_here(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> str:
-        """The same, rendered from these messages; empty if the text does not end with one."""
+    def asked_here(self, text: str, messages: Messages, tools: Tools, options: Options) -> str:
+        """Return the generation prompt rendered from these messages; empty if the text does not end with it."""
         try:
             check_options(options)
             _, found = self._parted([self._plain(message) for message in messages], tools, options)
@@ -125,27 +125,27 @@ class TurnForms(Renderer):
 
     @property
     def every_scaffold(self) -> Sequence[str]:
-        """All generation prompts that were asked for, with any options: the last ones first."""
-        # A copy, for this may run in a thread while the event loop adds to it.
+        """Return all generation prompts that were requested, with any options, the last ones first."""
+        # A copy, because this may run in a thread while the event loop adds to it.
         known = list(self._scaffolds.values())
         return list(dict.fromkeys(one for found in reversed(known) for one in found))
 
-    def header(self, tools: Sequence[Tool] | None, options: Options) -> str:
-        """What every assistant's turn begins with, as far as short conversations tell (`<|im_start|>assistant\\n`)."""
+    def header(self, tools: Tools, options: Options) -> str:
+        """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
         known = [*self.scaffolds(tools, options), *self._openings_of((), None, tools, options)]
         first, *others = [one for one in known if one] or [""]
         for other in others:
             first = first[: _alike(first, other)]
         return first
 
-    def _asked(self, before: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
-        """A rendering of these messages, and the generation prompt behind it."""
+    def _asked(self, before: Messages, tools: Tools, options: Options) -> tuple[str, str]:
+        """Return a rendering of these messages, and the generation prompt behind it."""
         check_options(options)
         return self._parted([self._plain(message) for message in before], [TOOL] if tools else None, options)
 
-    def _parted(self, plain: list[Message], tools: Sequence[Tool] | None, options: Options) -> tuple[str, str]:
+    def _parted(self, plain: list[Message], tools: Tools, options: Options) -> tuple[str, str]:
         asking, silent = (self._render(plain, tools, options, generate=generate) for generate in (True, False))
-        # Phi-3 ends with EOS where no reply is asked for: what both begin with, up to a whole special token.
+        # Phi-3 ends with EOS where no reply is asked for, so the common beginning ends before a whole special token.
         alike = _alike(asking, silent)
         if alike < len(silent):
             cut = (match.start() for match in self._special.finditer(asking) if match.start() < alike < match.end())
@@ -154,10 +154,8 @@ class TurnForms(Renderer):
 
     # What is a turn's own -----------------------------------------------------------------------------------------------
 
-    def _openings_of(
-        self, calls: Sequence[Message], own: Own | None, tools: Sequence[Tool] | None, options: Options
-    ) -> frozenset[str]:
-        """What may stand between the messages before a turn and the sentinel in it, as far as short conversations tell."""
+    def _openings_of(self, calls: Messages, own: Own | None, tools: Tools, options: Options) -> frozenset[str]:
+        """Return the texts between earlier messages and the sentinel in a turn that short conversations show."""
         key = (self._called(calls), own and own.place, options_key(options), bool(tools))
         found = self._openings.get(key)
         if found is None:
@@ -181,19 +179,17 @@ class TurnForms(Renderer):
         return found
 
     def _opening_here(
-        self,
-        plain: Sequence[Message],
-        at: int,
-        sentinel: str,
-        before: str,
-        tools: Sequence[Tool] | None,
-        options: Options,
+        self, plain: Messages, at: int, sentinel: str, before: str, tools: Tools, options: Options
     ) -> str | None:
-        """What opens a turn of this very conversation, where no short one shows it: the template reads what was said.
+        """Return the opening of a turn of this very conversation, for templates whose opening depends on what was said.
 
         Args:
             plain: all messages; the one at `at` holds the sentinel.
-            before: what is rendered in front of that sentinel; an opening ends it.
+            at: the index of the turn.
+            sentinel: what the turn holds.
+            before: the rendering in front of that sentinel; an opening ends it.
+            tools: what the model was offered.
+            options: the variables of the template.
         """
         header, shown = self.header(tools, options), [TOOL] if tools else None
         try:
@@ -206,14 +202,8 @@ class TurnForms(Renderer):
             return None
         return opening if opening.startswith(header) and opening.count(header) == 1 else None
 
-    def _own_of(
-        self,
-        calls: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        shown: Sequence[Tool] | None,
-        options: Options,
-    ) -> Own:
-        """What a turn with such calls writes of its own in a short conversation. Remembered."""
+    def _own_of(self, calls: Messages, tools: Tools, shown: Tools, options: Options) -> Own:
+        """Return what a turn with such calls itself writes in a short conversation. Remembered."""
         key = (self._called(calls), options_key(options), bool(tools))
         own = self._owns.get(key)
         if own is None:
@@ -221,24 +211,22 @@ class TurnForms(Renderer):
             remember(self._owns, key, own)
         return own
 
-    def _called(self, calls: Sequence[Message]) -> tuple[object, ...]:
-        """What a turn writes around the arguments of its calls hangs on: their names, and in some templates their ids."""
+    def _called(self, calls: Messages) -> tuple[object, ...]:
+        """Return what the text around calls' arguments depends on: their names, and in some templates their ids."""
         return tuple((call["function"]["name"], call.get("id") if self._writes_ids else None) for call in calls)
 
     @cached_property
     def _writes_ids(self) -> bool:
-        """Whether a call's own id is written into it: Mistral's templates do it. Those that refuse the trial may do so, too."""
+        """Whether calls are written with their ids, as by Mistral's templates; assumed of one that refuses the trial."""
         texts = []
         for name in ("call00000", "call00001"):
             plain = self._plain({**ONE, "tool_calls": [{**CALL, "id": name}]})
             texts.append(self._attempt([*SHORT, plain]))
         return texts[0] is None or texts[0] != texts[1]
 
-    def _find_own(
-        self, before: Sequence[Message], calls: Sequence[Message], tools: Sequence[Tool] | None, options: Options
-    ) -> Own:
+    def _find_own(self, before: Messages, calls: Messages, tools: Tools, options: Options) -> Own:
         for place in _PLACES:
-            # Nothing behind: for templates that want every call answered before the user speaks.
+            # The empty one is for templates that want every call answered before the user speaks.
             for behind in (SHORT, ()):
                 try:
                     calling, speaking = (
@@ -254,11 +242,11 @@ class TurnForms(Renderer):
         raise RenderingError("the template writes neither the arguments of a call nor the text in front of it")
 
     def _cut(self, calling: str, speaking: str) -> str:
-        """What a turn with calls writes of its own, given what stands behind the sentinel with calls and without.
+        """Return what a turn with calls itself writes, given the texts behind the sentinel with calls and without.
 
-        Mostly both end alike, closing and all, and what is more is the turn's own. gpt-oss closes calls with a token of
-        their own (`<|call|>`, a text with `<|end|>`), and Gemma 4 opens the answer at once: then the last special token
-        in front of where the two begin to be alike is what closes the turn.
+        Usually both end alike, closing included, and the rest is the turn's own. gpt-oss closes calls with a token of their own
+        (`<|call|>`, a text with `<|end|>`), and Gemma 4 opens the answer at once: then the last special token before
+        the place where the two become alike closes the turn.
         """
         if calling.endswith(speaking):
             return calling[: len(calling) - len(speaking)]
@@ -266,8 +254,8 @@ class TurnForms(Renderer):
         starts = [match.start() for match in self._special.finditer(calling) if match.start() < differs]
         return calling[: starts[-1] if starts else differs]
 
-    def _marked(self, calls: Sequence[Message], place: Literal["arguments", "content"], sentinel: str) -> Message:
-        """An assistant's turn with the sentinel in it: in each of its calls, for not every template writes them all."""
+    def _marked(self, calls: Messages, place: Literal["arguments", "content"], sentinel: str) -> Message:
+        """Return an assistant's turn with the sentinel in it: in each of its calls, as some templates drop calls."""
         if not calls:
             return {"role": "assistant", "content": sentinel}
         inside = place == "arguments"
@@ -285,18 +273,18 @@ class TurnForms(Renderer):
 
 
 def _ending(text: str, known: Sequence[str]) -> str:
-    """The longest of these that a text ends with."""
+    """Return the longest of `known` that a text ends with."""
     return max((one for one in known if text.endswith(one)), key=len, default="")
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return how many characters both begin with."""
     shorter = min(len(one), len(other))
     return next((i for i in range(shorter) if one[i] != other[i]), shorter)
 
 
 def options_key(options: Options) -> tuple[object, ...]:
-    """What the tail's form may hang on: a plain value counts, of a list or an object (`documents`) only that it is there."""
+    """Return what a tail may depend on: the value of a plain option, the presence of a list or object (`documents`)."""
     if not options:
         return ()
     return tuple(
@@ -306,7 +294,7 @@ def options_key(options: Options) -> tuple[object, ...]:
 
 
 def remember(memory: dict[tuple[object, ...], Any], key: tuple[object, ...], value: object) -> None:
-    """Put something into a memory of limited size."""
+    """Store something in a memory of limited size."""
     if len(memory) >= REMEMBERED:
         memory.clear()
     memory[key] = value

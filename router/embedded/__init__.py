@@ -1,10 +1,10 @@
-"""The embedded engine: a worker without a model server, which talks as SGLang 0.5.23 does, over real HTTP.
+"""The embedded engine: a worker without a model server, which behaves over HTTP as SGLang 0.5.23 does.
 
-It is what `tito-router demo-worker` runs, what the tests look into, and what load is measured against. It shares no line
-with the router, so that it can be a witness against it: nothing here imports the rest of `router`, nor `middleware_hub`.
-Where it differs from a real SGLang, the real one is right.
+`tito-router demo-worker` runs it, the tests inspect it, and load is measured against it. It shares no code with the router, so
+that it can be a witness against it: nothing here imports the rest of `router`, nor `middleware_hub`. Where it differs from a
+real SGLang, the real one is right.
 
 From the bottom up: a `vocabulary`; a `source` of tokens (`noise`, or a `model` with its `sampler`, or a `pool`); a `sample`,
-which is one reply in the making; the `engine`, which runs samples; the `app`, which puts it on the wire; the `worker`, which
-serves that in a thread.
+which is one reply while it is sampled; the `engine`, which runs samples; the `app`, which serves the engine over HTTP; the
+`worker`, which runs the app in a thread.
 """

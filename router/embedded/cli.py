@@ -19,31 +19,31 @@ logger = logging.getLogger(__name__)
 _PACE = 200  # tokens per second
 
 _DESCRIPTION = """\
-A worker without a GPU and without SGLang, which talks as SGLang does. With its own tokenizer it is a small language
-model, whose replies have some sense and many spellings; with any other one it says noise, which nearly always is spelled
-in a way that no tokenizer would choose.
+A worker without a GPU and without SGLang that behaves as SGLang does. With its own tokenizer it is a small language
+model, whose replies make some sense and are spelled in many ways. With any other tokenizer it replies with noise, which
+is almost always spelled in a way that no tokenizer would choose.
 """
 _EXAMPLES = """\
 examples:
-  a worker, and a router in front of it, which is started with the line that the worker tells:
+  a worker; its log has the line that starts a router in front of it:
     tito-router demo-worker &
 
   something to measure a router with:
     tito-router demo-worker --scripted --tokenizer-path Qwen/Qwen3-8B --log-level warning
 
---scripted replies are cut out of a pool: max_new_tokens is their length, whatever else is asked for, and each of them is
-text, ids and logprobs that fit each other. It has no model to wait for, and so no pace unless one is given.
+With --scripted, replies are cut out of a pool: their length is max_new_tokens, whatever else a request says, and text,
+ids and logprobs of each fit each other. There is no model to wait for, and so no pace unless you set one.
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _WorkerParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (--help shows all flags)\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags. Names follow SGLang's server where it has one."""
-    parser = _Parser(
+    """Return the parser of the flags, which are named as those of SGLang's server where it has them."""
+    parser = _WorkerParser(
         prog="tito-router demo-worker",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
@@ -56,16 +56,16 @@ def parser() -> argparse.ArgumentParser:
         "--tokenizer-path",
         default=str(shipped_tokenizer()),
         metavar="DIR-or-hub-id",
-        help="the shipped one if not given: %(default)s",
+        help="default: the shipped one, %(default)s",
     )
-    parser.add_argument("--scripted", action="store_true", help="replies out of a pool, for measuring load")
+    parser.add_argument("--scripted", action="store_true", help="cut replies out of a pool, for measuring load")
     parser.add_argument(
         "--tokens-per-second",
         type=_pace,
         metavar="N",
-        help=f"of each reply; 0 as fast as it can ({_PACE}; scripted: 0)",
+        help=f"of each reply; 0 is as fast as possible ({_PACE}; with --scripted: 0)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is sampled (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (%(default)s)")
     parser.add_argument("--weight-version", default="default", metavar="NAME", help="the first one (%(default)s)")
     parser.add_argument(
         "--context-length", type=_count, default=32768, metavar="N", help="longer prompts are refused (%(default)s)"
@@ -73,9 +73,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stream-interval", type=_count, default=1, metavar="N", help="tokens per event of a stream (%(default)s)"
     )
-    parser.add_argument(
-        "--incremental-streaming-output", action="store_true", help="events tell only what is new in them"
-    )
+    parser.add_argument("--incremental-streaming-output", action="store_true", help="events have only what is new")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(%(default)s)"
     )
@@ -83,21 +81,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Serve until SIGTERM or SIGINT. Exits with 0 then, and with 1 if it cannot listen or a request has killed it."""
+    """Serve until SIGTERM or SIGINT. The status is 0 then, and 1 if it cannot listen or a request has killed it."""
     flags = parser()
     args = flags.parse_args(argv)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # that PyTorch is not here is as it should be
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that PyTorch is missing
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("uvicorn.error").setLevel("WARNING")
 
-    from router.embedded.worker import EmbeddedWorker  # slow to import: not for a --help
+    from router.embedded.worker import EmbeddedWorker, WorkerOptions  # slow to import: not for --help
 
     pace = args.tokens_per_second if args.tokens_per_second is not None else 0 if args.scripted else _PACE
     over = threading.Event()
-    worker = EmbeddedWorker(
-        args.tokenizer_path,
+    options = WorkerOptions(
         scripted=args.scripted,
         host=args.host,
         port=args.port,
@@ -111,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         on_death=lambda _reason: over.set(),
         new_loop=_new_loop(),
     )
+    worker = EmbeddedWorker(args.tokenizer_path, options)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())
     try:
@@ -145,5 +143,5 @@ def _count(text: str) -> int:
 def _pace(text: str) -> float:
     pace = float(text)
     if not pace >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is no pace")
+        raise argparse.ArgumentTypeError(f"{text} is not a pace")
     return pace

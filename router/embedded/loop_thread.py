@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none."""
+"""An event loop in a thread of its own, for callers without a loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_PATIENCE = 30.0  # seconds: nothing that is called takes longer, unless it says so
+_PATIENCE = 30.0  # seconds that a call may take by default
 
 
 class LoopThread:
-    """Started once, and stopped once."""
+    """An event loop that runs from its construction to `stop`."""
 
     def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self._loop = new_loop()
@@ -22,12 +22,12 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
-        """Run it there, and wait for what it returns."""
+        """Run a coroutine in the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
-        """Nothing runs there for as long as the block lasts."""
+        """Block the loop for the length of the block."""
         begun, over = threading.Event(), threading.Event()
 
         def hang() -> None:
@@ -42,7 +42,7 @@ class LoopThread:
             over.set()
 
     def stop(self) -> None:
-        """End the loop, with whatever is left in it."""
+        """End the loop. Tasks that still run are lost."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()

@@ -1,19 +1,19 @@
 """The embedded engine as a worker, over real HTTP, in a thread of this process.
 
     with EmbeddedWorker() as worker:
-        ...                                   # talk to worker.url
+        ...                                   # send requests to worker.url
         assert worker.log[0].output_ids
 
-What it says can be scripted, stopped at any token, and made to go wrong:
+Its replies can be scripted, stopped at any token, and made to go wrong:
 
     worker.script(ids=[1, 2, 3], finish="eos")
     worker.hold(after=2)
-    ...                                       # ask
+    ...                                       # send a request
     worker.wait_for_arrivals(1)
     worker.release()
 
-All of its state belongs to its thread's event loop: the methods here go through it, so there are no locks. `log` is the truth
-about what was read and sampled.
+All of its state belongs to the event loop of its thread. The methods here run in that loop, so there are no locks. `log` is the
+truth about what was read and sampled.
 """
 
 from __future__ import annotations
@@ -21,117 +21,116 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from router.embedded.engine.engine import Engine, Job
+from router.embedded.engine.engine import Engine, EngineJob
 from router.embedded.engine.faults import Fault
-from router.embedded.engine.records import Call, Record
+from router.embedded.engine.records import Journal
 from router.embedded.engine.script import Finish, Script
 from router.embedded.engine.source import Source
 from router.embedded.http.app import EngineApp
 from router.embedded.http.control import Control
-from router.embedded.http.serve import Server
+from router.embedded.http.serve import RestartableServer
 from router.embedded.http.wire import StreamStyle, Wire
 from router.embedded.loop_thread import LoopThread
 from router.embedded.models.ngram import NGramModel, shipped_tokenizer
 from router.embedded.models.noise import NoiseSource
 from router.embedded.models.pool import Pool
 from router.embedded.models.sampler import ModelSource
-from router.embedded.models.vocabulary import load_vocabulary
+from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker is set up with.
+
+    Attributes:
+        scripted: cut replies out of a pool, for measuring load.
+        host: where to listen.
+        port: 0 takes a free one.
+        stream_style: cumulative (the default of SGLang), incremental (`--incremental-streaming-output`), or mixed (up to 0.5.5:
+            `output_ids` are deltas, the rest is cumulative).
+        stream_interval: tokens per event.
+        seed: of what is sampled; the k-th sample of a worker is the same in every run.
+        eos_share: of noise: the probability of the EOS at each place.
+        sample_from: of noise: the ids to sample from.
+        weight_version: the first version.
+        version_spans: False leaves `weight_versions` out, as before 0.5.19.
+        context_length: longer prompts are refused.
+        health_timeout: seconds that `/health` waits for a paused engine before it answers 503.
+        token_delay: seconds per token.
+        keep_log: False keeps neither `log` nor `calls`, for a worker that serves for long.
+        on_death: called with the reason, in the worker's thread, when a request has killed the worker.
+        new_loop: makes its event loop.
+    """
+
+    scripted: bool = False
+    host: str = "127.0.0.1"
+    port: int = 0
+    stream_style: StreamStyle = "cumulative"
+    stream_interval: int = 1
+    seed: int = 0
+    eos_share: float = 0.0
+    sample_from: tuple[int, ...] | None = None
+    weight_version: str = "default"
+    version_spans: bool = True
+    context_length: int = 32768
+    health_timeout: float = 20.0
+    token_delay: float = 0.0
+    keep_log: bool = True
+    on_death: Callable[[str], object] | None = None
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 
 
 class EmbeddedWorker:
-    """A worker on a port of its own. Enter it to start it; `url` is stable over `kill()` and `restart()`."""
+    """A worker on a port of its own. Entering it starts it; `url` stays the same over `kill()` and `restart()`.
+
+    Args:
+        tokenizer_path: a Hugging Face tokenizer folder, or a hub id; None takes the shipped one. With the shipped tokenizer the
+            worker samples the shipped language model, with any other one it samples noise.
+        options: how the worker behaves.
+        changes: options that differ from these, by name.
+    """
 
     def __init__(
-        self,
-        tokenizer_path: str | Path | None = None,
-        *,
-        scripted: bool = False,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        stream_style: StreamStyle = "cumulative",
-        stream_interval: int = 1,
-        seed: int = 0,
-        eos_share: float = 0.0,
-        sample_from: tuple[int, ...] | None = None,
-        weight_version: str = "default",
-        version_spans: bool = True,
-        context_length: int = 32768,
-        health_timeout: float = 20.0,
-        token_delay: float = 0.0,
-        keep_log: bool = True,
-        on_death: Callable[[str], object] | None = None,
-        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        self, tokenizer_path: str | Path | None = None, options: WorkerOptions | None = None, **changes: Any
     ) -> None:
-        """Set a worker up.
-
-        Args:
-            tokenizer_path: a Hugging Face tokenizer folder, or a hub id; if None, the shipped one. With this one the shipped
-                language model is sampled, with any other one noise.
-            scripted: replies are cut out of a pool, for measuring load.
-            host: where to listen.
-            port: 0 takes a free one.
-            stream_style: cumulative (the default of SGLang), incremental (`--incremental-streaming-output`), or mixed
-                (up to 0.5.5: `output_ids` are deltas, the rest is cumulative).
-            stream_interval: tokens per event.
-            seed: of what is sampled; the k-th sample of a worker is the same in every run.
-            eos_share: of noise: how likely a token is the EOS.
-            sample_from: of noise: the ids to draw from.
-            weight_version: the first version.
-            version_spans: False leaves `weight_versions` out, as before 0.5.19.
-            context_length: longer prompts are refused.
-            health_timeout: how long `/health` waits for a paused engine before its 503.
-            token_delay: seconds per token.
-            keep_log: False keeps neither `log` nor `calls`, for a worker that serves for long.
-            on_death: told, in the worker's thread, when a request has killed it, and why.
-            new_loop: makes its event loop.
-        """
-        path = str(tokenizer_path or shipped_tokenizer())
-        self.vocabulary = vocabulary = load_vocabulary(path)
-        self.tokenizer_path = path
-        self.log: list[Record] = []
-        self.calls: list[Call] = []
-        self.dead: str | None = None  # why the worker died, if a request killed it
-        self._told_of_death = on_death
-        source: Source | Pool
-        if scripted:
-            source = Pool(vocabulary, seed)
-        elif path == str(shipped_tokenizer()):
-            source = ModelSource(NGramModel.shipped(), vocabulary)
-        else:
-            source = NoiseSource(vocabulary, sample_from=sample_from, eos_share=eos_share)
+        self.tokenizer_path = str(tokenizer_path or shipped_tokenizer())
+        self.vocabulary = load_vocabulary(self.tokenizer_path)
+        self.dead: str | None = None  # the reason, if a request killed the worker
+        self._options = options = replace(options or WorkerOptions(), **changes)
+        self._journal = Journal(keep=options.keep_log)
+        self.log = self._journal.generations
+        self.calls = self._journal.requests
         self._engine = Engine(
-            vocabulary,
-            source,
-            seed=seed,
-            weight_version=weight_version,
-            stream_interval=stream_interval,
-            token_delay=token_delay,
+            self.vocabulary,
+            _source(self.tokenizer_path, self.vocabulary, options),
+            seed=options.seed,
+            weight_version=options.weight_version,
+            stream_interval=options.stream_interval,
+            token_delay=options.token_delay,
         )
-        self._wire = Wire(vocabulary, stream_style=stream_style, version_spans=version_spans)
+        self._wire = Wire(self.vocabulary, stream_style=options.stream_style, version_spans=options.version_spans)
         self._control = Control(
             self._engine,
             self._wire,
-            tokenizer_path=path,
-            context_length=context_length,
-            stream_interval=stream_interval,
-            health_timeout=health_timeout,
+            tokenizer_path=self.tokenizer_path,
+            context_length=options.context_length,
+            stream_interval=options.stream_interval,
+            health_timeout=options.health_timeout,
         )
         app = EngineApp(
             self._engine,
-            vocabulary,
             self._wire,
             self._control,
-            context_length=context_length,
-            log=self.log if keep_log else None,
-            calls=self.calls if keep_log else None,
+            self._journal,
+            context_length=options.context_length,
             on_death=self._die,
             reset=lambda client: self._server.reset(client),
         )
-        self._server = Server(app, host, port)
-        self._new_loop = new_loop
+        self._server = RestartableServer(app, options.host, options.port)
         self._thread: LoopThread | None = None
 
     def __repr__(self) -> str:
@@ -141,18 +140,17 @@ class EmbeddedWorker:
 
     @property
     def url(self) -> str:
-        """Where it is; before it was started without a port, nowhere."""
+        """Where it listens; with port 0 only once it has started."""
         return f"http://{self._server.host}:{self._server.port}"
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self._server.port
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> EmbeddedWorker:
-        self._thread = LoopThread("embedded-worker", self._new_loop)
+        self._thread = LoopThread("embedded-worker", self._options.new_loop)
         try:
             self._thread.call(self._server.listen())
         except BaseException:
@@ -167,11 +165,11 @@ class EmbeddedWorker:
         self._thread.stop()
 
     def kill(self, reason: str | None = None) -> None:
-        """End it at once: what is in flight is reset, later connections are refused. `restart()` brings it back."""
+        """End it at once: connections in flight are reset, later ones are refused. `restart()` brings it back."""
         self._call(self._end(reason))
 
     def hanging(self) -> AbstractContextManager[None]:
-        """A block in which it answers to nothing, though its system still takes connections: as if stopped (SIGSTOP)."""
+        """Return a block in which it answers nothing, while its system still accepts connections: as after SIGSTOP."""
         assert self._thread is not None
         return self._thread.hanging()
 
@@ -188,13 +186,13 @@ class EmbeddedWorker:
 
     async def _die(self, reason: str) -> None:
         await self._end(reason)
-        if self._told_of_death is not None:
-            self._told_of_death(reason)
+        if self._options.on_death is not None:
+            self._options.on_death(reason)
 
-    # -- how it is -----------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
-    def jobs(self) -> dict[str, Job]:
+    def jobs(self) -> dict[str, EngineJob]:
         """What is in flight, by request id. It changes under the reader, unless all of it is held."""
         return dict(self._engine.jobs)
 
@@ -205,11 +203,10 @@ class EmbeddedWorker:
 
     @property
     def weight_version(self) -> str:
-        """The present one."""
         return self._engine.weight_version
 
     def set_weight_version(self, version: str) -> None:
-        """Change the weights under whatever is running, without a request."""
+        """Change the weights under the running samples, without a request."""
         self._engine_call(lambda: setattr(self._engine, "weight_version", version))
 
     @property
@@ -241,7 +238,7 @@ class EmbeddedWorker:
 
     @property
     def skip_tokenizer_init(self) -> bool:
-        """As /server_info tells it."""
+        """What /server_info reports."""
         return self._control.skip_tokenizer_init
 
     @skip_tokenizer_init.setter
@@ -256,28 +253,32 @@ class EmbeddedWorker:
         *,
         text: str | None = None,
         finish: Finish | None = "eos",
-        logprobs: tuple[float, ...] = (),
-        fault: Fault | None = None,
-        extra: dict[str, Any] | None = None,
-        extra_meta: dict[str, Any] | None = None,
         times: int = 1,
+        **more: Any,
     ) -> None:
-        """Queue what the next sample shall be (the next of all that arrive; of a batch, one item each).
+        """Queue the script of the next samples.
 
-        `text` is encoded by the worker's tokenizer without special tokens. A stop or `max_new_tokens` of the request
-        still ends the reply earlier. `finish=None` goes on with what the source draws. A single request can carry the same
-        keys itself, in `sampling_params.custom_params["script"]`, which wins over the queue. A pool has no ear for scripts.
+        One sample takes one script, in the order of arrival; each item of a batch takes its own. A stop or `max_new_tokens` of
+        the request still ends the reply earlier. A request can carry the same keys in
+        `sampling_params.custom_params["script"]`, which wins over the queue. A pool ignores scripts.
+
+        Args:
+            ids: what is sampled first.
+            text: in place of ids: the worker's tokenizer encodes it, without special tokens.
+            finish: how the reply ends; None goes on with what the source samples.
+            times: how many samples it is for.
+            more: the other fields of `Script`.
         """
         chosen = tuple(self.vocabulary.encode_bare(text)) if text else tuple(ids)
-        script = Script(chosen, finish, tuple(logprobs), fault, extra or {}, extra_meta or {})
+        script = Script(chosen, finish, **more)
         self._engine_call(lambda: self._engine.scripts.extend([script] * times))
 
     def fault(self, fault: Fault, times: int = 1) -> None:
-        """The next `times` samples misbehave, whatever they say."""
+        """Make the next `times` samples misbehave, whatever their scripts are."""
         self._engine_call(lambda: self._engine.faults.extend([fault] * times))
 
     def forget_scripts(self) -> None:
-        """Those that nobody came for."""
+        """Drop the scripts that no sample has taken."""
         self._engine_call(self._engine.scripts.clear)
 
     # -- gates instead of sleeps ---------------------------------------------------------------------------------------
@@ -287,11 +288,11 @@ class EmbeddedWorker:
         self._engine_call(lambda: self._engine.hold(after))
 
     def release(self, count: int | None = None) -> None:
-        """Open the gate, or let only the first `count` of those who wait there go on."""
+        """Open the gate, or let only the first `count` samples that wait there go on."""
         self._engine_call(lambda: self._engine.release(count))
 
     def wait_for_arrivals(self, count: int, timeout: float = 20.0) -> None:
-        """Return when `count` samples stand at the gate. Blocks: in a coroutine, use `asyncio.to_thread`."""
+        """Return when `count` samples wait at the gate. This blocks: in a coroutine, use `asyncio.to_thread`."""
         self.wait_for(lambda: sum(job.waiting for job in self._engine.jobs.values()) >= count, timeout)
 
     def wait_until_idle(self, timeout: float = 20.0) -> None:
@@ -299,13 +300,13 @@ class EmbeddedWorker:
         self.wait_for(lambda: not self._engine.jobs, timeout)
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
-        """Return when `condition` holds; it is looked at in the worker's loop, after each token and each request.
+        """Return when `condition` holds. The worker's loop evaluates it after each token and each request.
 
         Raises:
-            TimeoutError: it never did; the message tells the worker's state.
+            TimeoutError: it did not hold in time; the message has the worker's state.
         """
         try:
-            self._call(asyncio.wait_for(self._engine.watchers.wait_for(condition), timeout), timeout + 5)
+            self._call(asyncio.wait_for(self._engine.progress.wait_for(condition), timeout), timeout + 5)
         except TimeoutError:
             raise TimeoutError(f"{self!r}: not after {timeout:g} s") from None
 
@@ -323,3 +324,11 @@ class EmbeddedWorker:
             coroutine.close()
             raise RuntimeError("enter the worker first: with EmbeddedWorker(...) as worker")
         self._thread.call(coroutine, timeout)
+
+
+def _source(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) -> Source | Pool:
+    if options.scripted:
+        return Pool(vocabulary, options.seed)
+    if path == str(shipped_tokenizer()):
+        return ModelSource(NGramModel.shipped(), vocabulary)
+    return NoiseSource(vocabulary, sample_from=options.sample_from, eos_share=options.eos_share)

@@ -16,7 +16,7 @@ from router.config import AbortConfig
 from router.engines.sglang.outcome import aborted_replies, renamed
 from router.errors import ClientDisconnectedError, RouterError
 from router.generate.gate import Gate
-from router.http.asgi import collected
+from router.http.reply import CollectedReply
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.proxy.in_flight import InFlight
@@ -116,20 +116,19 @@ class _Aborted:
 class AbortedReplies(_Aborted):
     """A reply in one piece: what was aborted in it is replaced by the replies of later attempts."""
 
-    _start: Message
-    _body: bytes
+    _reply: CollectedReply
     _replies: list[Raw]
     _left: list[int]
     """Positions of the replies that are aborted, and wanted."""
 
-    async def made_good(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        """Return the reply after all attempts; `start` and `body` are those of the first one."""
-        self._start, self._body = start, body
-        self._replies, self._left = aborted_replies(body, self._first)
+    async def made_good(self, reply: CollectedReply) -> CollectedReply:
+        """Return the reply after all attempts; `reply` is that of the first one."""
+        self._reply = reply
+        self._replies, self._left = aborted_replies(reply.body, self._first)
         self._leave_out_unwanted()
         if self._left:
             await self._run()
-        return self._start, self._body
+        return self._reply
 
     def _positions(self) -> Sequence[int]:
         return self._left
@@ -149,21 +148,22 @@ class AbortedReplies(_Aborted):
         """Send again what was aborted, and put the replies in their places."""
         again = self._first.again(self._left)
         self._in_flight.send_next(again, self._left)
+        found = CollectedReply()
         try:
-            start, body = await collected(self._app, self._scope, self._receive)
+            await self._app(self._scope, self._receive, found.send)
         except (RouterError, UpstreamBrokenError) as error:
             logger.warning("an aborted generation could not be sent again: %s", error)
             return
-        if start["status"] != 200:
-            logger.warning("an aborted generation was sent again, and refused: %r", body[:500])
+        if found.start["status"] != 200:
+            logger.warning("an aborted generation was sent again, and refused: %r", found.body[:500])
             return
-        replies, aborted = aborted_replies(body, again)
+        replies, aborted = aborted_replies(found.body, again)
         for position, reply in zip(self._left, replies, strict=False):
             name = self._name(position)
             self._replies[position] = reply if name is None else Raw(renamed(reply, name))
-        self._start = start
         self._left = [self._left[number] for number in aborted] if replies else self._left
-        self._body = msgspec.json.encode(self._replies) if self._first.listed else bytes(self._replies[0])
+        self._reply.start = found.start
+        self._reply.body = msgspec.json.encode(self._replies) if self._first.listed else bytes(self._replies[0])
 
 
 class AbortedStream(_Aborted):

@@ -15,17 +15,17 @@ from typing import cast, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.config import AbortConfig, AbortPolicy
+from router.config import AbortConfig, AbortPolicy, ServerConfig
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError, ClientDisconnectedError
 from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
-from router.http.asgi import collected, header, read_json, with_body
+from router.http.asgi import header, read_json
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
-from router.http.reply import EditedReply, send_whole
-from router.http.request_state import RequestState, request_state
+from router.http.reply import CollectedReply, EditedReply, send_whole
+from router.http.request_state import RequestState, request_state, with_state
 from router.observability.metrics import RouterMetrics
 from router.proxy.in_flight import InFlight
 from router.proxy.request_ids import with_private_ids
@@ -37,26 +37,40 @@ class Generations:
     def __init__(
         self,
         app: ASGIApp,
+        others: ASGIApp,
         fleet: Fleet,
         metrics: RouterMetrics,
         abort: AbortConfig,
+        server: ServerConfig,
         *,
-        max_body_bytes: int,
-        max_batch: int,
         isolated: bool = False,
     ) -> None:
-        """`isolated`: workers get ids that no client has chosen, because those might hit the generations of others."""
+        """Wrap the proxy.
+
+        Args:
+            app: what sends a generation to a worker.
+            others: serves every other path. Generations, which are nearly everything, need not be compared with each route.
+            fleet: knows the generations in flight, and tells workers to end them.
+            metrics: what is counted.
+            abort: what happens to aborted generations, and how often they are sent again.
+            server: the limits for a body.
+            isolated: workers get ids that no client has chosen, because those might hit the generations of others.
+        """
         self._app = app
+        self._others = others
         self._isolated = isolated
         self._fleet = fleet
         self._retries = Retries(abort, metrics)
         self._outcomes = metrics.generations
         self._policy = abort.policy
-        self._max_body_bytes = max_body_bytes
-        self._limits = PromptLimits(max_batch)
+        self._max_body_bytes = server.max_body_bytes
+        self._limits = PromptLimits(server.max_batch)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises what the application inside raises, and BadRequestError for an unknown policy."""
+        if scope["type"] != "http" or scope["path"] != "/generate":
+            await self._others(scope, receive, send)
+            return
         if scope["method"] not in ("POST", "PUT"):
             await self._app(scope, receive, send)
             return
@@ -78,7 +92,7 @@ class Generations:
             body=body if request is None else request.body,
             request=request,
         )
-        inner = with_body(scope, in_flight.body, in_flight=in_flight)
+        inner = with_state(scope, body_read=True, in_flight=in_flight)
         self._fleet.in_flight.begin(in_flight)
         outcome = _Outcome(send)
         try:
@@ -87,11 +101,12 @@ class Generations:
             elif request.stream:
                 await AbortedStream(self._app, self._retries, inner, receive, in_flight).serve(outcome.send)
             else:
-                start, body = await collected(self._app, inner, receive)
-                if start["status"] == 200 and b'"abort"' in body:
-                    replies = AbortedReplies(self._app, self._retries, inner, receive, in_flight)
-                    start, body = await replies.made_good(start, body)
-                await send_whole(outcome.send, start, body)
+                reply = CollectedReply()
+                await self._app(inner, receive, reply.send)
+                if reply.start["status"] == 200 and b'"abort"' in reply.body:
+                    again = AbortedReplies(self._app, self._retries, inner, receive, in_flight)
+                    reply = await again.made_good(reply)
+                await send_whole(outcome.send, reply.start, reply.body)
         except (ClientDisconnectedError, asyncio.CancelledError):
             outcome.word = "orphaned"
             self._fleet.abandon(in_flight, scope)

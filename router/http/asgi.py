@@ -6,6 +6,7 @@ Nothing here knows workers or tokens, and nothing needs a framework: a middlewar
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -142,11 +143,12 @@ async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         BodyTooLargeError: more than `limit` bytes are announced, or come.
         ClientDisconnectedError: the client left before the end.
     """
-    bounded = not request_state(scope).body_read
-    announced = header(scope, b"content-length") if bounded else None
-    if announced is not None and announced.isdecimal() and int(announced) > limit:
-        raise _too_large(limit)
-
+    if request_state(scope).body_read:
+        limit = sys.maxsize
+    else:
+        announced = header(scope, b"content-length")
+        if announced is not None and announced.isdecimal() and int(announced) > limit:
+            raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
     more = True
@@ -156,7 +158,7 @@ async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise ClientDisconnectedError("the client left while its request was being read")
         chunk = message.get("body", b"")
         size += len(chunk)
-        if bounded and size > limit:
+        if size > limit:
             raise _too_large(limit)
         chunks.append(chunk)
         more = message.get("more_body", False)
@@ -215,6 +217,16 @@ def has_body(scope: Scope) -> bool:
     return (header(scope, b"content-length") or "0").strip("0 ") != ""
 
 
+def handler_for(scope: Scope, handlers: Mapping[str, Handler]) -> Handler:
+    """Return the handler for the method of a request. Raises MethodNotAllowedError with the methods that there are."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    handler = handlers.get(method)
+    if handler is None:
+        allowed = ", ".join(handlers)
+        raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
+    return handler
+
+
 class ByMethod:
     """One path, a handler for each method. A class, so that Starlette takes it for the plain ASGI application it is."""
 
@@ -222,13 +234,8 @@ class ByMethod:
         self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises MethodNotAllowedError with the methods that there are."""
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        handler = self._handlers.get(method)
-        if handler is None:
-            allowed = ", ".join(self._handlers)
-            raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
-        await handler(scope, receive, send)
+        """Serve one request. Raises MethodNotAllowedError."""
+        await handler_for(scope, self._handlers)(scope, receive, send)
 
 
 async def send_json(

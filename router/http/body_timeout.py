@@ -11,7 +11,6 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RequestTimeoutError
-from router.http.asgi import has_body
 
 
 class Intake:
@@ -23,11 +22,7 @@ class Intake:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or the lifespan."""
-        waits = scope["type"] == "http" and has_body(scope)
-        await self._app(scope, self._in_time(receive) if waits else receive, send)
-
-    def _in_time(self, receive: Receive) -> Receive:
-        more = True
+        more = scope["type"] == "http"
 
         async def receive_in_time() -> Message:
             nonlocal more
@@ -43,4 +38,4 @@ class Intake:
             more = message.get("more_body", False)
             return message
 
-        return receive_in_time
+        await self._app(scope, receive_in_time if more else receive, send)

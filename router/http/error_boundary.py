@@ -19,7 +19,7 @@ from router.http.asgi import HeaderList, send_error
 from router.http.request_state import first_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
-from router.observability.requests import REQUEST_ID, Phase, RequestRecord, Requests
+from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
 from router.observability.tracing import OFF, Span, Tracer
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             record = self._record
             self._status = message["status"]
-            record.enter(Phase.ANSWERING)
+            record.enter(RequestPhase.ANSWERING)
             self._metrics.answering(self.route, record.since - record.begun)
             headers = [header for header in message.get("headers", ()) if header[0] != b"x-request-id"]
             headers.append((b"x-request-id", record.id.encode("ascii")))

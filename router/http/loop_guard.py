@@ -11,7 +11,7 @@ import secrets
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.errors import RouterError
-from router.http.asgi import HeaderList, header, send_error
+from router.http.asgi import HeaderList, send_error
 
 INSTANCE = b"x-tito-router-instance"
 
@@ -27,16 +27,8 @@ class Instance:
     """What sets this process apart from all others: put onto the questions to new workers, and known again."""
 
     def __init__(self) -> None:
-        self._id = secrets.token_hex(16)
-
-    @property
-    def headers(self) -> HeaderList:
+        self.headers: HeaderList = [(INSTANCE, secrets.token_hex(16).encode())]
         """For a question to a worker."""
-        return [(INSTANCE, self._id.encode())]
-
-    def asked(self, scope: Scope) -> bool:
-        """Whether a request is a question of this very process."""
-        return header(scope, INSTANCE) == self._id
 
 
 class LoopGuard:
@@ -44,11 +36,11 @@ class LoopGuard:
 
     def __init__(self, app: ASGIApp, instance: Instance) -> None:
         self._app = app
-        self._instance = instance
+        self._mark = instance.headers[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http" and self._instance.asked(scope):
+        if scope["type"] == "http" and self._mark in scope["headers"]:
             await send_error(send, LoopError("this is the router that asks"))
         else:
             await self._app(scope, receive, send)

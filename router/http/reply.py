@@ -32,6 +32,27 @@ async def send_whole(send: Send, start: Message, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+class CollectedReply:
+    """Keeps a reply instead of sending it.
+
+    Attributes:
+        start: the `http.response.start` message.
+        body: all that has come of the body.
+    """
+
+    def __init__(self) -> None:
+        self.start: Message = {}
+        self.body = b""
+
+    async def send(self, message: Message) -> None:
+        """Take the next message of the application inside."""
+        if message["type"] == "http.response.start":
+            self.start = message
+        elif message["type"] == "http.response.body":
+            chunk = message.get("body", b"")
+            self.body = self.body + chunk if self.body else chunk
+
+
 class Watcher(Protocol):
     """Sees a reply and changes nothing."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from router.engines.sglang.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from router.kv_cache.block_hashes import content_hashes, root_of
@@ -163,16 +164,14 @@ class KvIndex:
         cache.tiers.clear()
 
 
+@dataclass(slots=True)
 class _Cache:
     """The cache of one rank. `tiers` says where its blocks are, except those that are on the GPU alone."""
 
-    __slots__ = ("block_size", "complete", "name", "tiers")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.block_size: int | None = None
-        self.complete = False
-        self.tiers: dict[int, int] = {}
+    name: str
+    block_size: int | None = None
+    complete: bool = False
+    tiers: dict[int, int] = field(default_factory=dict)
 
     def note(self, tiers: dict[int, int]) -> None:
         for own, where in tiers.items():

@@ -17,6 +17,7 @@ import asyncio
 import contextvars
 import logging
 from collections import Counter
+from dataclasses import dataclass, field
 
 import zmq
 import zmq.asyncio
@@ -100,29 +101,20 @@ class KvSubscriptions:
             self._context = None
 
 
+@dataclass
 class _Subscription:
     """The subscription to one cache of one worker."""
 
-    def __init__(
-        self,
-        context: zmq.asyncio.Context,
-        url: str,
-        rank: int,
-        source: KvSource,
-        index: KvIndex,
-        counts: Counter[str],
-        replay_seconds: float,
-    ) -> None:
-        self._context = context
-        self._url = url
-        self._rank = rank
-        self._source = source
-        self._index = index
-        self._counts = counts
-        self._replay_seconds = replay_seconds
-        self._next = 0
-        self._last = 0.0  # the last batch's time, by the worker's clock
-        self._turn = asyncio.Lock()  # a batch waits until the batches before it are replayed
+    context: zmq.asyncio.Context
+    url: str
+    rank: int
+    source: KvSource
+    index: KvIndex
+    counts: Counter[str]
+    replay_seconds: float
+    next: int = 0
+    last: float = 0.0  # the last batch's time, by the worker's clock
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a batch waits until the batches before it are replayed
 
     async def run(self) -> None:
         """Follow the cache until cancelled."""
@@ -132,15 +124,15 @@ class _Subscription:
             socket.rcvhwm = _QUEUED
             socket.heartbeat_ivl = _HEARTBEAT_MS
             socket.heartbeat_timeout = 3 * _HEARTBEAT_MS
-            socket.subscribe(self._source.topic)
-            socket.connect(self._source.endpoint(self._rank))
+            socket.subscribe(self.source.topic)
+            socket.connect(self.source.endpoint(self.rank))
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._listen(socket))
                 both.create_task(self._watch(monitor))
         except* Exception:
-            logger.exception("the KV events of %s are no longer followed", self._url)
-            self._counts["failed"] += 1
-            self._index.reset(self._url, self._rank, complete=False)
+            logger.exception("the KV events of %s are no longer followed", self.url)
+            self.counts["failed"] += 1
+            self.index.reset(self.url, self.rank, complete=False)
         finally:
             socket.disable_monitor()
             monitor.close(linger=0)
@@ -149,17 +141,17 @@ class _Subscription:
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             frames = await socket.recv_multipart()
-            async with self._turn:
+            async with self.turn:
                 await self._take(frames)
             await asyncio.sleep(0)  # receiving from a socket that has more already never suspends
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         while True:
             event = await recv_monitor_message(monitor)
-            async with self._turn:
+            async with self.turn:
                 if event["event"] == zmq.EVENT_DISCONNECTED:
-                    logger.info("the KV events of %s, rank %d, are disconnected", self._url, self._rank)
-                    self._counts["disconnects"] += 1
+                    logger.info("the KV events of %s, rank %d, are disconnected", self.url, self.rank)
+                    self.counts["disconnects"] += 1
                     self._start_over()
                 else:
                     await self._catch_up()
@@ -169,53 +161,53 @@ class _Subscription:
         batch = self._read(number, frames[-1])
         if batch is None:
             return
-        if number < self._next:
-            if batch.ts <= self._last:
+        if number < self.next:
+            if batch.ts <= self.last:
                 return  # a replay already delivered it
-            self._counts["restarts"] += 1
+            self.counts["restarts"] += 1
             self._start_over()
-        if number > self._next:
-            self._counts["gaps"] += 1
+        if number > self.next:
+            self.counts["gaps"] += 1
             await self._catch_up()
-            if number < self._next:
+            if number < self.next:
                 return
         await self._apply(number, batch)
 
     async def _catch_up(self) -> None:
         """Replay everything from the next batch on, and repeat if some of it was dropped on the way."""
-        endpoint = self._source.replay_endpoint(self._rank)
+        endpoint = self.source.replay_endpoint(self.rank)
         before = -1
-        while endpoint is not None and before < self._next:
-            before = self._next
+        while endpoint is not None and before < self.next:
+            before = self.next
             if await self._replay(endpoint):
                 return
 
     async def _replay(self, endpoint: str) -> bool:
         """Replay once. Return whether the worker has nothing more to replay."""
-        self._counts["replays"] += 1
+        self.counts["replays"] += 1
         # A REQ socket would add the empty frame itself, but accept only one reply.
         socket = self._socket(zmq.DEALER)
         try:
             socket.rcvhwm = 0
             socket.connect(endpoint)
-            await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
+            await socket.send_multipart([b"", self.next.to_bytes(8, "big")])
             first = True
             while True:
-                async with asyncio.timeout(self._replay_seconds):
+                async with asyncio.timeout(self.replay_seconds):
                     frames = await socket.recv_multipart()
                 if frames[-2] == END_OF_REPLAY:
-                    if self._next == 0:  # it has published nothing yet, so nothing was missed
-                        self._index.reset(self._url, self._rank, complete=True)
+                    if self.next == 0:  # it has published nothing yet, so nothing was missed
+                        self.index.reset(self.url, self.rank, complete=True)
                     return True
                 number = int.from_bytes(frames[-2], "big")
-                if number > self._next and not first:
+                if number > self.next and not first:
                     return False
-                if number >= self._next and (batch := self._read(number, frames[-1])) is not None:
+                if number >= self.next and (batch := self._read(number, frames[-1])) is not None:
                     await self._apply(number, batch)
                 first = False
         except TimeoutError:
-            logger.warning("worker %s does not answer at %s", self._url, endpoint)
-            self._counts["replay_timeouts"] += 1
+            logger.warning("worker %s does not answer at %s", self.url, endpoint)
+            self.counts["replay_timeouts"] += 1
             return True
         finally:
             socket.close(linger=0)
@@ -224,32 +216,32 @@ class _Subscription:
         try:
             return read_batch(payload)
         except UnreadableBatchError as error:
-            logger.warning("worker %s: %s", self._url, error)
-            self._counts["unreadable"] += 1
+            logger.warning("worker %s: %s", self.url, error)
+            self.counts["unreadable"] += 1
             self._start_over()
-            self._next = number + 1
+            self.next = number + 1
             return None
 
     async def _apply(self, number: int, batch: KvBatch) -> None:
         if number == 0:
-            self._index.reset(self._url, self._rank, complete=True)
-        elif number > self._next:
-            self._counts["lost"] += 1
+            self.index.reset(self.url, self.rank, complete=True)
+        elif number > self.next:
+            self.counts["lost"] += 1
             self._start_over()
-        self._next = number + 1
-        self._last = batch.ts
-        self._counts["batches"] += 1
+        self.next = number + 1
+        self.last = batch.ts
+        self.counts["batches"] += 1
         for event in batch.events:
             for part in parts(event, _BLOCKS_PER_STEP):
-                self._index.apply(self._url, (part,), self._rank)
+                self.index.apply(self.url, (part,), self.rank)
                 await asyncio.sleep(0)
 
     def _start_over(self) -> None:
-        self._next = 0
-        self._last = 0.0
-        self._index.reset(self._url, self._rank, complete=False)
+        self.next = 0
+        self.last = 0.0
+        self.index.reset(self.url, self.rank, complete=False)
 
     def _socket(self, kind: int) -> zmq.asyncio.Socket:
-        socket: zmq.asyncio.Socket = self._context.socket(kind)
-        socket.ipv6 = "[" in self._source.host
+        socket: zmq.asyncio.Socket = self.context.socket(kind)
+        socket.ipv6 = "[" in self.source.host
         return socket

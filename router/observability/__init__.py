@@ -1,1 +1,1 @@
-"""Metrics, traces, logs, and the requests in flight."""
+"""Metrics, traces, logs, and the list of requests in flight."""

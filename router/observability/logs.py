@@ -1,4 +1,4 @@
-"""The log: one line to stderr for each thing that is said, as text or as JSON, with the request it is about."""
+"""The log: one line per message on stderr, as text or JSON, with the id of its request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.observability.requests import REQUEST_ID
 
 
 def configure_logging(level: str, log_format: LogFormat = "text") -> None:
-    """Everything to stderr. Does nothing to a process that logs already."""
+    """Send the log to stderr. A root logger that has handlers keeps them."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -34,20 +34,15 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line without the traceback."""
         request_id = REQUEST_ID.get()
         about = "" if request_id is None else f" [{request_id}]"
         return f"{super().formatMessage(record)}{about}: {record.message}"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object, whatever line breaks are in it: `time`, `level`, `logger`, `message`, `request_id`, `exception`.
-
-    The last two only where there is one.
-    """
+    """One line with a JSON object: `time`, `level`, `logger`, `message`, and `request_id`, `exception` where there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The whole line."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -57,13 +52,13 @@ class JsonFormatter(logging.Formatter):
         request_id = REQUEST_ID.get()
         if request_id is not None:
             entry["request_id"] = request_id
-        told = [self.formatException(record.exc_info)] if record.exc_info else []
-        told += [self.formatStack(record.stack_info)] if record.stack_info else []
-        if told:
-            entry["exception"] = "\n".join(told)
+        parts = [self.formatException(record.exc_info)] if record.exc_info else []
+        parts += [self.formatStack(record.stack_info)] if record.stack_info else []
+        if parts:
+            entry["exception"] = "\n".join(parts)
         try:
             return msgspec.json.encode(entry).decode()
-        except UnicodeEncodeError:  # halves of surrogate pairs, out of a file's name or a client's JSON
+        except UnicodeEncodeError:  # lone surrogates, from a file name or a client's JSON
             return msgspec.json.encode({key: _encodable(value) for key, value in entry.items()}).decode()
 
 
@@ -72,7 +67,7 @@ def _encodable(text: str) -> str:
 
 
 def _without_known_tracebacks(record: logging.LogRecord) -> bool:
-    """A reply broken off on purpose is one line: its traceback would tell of uvicorn, a hundred times a dead worker."""
+    """Log a reply that was broken off on purpose in one line: its traceback is uvicorn's, and says nothing."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, RouterError | UpstreamFailure):
         record.msg, record.args, record.exc_info = "reply broken off: %s", (error,), None

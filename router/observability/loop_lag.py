@@ -1,7 +1,7 @@
-"""How late the event loop is: the time for which nothing else got its turn.
+"""The lag of the event loop: how late it runs its tasks.
 
-All requests share one loop. Whatever computes too long in it holds up all of them, and shows here before it shows in
-their latencies.
+All requests share one loop. A computation that takes too long delays all of them, and shows here before it shows in their
+latencies.
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ from collections import deque
 from router.observability.metrics import RouterMetrics
 
 PERIOD = 0.05
-"""Seconds between two looks."""
+"""Seconds between two measurements."""
 
 RECENT_SECONDS = 60.0
-"""How far back the worst one is remembered: longer than the interval at which Prometheus usually asks."""
+"""How far back the maximum reaches: longer than the usual interval between two scrapes."""
 
 
 class RecentMax:
-    """The largest of the values that are not older than `seconds`; 0 if there are none."""
+    """The maximum of the values of the last `seconds`; 0 if there are none."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # Falling: what is smaller than a later value can never again be the largest.
+        # Falling values: one that is smaller than a later value can never be the maximum again.
         self._falling: deque[tuple[float, float]] = deque()
 
     def add(self, now: float, value: float) -> None:
-        """A value of this moment, which is not before the last one's."""
+        """Add the value of the time `now`, which never goes back."""
         while self._falling and self._falling[-1][1] <= value:
             self._falling.pop()
         self._falling.append((now, value))
         self._forget(now)
 
     def at(self, now: float) -> float:
-        """The largest one."""
         self._forget(now)
         return self._falling[0][1] if self._falling else 0.0
 
@@ -45,7 +44,7 @@ class RecentMax:
 
 
 class LoopLag:
-    """Watches the loop that it is entered in, from there to the end of its `async with` block."""
+    """Measures the running loop during its `async with` block."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._histogram = metrics.loop_lag

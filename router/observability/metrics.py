@@ -1,4 +1,4 @@
-"""All instruments of the router, named in one place, on the registry that they are given."""
+"""The metrics of the router."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROUTE_CLASSES: Mapping[str, str] = {
     "/debug/requests": "debug",
 }
 
-# A reply out of memory takes a millisecond, a generation of an agent hours.
+# A reply from memory takes a millisecond, a generation for an agent can take hours.
 _REQUEST_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400),
@@ -36,14 +36,14 @@ _REQUEST_SECONDS = (
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 CLIENT_LEFT = "client_left"
-"""The value of `status` for a request whose client was gone before the reply had ended."""
+"""The value of `status` for a request whose client left before the end of the reply."""
 
 BROKEN = "broken"
-"""The value of `status` for a reply that was broken off after its head had been sent."""
+"""The value of `status` for a reply that broke off after its head."""
 
 
 def route_class(path: str) -> str:
-    """The label for a path. There are few of them, whatever paths clients invent."""
+    """Return the `route` label of a path. There are few labels, however many paths clients invent."""
     found = _ROUTE_CLASSES.get(path)
     if found is not None:
         return found
@@ -53,12 +53,13 @@ def route_class(path: str) -> str:
 
 
 class RouterMetrics:
-    """The instruments that are counted up by hand."""
+    """The metrics that the parts of the router count."""
 
     def __init__(self, registry: CollectorRegistry, policy: str = "") -> None:
         requests = Counter(
             "tito_router_requests",
-            "Requests that ended, by kind of route and status, which may be client_left or broken (off in mid-reply).",
+            "Requests that ended, by kind of route and status; client_left and broken (after the head of the reply) count as"
+            " statuses.",
             ("route", "status"),
             registry=registry,
         )
@@ -76,42 +77,46 @@ class RouterMetrics:
             registry=registry,
             buckets=_REQUEST_SECONDS,
         )
-        # `labels` itself costs as much as all the rest of counting.
+        # Calling `labels` costs as much as the rest of counting.
         self._requests = cache(requests.labels)
         self._durations = cache(durations.labels)
         self._first_bytes = cache(first_bytes.labels)
         self.loop_lag = Histogram(
             "tito_router_event_loop_lag_seconds",
-            "How much later than asked for the event loop got back to a task.",
+            "Delay of the event loop: how much later than scheduled a task ran.",
             registry=registry,
             buckets=_LAG_SECONDS,
         )
         self.loop_lag_max = Gauge(
-            "tito_router_event_loop_lag_max_seconds", "The worst of it in the last minute.", registry=registry
+            "tito_router_event_loop_lag_max_seconds", "The longest such delay in the last minute.", registry=registry
         )
-        self.failures = Counter(
+
+        def counter(name: str, text: str, label: str, *values: str) -> Counter:
+            """Return a counter whose series for these values exist from the start."""
+            made = Counter(name, text, (label,), registry=registry)
+            for value in values:
+                made.labels(value)
+            return made
+
+        self.failures = counter(
             "tito_router_worker_failures",
-            "Attempts to which a worker gave no reply: it could not be reached (connect), the connection was lost (lost), "
-            "it took too long (timeout), or it has no /generate (no_engine).",
-            ("reason",),
-            registry=registry,
+            "Attempts without a reply: the worker could not be reached (connect), the connection was lost (lost), the worker "
+            "took too long (timeout), or it has no /generate (no_engine).",
+            "reason",
+            *("connect", "lost", "timeout", "no_engine"),
         )
-        for reason in ("connect", "lost", "timeout", "no_engine"):
-            self.failures.labels(reason)
-        self.retries = Counter(
+        self.retries = counter(
             "tito_router_retries",
-            "Further attempts of requests, by how the one before failed: no connection (connect), lost, timeout, "
-            "a 5xx of the worker (error), 429 or 503 (busy), no /generate there (no_engine).",
-            ("reason",),
-            registry=registry,
+            "Further attempts, by why the one before failed: no connection (connect), lost, timeout, a 5xx of the worker "
+            "(error), 429 or 503 (busy), no /generate there (no_engine).",
+            "reason",
+            *("connect", "lost", "timeout", "error", "busy", "no_engine"),
         )
-        for reason in ("connect", "lost", "timeout", "error", "busy", "no_engine"):
-            self.retries.labels(reason)
         decisions = Counter(
             "tito_router_decisions",
-            "Workers chosen, by why: by the policy among several, as the only one, as the trial of an open breaker, or "
-            "(last_resort) though it has not answered yet; consistent_hashing says target, key, spilled or no_key instead of "
-            "policy, cache_aware continued, cached, spilled, imbalance, least_loaded or no_prompt.",
+            "Choices of a worker, by reason: policy (one of several), only_one, trial (of an open breaker), last_resort (it "
+            "has not answered yet). Instead of policy, consistent_hashing gives target, key, spilled or no_key; cache_aware "
+            "gives continued, cached, spilled, imbalance, least_loaded or no_prompt.",
             ("policy", "reason"),
             registry=registry,
         )
@@ -122,82 +127,69 @@ class RouterMetrics:
             ("worker", "to"),
             registry=registry,
         )
-        self._probes = Counter("tito_router_probes", "Probes of workers: good or bad.", ("outcome",), registry=registry)
-        for outcome in ("good", "bad"):
-            self._probes.labels(outcome)
+        self._probes = counter("tito_router_probes", "Probes of workers: good or bad.", "outcome", "good", "bad")
         self._queue = Histogram(
             "tito_router_queue_seconds",
-            "How long requests for which there was no room waited, by what came of it: served, full (no place in the "
-            "queue), timeout, left.",
+            "Time that requests without room waited, by outcome: served, full (no place in the queue), timeout, left.",
             ("outcome",),
             registry=registry,
             buckets=_REQUEST_SECONDS,
         )
         for outcome in ("served", "full", "timeout", "left"):
             self._queue.labels(outcome)
-        self.generations = Counter(
+        self.generations = counter(
             "tito_router_generations",
-            "Generations that ended: answered, failed (an error, or a reply that broke off), or orphaned (nobody waits for it: "
-            "the client left, or the router was stopped).",
-            ("outcome",),
-            registry=registry,
+            "Generations that ended: answered, failed (an error, or a reply that broke off), or orphaned (the client left, or "
+            "the router was stopped).",
+            "outcome",
+            *("answered", "failed", "orphaned"),
         )
-        for outcome in ("answered", "failed", "orphaned"):
-            self.generations.labels(outcome)
-        self.abort_retries = Counter(
+        self.abort_retries = counter(
             "tito_router_abort_retries",
-            "Requests with aborted generations: retried, once for each further attempt; or given_up after the last one.",
-            ("outcome",),
-            registry=registry,
+            "Retries of requests with aborted generations: retried (once per further attempt), given_up (after the last one).",
+            "outcome",
+            *("retried", "given_up"),
         )
-        for outcome in ("retried", "given_up"):
-            self.abort_retries.labels(outcome)
 
     def decided(self, reason: str) -> None:
-        """A worker was chosen."""
         self._decided(reason).inc()
 
     def breaker_moved(self, worker: Worker, state: BreakerState) -> None:
-        """A circuit breaker opened, or let a trial through, or closed."""
         self._breakers.labels(worker.url, state.value).inc()
 
     def probed(self, good: bool) -> None:
-        """A worker was probed."""
         self._probes.labels("good" if good else "bad").inc()
 
     def waited(self, seconds: float, outcome: str) -> None:
-        """A request has left the queue."""
         self._queue.labels(outcome).observe(seconds)
 
     def answering(self, route: str, seconds: float) -> None:
-        """The reply to a request has begun, so many seconds after the request."""
+        """Count the beginning of a reply, `seconds` after the beginning of its request."""
         self._first_bytes(route).observe(seconds)
 
     def ended(self, route: str, status: str, seconds: float) -> None:
-        """A request is over."""
         self._requests(route, status).inc()
         self._durations(route).observe(seconds)
 
 
 class WorkerCollector(Collector):
-    """Reads the workers' state when it is asked, so that a worker which is gone leaves no series behind."""
+    """Reads the state of the workers at each scrape, so that a worker that is gone leaves no series."""
 
     def __init__(self, workers: Callable[[], Iterable[Worker]], waiting: Sized = ()) -> None:
-        """`waiting`: the requests for which there is no room."""
+        """`waiting` has as its length the number of requests in the queue."""
         self._workers = workers
         self._waiting = waiting
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges of all workers."""
         inflight = GaugeMetricFamily(
-            "tito_router_worker_inflight", "Requests that a worker is serving now.", labels=("worker",)
+            "tito_router_worker_inflight", "Requests in flight at a worker.", labels=("worker",)
         )
         routable = GaugeMetricFamily(
-            "tito_router_worker_routable", "1 while new requests are sent to a worker.", labels=("worker", "state")
+            "tito_router_worker_routable", "1 while a worker gets new requests.", labels=("worker", "state")
         )
         breakers = GaugeMetricFamily(
             "tito_router_worker_breaker_open",
-            "1 while a worker's circuit breaker is open, or half open.",
+            "1 while the circuit breaker of a worker is open or half open.",
             labels=("worker",),
         )
         for worker in self._workers():
@@ -208,5 +200,5 @@ class WorkerCollector(Collector):
         yield routable
         yield breakers
         yield GaugeMetricFamily(
-            "tito_router_queue_length", "Requests that wait because no worker has room.", value=len(self._waiting)
+            "tito_router_queue_length", "Requests that wait for a worker with room.", value=len(self._waiting)
         )

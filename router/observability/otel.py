@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry, exported as OTLP over HTTP. Imported only with `--enable-trace`."""
+"""Spans as OpenTelemetry spans, exported as OTLP over HTTP. Imported only with `--enable-trace`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from router.observability.tracing import Attribute
 logger = logging.getLogger(__name__)
 
 SERVICE = "tito-router"
-"""What the service is called unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say otherwise."""
+"""The name of the service unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES sets another."""
 
 CLOSE_SECONDS = 5.0
-"""How long the last spans may hold up the end of the process. The SDK would wait 30 s for a collector that is not there."""
+"""How long the last spans may delay the end of the process. The SDK would wait 30 s for a missing collector."""
 
 GRPC_PORT = ":4317/"
 
 _KINDS = {"receive": SpanKind.SERVER, "upstream": SpanKind.CLIENT}
-# https://opentelemetry.io/docs/specs/semconv/http/http-spans/; all others are put under `tito.`
+# https://opentelemetry.io/docs/specs/semconv/http/http-spans/; all other names get the prefix `tito.`
 _SEMANTIC_NAMES = {
     "method": "http.request.method",
     "path": "url.path",
@@ -39,9 +39,9 @@ _SEMANTIC_NAMES = {
 
 
 def exporting_tracer(endpoint: str | None) -> OtelTracer:
-    """A tracer whose spans go to this URL in batches; None: to where the SDK's environment variables say.
+    """Return a tracer that sends its spans in batches to this URL; for None, to the one in the SDK's environment variables.
 
-    The SDK reads its other OTEL_* variables as well: the sampler, the propagators, the batches, headers, limits.
+    The SDK reads its other OTEL_* variables as well: sampler, propagators, batches, headers, limits.
     """
     if endpoint is not None and GRPC_PORT in endpoint:
         logger.warning("spans are sent to %s over HTTP, for which collectors usually listen on port 4318", endpoint)
@@ -52,24 +52,23 @@ def exporting_tracer(endpoint: str | None) -> OtelTracer:
 
 
 class OtelTracer:
-    """A `Tracer` on a provider of its own, not the process's: other users of OpenTelemetry keep theirs."""
+    """A `Tracer` with its own provider, which leaves the provider of the process to other users of OpenTelemetry."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer(SERVICE)
 
     def receive(self, headers: HeaderList, **attributes: Attribute) -> OtelSpan:
-        """The span of a request is the current one until it ends, and so the parent of the others."""
+        """Return the span of a request. It is current until it ends, and so the parent of the others."""
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         parent = propagate.extract(carrier, Context())
         return OtelSpan(self._start("receive", attributes, parent), parent)
 
     def span(self, name: str, **attributes: Attribute) -> OtelSpan:
-        """Never the current one: what a reply's bytes set off while they pass is not a part of `upstream`."""
+        """Return a span that is never current: work that a reply's bytes cause on their way is no part of `upstream`."""
         return OtelSpan(self._start(name, attributes, None), None)
 
     def close(self) -> None:
-        """Waits `CLOSE_SECONDS` at the most, whatever the collector does."""
         closing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -82,7 +81,7 @@ class OtelTracer:
 
 
 class OtelSpan:
-    """A `Span`. With a context to be current in, it is the parent of spans that are started inside its block."""
+    """A `Span`. With a `base` context it is current in its block, and the parent of spans that start there."""
 
     __slots__ = ("_base", "_span", "_token")
 
@@ -102,21 +101,19 @@ class OtelSpan:
         if self._token is not None:
             context.detach(self._token)
         if error is not None:
-            # Not its message: that may quote what the client wrote.
+            # Not the message, which may quote what the client wrote.
             self.fail(type(error).__qualname__)
         self._span.end()
 
     def set(self, **attributes: Attribute) -> None:
-        """Under the standard's names where it has any."""
         self._span.set_attributes(_named(attributes))
 
     def fail(self, reason: str) -> None:
-        """The status is `Error`, whatever else is said."""
         self._span.set_attribute("error.type", reason)
         self._span.set_status(StatusCode.ERROR, reason)
 
     def inject(self, headers: HeaderList) -> HeaderList:
-        """All headers that the propagators use are written anew."""
+        """Replace all headers that the propagators use."""
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(self._span))
         replaced = {name.encode("latin-1") for name in (*carrier, *propagate.get_global_textmap().fields)}

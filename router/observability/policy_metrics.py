@@ -1,4 +1,4 @@
-"""What the policy cache_aware remembers, and what workers told it, read when it is asked."""
+"""Metrics of the policy cache_aware: its memory, and the cache events of workers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from router.policies.cache_aware import CacheAware
 
 
 class PolicyCollector(Collector):
-    """Registered where that policy routes."""
+    """Reads the policy at each scrape. Registered only where it routes."""
 
     def __init__(self, policy: CacheAware, subscriptions: KvSubscriptions | None) -> None:
         self._policy = policy
         self._subscriptions = subscriptions
 
     def collect(self) -> Iterator[Metric]:
-        """A gauge and a counter."""
         remembered = GaugeMetricFamily(
             "tito_router_policy_remembered",
-            "What cache_aware remembers of prompts, in characters and in ids: what several workers have counts for each.",
+            "Prompts that cache_aware remembers, in characters and in ids; a prompt that several workers have counts for each.",
             labels=("unit",),
         )
         remembered.add_metric(("characters",), self._policy.texts.size)
@@ -31,7 +30,7 @@ class PolicyCollector(Collector):
         yield remembered
         events = CounterMetricFamily(
             "tito_router_kv_events",
-            "What came of following the workers' KV events: batches, and what went wrong with them (gaps, lost, ...).",
+            "KV events of workers: batches, and what went wrong with them (gaps, lost, ...).",
             labels=("kind",),
         )
         for kind, count in sorted(self._counts().items()):

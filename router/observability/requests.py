@@ -1,8 +1,7 @@
-"""The requests in flight: what each is called, where it is, and since when.
+"""The requests in flight: the id of each, its phase, and since when.
 
-One `RequestRecord` lives as long as its request. The boundary around the application makes it and lets go of it; whoever
-moves the request on (the queue, the proxy) says so on it. Nothing here decides anything: it is what `GET /debug/requests`
-and the log lines tell.
+A `RequestRecord` lives as long as its request. The error boundary makes it and drops it; the parts that move the request on
+(the queue, the proxy) update it. Nothing here decides anything: `GET /debug/requests` and the log show it.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""What the request is called that is being served here, for whoever writes the log."""
+"""The id of the request that the current task serves, for the log."""
 
 
-class Phase(enum.Enum):
+class RequestPhase(enum.Enum):
     """How far a request has come."""
 
     RECEIVING = "receiving"
-    """Its body, and what a middleware does before a worker is asked."""
+    """The body arrives, or a middleware prepares the request."""
     QUEUED = "queued"
-    """No worker has room for it."""
+    """No worker has room."""
     AT_WORKER = "at_worker"
-    """A worker has it, and has not begun to answer."""
+    """A worker has it, and has not begun to reply."""
     WAITING = "waiting"
     """Between two attempts."""
     ANSWERING = "answering"
-    """The answer is on its way to the client."""
+    """The reply is on its way to the client."""
 
 
 class RequestRecord:
-    """One request. Times are `time.monotonic()`, but for `begun_at`, which is `time.time()`."""
+    """One request. Times are those of `time.monotonic()`, except `begun_at`, which is that of `time.time()`."""
 
     __slots__ = ("attempts", "begun", "begun_at", "id", "method", "path", "phase", "since", "tenant", "worker")
 
@@ -42,27 +41,25 @@ class RequestRecord:
         self.path = path
         self.tenant = ""
         self.worker: str | None = None
-        """The URL of the worker that has it, or had it last."""
+        """The URL of the worker that has it, or that had it last."""
         self.attempts = 0
-        """How often it was sent to a worker."""
-        self.phase = Phase.RECEIVING
+        """The number of times that it was sent to a worker."""
+        self.phase = RequestPhase.RECEIVING
         self.begun = self.since = time.monotonic()
         self.begun_at = time.time()
 
-    def enter(self, phase: Phase) -> None:
-        """It has come so far now."""
+    def enter(self, phase: RequestPhase) -> None:
         self.phase = phase
         self.since = time.monotonic()
 
     def sent_to(self, worker: str) -> None:
-        """A worker is asked."""
         self.worker = worker
         self.attempts += 1
-        self.enter(Phase.AT_WORKER)
+        self.enter(RequestPhase.AT_WORKER)
 
 
 class Requests:
-    """All that are in flight, oldest first."""
+    """All requests in flight, oldest first."""
 
     def __init__(self) -> None:
         self._records: dict[int, RequestRecord] = {}
@@ -74,9 +71,7 @@ class Requests:
         return iter(tuple(self._records.values()))
 
     def begin(self, record: RequestRecord) -> None:
-        """It has come in."""
         self._records[id(record)] = record
 
     def over(self, record: RequestRecord) -> None:
-        """It has its answer, or nobody waits for it any more."""
         self._records.pop(id(record), None)

@@ -1,8 +1,8 @@
-"""What a request spends its time on, for those who collect traces, and nothing at all for the others.
+"""Traces: what a request spends its time on.
 
-Whoever does a piece of its work says so with one line, `with tracer.span("encode", tokens=...):`. What becomes of that is
-the tracer's business: `OFF` does nothing, in a fraction of a microsecond, and `otel.py` makes OpenTelemetry spans.
-Names of attributes are the words of this project; those of a standard are put in their place where the standard is known.
+Code that does a piece of a request's work wraps it in `with tracer.span("encode", tokens=...):`. The tracer decides what that
+means: `OFF` does nothing, in a fraction of a microsecond, and `otel.py` makes OpenTelemetry spans. Attributes have this
+project's names; `otel.py` translates them to the standard's.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ class Span(Protocol):
     ) -> None: ...
 
     def set(self, **attributes: Attribute) -> None:
-        """Say more about it."""
+        """Add attributes."""
 
     def fail(self, reason: str) -> None:
-        """It did not go well, though no error leaves the block."""
+        """Mark the work as failed, though no error leaves the block."""
 
     def inject(self, headers: HeaderList) -> HeaderList:
-        """Headers of a request that is part of this work: `traceparent` names this span, not the client's."""
+        """Return the headers of a request that is part of this work: their `traceparent` names this span."""
 
 
 class Tracer(Protocol):
-    """Makes spans. Those of one request are children of its `receive`."""
+    """Makes spans. All spans of a request are children of its `receive`."""
 
     def receive(self, headers: HeaderList, **attributes: Attribute) -> Span:
-        """The whole of a request: a child of the client's `traceparent`, or the first span of a new trace."""
+        """Return the span of a whole request: a child of the client's `traceparent`, or the first of a new trace."""
 
     def span(self, name: str, **attributes: Attribute) -> Span:
-        """A part of the request that is being served."""
+        """Return a span for a part of the current request."""
 
     def close(self) -> None:
-        """Send what has not been sent yet; blocks for some seconds at the most."""
+        """Send the remaining spans. Blocks for some seconds at most."""
 
 
 class _Off:
-    """No tracing: a tracer and its spans in one. A client's `traceparent` passes as it is."""
+    """A tracer that is its own span and does nothing. A client's `traceparent` passes unchanged."""
 
     __slots__ = ()
 
@@ -76,11 +76,11 @@ class _Off:
 
 
 OFF: Tracer = _Off()
-"""What there is without `--enable-trace`."""
+"""The tracer without `--enable-trace`."""
 
 
 def create_tracer(config: TraceConfig) -> Tracer:
-    """The tracer as configured. BadRequestError if it needs what is not installed."""
+    """Return the configured tracer. Raise BadRequestError if OpenTelemetry is needed and not installed."""
     if not config.enabled:
         return OFF
     try:

@@ -57,6 +57,13 @@ ENOUGH_IDS = 128
 
 
 @runtime_checkable
+class ReadsPrompts(Protocol):
+    """A policy that uses `RouteQuery.text` or `token_ids`. Only for it does the router read prompts itself, out of bodies."""
+
+    reads_prompts: bool
+
+
+@runtime_checkable
 class LearnsReplies(Protocol):
     """A policy that learns how replies start, because the next turn of a conversation repeats them."""
 

@@ -18,7 +18,6 @@ A decision reveals nothing of other tenants' prompts: the trees hold each tenant
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import AnyStr
@@ -30,6 +29,7 @@ from router.config import CacheAwareConfig
 from router.kv_cache.index import KvIndex
 from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
 from router.policies.recent_work import RecentWork
+from router.prefix_tree.packed_ids import pack_ids
 from router.prefix_tree.remembered_prompts import NEGLIGIBLE, Known, RememberedPrompts
 from router.prefix_tree.snapshot import SnapshotError
 from router.prefix_tree.tree import Descent, ExactTokenTree, Key, StringTree
@@ -74,6 +74,8 @@ class CacheAware:
         ids: the tree of prompts whose ids are known.
     """
 
+    reads_prompts = True
+
     def __init__(self, config: CacheAwareConfig | None = None, index: KvIndex | None = None) -> None:
         """`index`: by default, a new one if the configuration asks for KV events."""
         self._config = config or CacheAwareConfig()
@@ -96,12 +98,12 @@ class CacheAware:
         `no_prompt`: the prompt is unknown.
         """
         if query.token_ids is not None:
-            ids = _packed(query.token_ids)
-            descent = self.ids.descend(_salted_ids(query.tenant, ids))
+            ids = pack_ids(query.token_ids)
+            descent = self.ids.descend(_id_salt(query.tenant) + ids)
             known = self._ids.known(descent, _SALT if query.tenant else 0, len(workers))
             if self.index is not None:
-                known = _corrected(known, self.index, ids, workers, confined=bool(query.tenant))
-            return self._decide(workers, self._ids, descent, known, len(ids), _SLIP_IDS)
+                known = _corrected(known, self.index, memoryview(ids).cast("I"), workers, confined=bool(query.tenant))
+            return self._decide(workers, self._ids, descent, known, len(ids) // 4, _SLIP_IDS)
         if query.text is not None:
             salt = _text_salt(query.tenant)
             text_descent = self.texts.descend(salt + query.text)
@@ -115,11 +117,11 @@ class CacheAware:
             return
         if isinstance(beginning, str):
             if query.text is not None and query.token_ids is None:
-                key = _text_salt(query.tenant) + query.text + beginning[:ENOUGH_CHARACTERS]
-                self._texts.replied(key, worker.url)
+                text = query.text + beginning[:ENOUGH_CHARACTERS]
+                self._texts.replied(_text_salt(query.tenant) + text, worker.url)
         elif query.token_ids is not None:
-            prompt, reply = _packed(query.token_ids), _packed(beginning[:ENOUGH_IDS])
-            self._ids.replied(_salted_ids(query.tenant, prompt, reply), worker.url)
+            key = pack_ids(query.token_ids) + pack_ids(beginning[:ENOUGH_IDS])
+            self._ids.replied(_id_salt(query.tenant) + key, worker.url)
 
     def forget(self, worker: Worker) -> None:
         """Forget a worker's cache. A large one goes bit by bit with the decisions that follow."""
@@ -283,18 +285,6 @@ def _text_salt(tenant: str) -> str:
 @lru_cache(maxsize=1024)
 def _id_salt(tenant: str) -> bytes:
     return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).digest(4 * _SALT) if tenant else b""
-
-
-def _salted_ids(tenant: str, *pieces: memoryview) -> Sequence[int]:
-    """Return the key of some ids in the tree; packed, unless it is a single piece without a salt."""
-    if not tenant and len(pieces) == 1:
-        return pieces[0]
-    return b"".join((_id_salt(tenant), *pieces))
-
-
-def _packed(ids: Sequence[int]) -> memoryview:
-    """Return the ids as 32-bit integers, without a copy if they are that already, as they usually are."""
-    return ids if isinstance(ids, memoryview) and ids.format in ("i", "I") else memoryview(array("I", ids))
 
 
 def _corrected(known: Known, index: KvIndex, ids: memoryview, workers: Sequence[Worker], *, confined: bool) -> Known:

@@ -72,15 +72,14 @@ class Manual:
         return Decision(self._least.select(workers, query) if reason == "elsewhere" else pin.worker, reason)
 
     def keeper(self, query: RouteQuery) -> Worker | None:
-        key = _digest(query)
-        pin = None if key is None else self._pins.get(key)
+        pin = self._pins.get(_digest(query) or b"")
         return None if pin is None else pin.worker
 
     def over(self, query: RouteQuery) -> None:
         """Note the end of a request: its key was in use until now."""
-        key = _digest(query)
-        pin = None if key is None else self._pins.get(key)
-        if key is not None and pin is not None:
+        key = _digest(query) or b""
+        pin = self._pins.get(key)
+        if pin is not None:
             pin.inflight = max(0, pin.inflight - 1)
             pin.used = self._clock()
             self._pins.move_to_end(key)

@@ -91,6 +91,8 @@ class RequestReader:
         found = headers.get(b"x-smg-routing-key") or headers.get(b"x-session-id")
         target = headers.get(b"x-smg-target-worker")
         routing_key = None if found is None else found.decode("latin-1")
+        if state.in_flight is not None and b"content-encoding" in headers:  # it says that there is none
+            scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]}
         prompt = RoutePrompt()
         if hint is not None:
             routing_key = hint.routing_key or routing_key

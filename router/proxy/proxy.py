@@ -35,7 +35,7 @@ from router.http.upstream import (
     retry_after,
 )
 from router.observability.metrics import RouterMetrics
-from router.observability.requests import Phase
+from router.observability.requests import RequestPhase
 from router.observability.tracing import OFF, Span, Tracer
 from router.policies.base import ENOUGH_IDS
 from router.proxy.attempts import BUSY, FAULTY, Attempts, Failure
@@ -161,7 +161,7 @@ class Proxy:
         try:
             if not request.limited:
                 return self._pool.lease(request.query, attempts.exclude, limited=False)
-            request.state.record.enter(Phase.QUEUED)
+            request.state.record.enter(RequestPhase.QUEUED)
             return await self._queue.lease(request.key, request.query, attempts.exclude, again=attempts.count > 0)
         except NoWorkerError as error:
             attempts.nobody(error)
@@ -356,7 +356,7 @@ class Proxy:
 
 async def _pause(seconds: float, request: OutboundRequest) -> None:
     """Wait, but not for what is to end."""
-    request.state.record.enter(Phase.WAITING)
+    request.state.record.enter(RequestPhase.WAITING)
     in_flight = request.state.in_flight
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -1,1 +1,1 @@
-"""The workers: what one is, and the pool of them."""
+"""Workers: their states, their pool, the queue for them, and their probes."""

@@ -1,7 +1,7 @@
-"""Letting workers into the pool.
+"""The admission of workers to the pool.
 
-A worker that says of itself that it cannot serve text is refused. One that is silent is taken in all the same: it is starting,
-and gets requests when it has answered once.
+A worker that reports that it cannot serve text is refused. A silent one is admitted: it counts as starting, and gets requests
+after its first answer.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from router.workers.worker import Worker, normalize_url
 logger = logging.getLogger(__name__)
 
 STARTUP_PATIENCE = 1.0
-"""Seconds that the start waits for answers. Workers that are slower are starting until they give one."""
+"""Seconds that the start of the router waits for answers. Slower workers are admitted as silent."""
 
 _SILENT = Finding("it has not answered yet")
 
 
 class Admission:
-    """Asks new workers who they are, and hands them to the pool and to the health checks."""
+    """Introduces new workers to the pool and to the health checks."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Admission:
         patience: float = 2.0,
         startup_patience: float = STARTUP_PATIENCE,
     ) -> None:
-        """`allowed`: where workers may be. `patience`: seconds that whoever adds a worker waits for its answer."""
+        """`allowed` limits the addresses of workers; `patience` is how many seconds `admit` waits for an answer."""
         self._pool = pool
         self._prober = prober
         self._checks = checks
@@ -48,7 +48,7 @@ class Admission:
         self._startup_patience = startup_patience
 
     async def admit(self, url: str) -> Worker:
-        """Register a worker. BadRequestError if the URL is bad or the worker is of no use; silence is no reason."""
+        """Register a worker and return it. Raise BadRequestError for a bad URL or a worker that is refused."""
         url = normalize_url(url)
         await self._allowed.check(url)
         try:
@@ -61,7 +61,7 @@ class Admission:
         return self._take_in(url, found)
 
     async def admit_all(self, urls: Iterable[str]) -> None:
-        """Register the workers of the command line, in its order. Refused ones are logged and left out."""
+        """Register several workers in this order. Refused ones are logged and left out."""
         asked = {url: asyncio.create_task(self._prober.introduction(url)) for url in map(normalize_url, urls)}
         if not asked:
             return

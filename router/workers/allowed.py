@@ -1,16 +1,17 @@
-"""Where workers may be: `--worker-allow`.
+"""The networks that workers may be in: `--worker-allow`.
 
-Whoever may add a worker has requests sent to an address of their choice. Networks named by flags keep that within bounds. Names
-are resolved when a worker is added, and all that a name stands for has to be allowed. What it stands for later is judged again
-at each connection: whoever owns a name may give it another address as soon as it is let in.
+A client that may add a worker makes the router send requests to an address of its choice; the networks limit that. A host
+name is resolved when its worker is added, and all its addresses must be allowed. The address is checked again at each
+connection, because the owner of a name can change it after the worker was admitted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,38 +21,32 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class AllowedWorkers:
-    """The networks that workers may be in; none stands for all."""
+    """The networks that workers may be in; without any, workers may be anywhere."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = tuple(networks)
 
     async def check(self, url: str) -> None:
-        """Raises BadRequestError if a (normalized) URL names a host outside, or one that nobody knows."""
+        """Raise BadRequestError if the host of a (normalized) URL is outside the networks, or unknown."""
         if self._networks:
-            host, port = _host(url)
-            try:
+            with _resolving(url) as (host, port):
                 found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
-                raise _unknown(url, error) from error
             self._judge(url, found)
 
     def check_now(self, url: str) -> None:
-        """The same before there is an event loop."""
+        """Do the same as `check` without an event loop, and block meanwhile."""
         if self._networks:
-            host, port = _host(url)
-            try:
+            with _resolving(url) as (host, port):
                 found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
-                raise _unknown(url, error) from error
             self._judge(url, found)
 
     def permits(self, address: str) -> bool:
-        """Whether a worker may be at an IP address."""
+        """Return whether a worker may be at an IP address."""
         return not self._networks or self._outside(address) is None
 
     def _outside(self, host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-        """The address if it is outside; None if it is in one of the networks."""
-        address = ipaddress.ip_address(host.partition("%")[0])  # a link-local one has its interface behind it
+        """Return the address if it is in none of the networks, None otherwise."""
+        address = ipaddress.ip_address(host.partition("%")[0])  # the interface follows a link-local address
         mapped = getattr(address, "ipv4_mapped", None)
         return None if any((mapped or address) in network for network in self._networks) else address
 
@@ -65,11 +60,14 @@ class AllowedWorkers:
                 )
 
 
-def _host(url: str) -> tuple[str, int]:
+@contextlib.contextmanager
+def _resolving(url: str) -> Iterator[tuple[str, int]]:
+    """Yield the host and port to resolve, and turn failures of that into BadRequestError."""
     parts = urlsplit(url)
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _unknown(url: str, error: Exception) -> BadRequestError:
-    why = getattr(error, "strerror", None) or error
-    return BadRequestError(f"worker {url} cannot be looked up, which --worker-allow makes necessary: {why}")
+    try:
+        yield parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadRequestError(
+            f"worker {url} cannot be looked up, which --worker-allow makes necessary: {why}"
+        ) from error

@@ -5,8 +5,8 @@
        |                               +-------- a trial fails ---------+  |
        +------------------- enough trials succeed -------------------------+
 
-Half open, one request at a time is let through: a trial. One that tells nothing (its client left, or no other worker could
-answer it either) lets the next one try. What counts as a failure is not decided here, see `router/proxy/attempts.py`.
+A half-open breaker lets one request at a time through: a trial. After a trial without a result (its client left, or no other
+worker could answer it either) the next request is the trial. `router/proxy/attempts.py` decides what counts as a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from router.config import BreakerConfig
 
 
 class BreakerState(enum.Enum):
-    """Whether requests pass."""
+    """Whether requests pass: all (closed), none (open), or one at a time (half open)."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -27,7 +27,7 @@ class BreakerState(enum.Enum):
 
 
 class Breaker:
-    """Counts the failures of a worker, and stands between it and more of them."""
+    """Counts a worker's failures, and keeps requests from it after too many of them."""
 
     __slots__ = ("_clock", "_config", "_in_a_row", "_opened_at", "_trial", "on_change", "state")
 
@@ -37,7 +37,7 @@ class Breaker:
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[BreakerState], None] | None = None,
     ) -> None:
-        """`clock` tells seconds; `on_change` is told each new state."""
+        """`clock` returns seconds; `on_change` is called with each new state."""
         self._config = config
         self._clock = clock
         self._in_a_row = 0
@@ -48,20 +48,19 @@ class Breaker:
 
     @property
     def allows(self) -> bool:
-        """Whether a request may be sent now."""
         if self.state is BreakerState.CLOSED:
             return True
         return not self._trial and self.seconds_left <= 0
 
     @property
     def seconds_left(self) -> float:
-        """Until an open one lets a trial through."""
+        """Seconds until an open breaker lets a trial through; 0 for others."""
         if self.state is not BreakerState.OPEN:
             return 0.0
         return max(0.0, self._opened_at + self._config.timeout - self._clock())
 
     def begin(self) -> bool:
-        """A request is sent. Whether it is a trial: the caller then tells when it is over."""
+        """Note that a request is sent. Return whether it is a trial, whose end the caller reports to `trial_over`."""
         if self.state is BreakerState.CLOSED:
             return False
         self._trial = True
@@ -71,11 +70,10 @@ class Breaker:
         return True
 
     def trial_over(self) -> None:
-        """A trial has ended, whatever it told."""
+        """Note the end of a trial, with or without a result."""
         self._trial = False
 
     def succeeded(self) -> None:
-        """The worker answered."""
         if self.state is BreakerState.CLOSED:
             self._in_a_row = 0
         elif self.state is BreakerState.HALF_OPEN:
@@ -85,7 +83,7 @@ class Breaker:
                 self._move_to(BreakerState.CLOSED)
 
     def failed(self) -> None:
-        """The worker did not answer, and it was its own fault."""
+        """Note a failure by the worker's own fault."""
         if not self._config.enabled:
             return
         if self.state is BreakerState.CLOSED:
@@ -96,7 +94,7 @@ class Breaker:
             self._open()
 
     def forget(self) -> None:
-        """What is there now is not what failed: it begins with a clean sheet."""
+        """Close and start counting from zero: another process is there now than the one that failed."""
         self._in_a_row = 0
         if self.state is not BreakerState.CLOSED:
             self._move_to(BreakerState.CLOSED)

@@ -1,7 +1,8 @@
-"""Keeping an eye on the workers: one probe after the other, for each of them.
+"""Health checks: a series of probes for each worker.
 
-A worker is probed every `interval`; more often while it is starting or quarantined, so that it gets requests soon after it can
-serve them; and at once when a request to it fails. What a probe means is the worker's own table (`router/workers/worker.py`).
+A worker is probed every `interval` seconds; more often while it is starting or quarantined, so that it gets requests soon
+after it can serve them; and at once when a request to it fails. `router/workers/worker.py` has the table that says what a
+probe means.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from router.workers.worker import Worker, WorkerState
 logger = logging.getLogger(__name__)
 
 DOWN_INTERVAL = 1.0
-"""Seconds between two questions to a worker that gets no requests: it is to be back soon after it can be."""
+"""Seconds between two probes of a worker that gets no requests."""
 
 
 class HealthChecks:
@@ -34,7 +35,7 @@ class HealthChecks:
         config: HealthConfig,
         on_probe: Callable[[bool], None] | None = None,
     ) -> None:
-        """`on_probe` is told of each probe whether it was a good one."""
+        """`on_probe` is called after each probe, with whether it was good."""
         self._pool = pool
         self._prober = prober
         self._config = config
@@ -43,22 +44,21 @@ class HealthChecks:
         self._wake: dict[Worker, asyncio.Event] = {}
 
     def watch(self, worker: Worker) -> None:
-        """Begin to probe a worker; one that is probed already goes on as before."""
+        """Begin to probe a worker, unless it is probed already."""
         if worker not in self._tasks:
             self._wake[worker] = asyncio.Event()
-            # Not in the context of the call that added the worker: its request id is not that of the probes.
+            # A new context: probes must not be logged with the id of the request that added the worker.
             self._tasks[worker] = asyncio.create_task(
                 self._watch(worker), name=f"probes of {worker.url}", context=contextvars.Context()
             )
 
     def trouble(self, worker: Worker) -> None:
-        """A connection to it broke: look now, and do not trust what is known of its weights."""
+        """Note that a connection to the worker broke: probe it now, and forget its weight version."""
         self._pool.may_have_restarted(worker)
         if worker in self._wake:
             self._wake[worker].set()
 
     async def close(self) -> None:
-        """End all probes."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -95,7 +95,7 @@ class HealthChecks:
             self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
 
     async def _until_due(self, worker: Worker) -> None:
-        """Spread by a tenth, so that 512 workers are not asked in one moment."""
+        """Wait for the time of the next probe, which varies by a tenth so that 512 workers are not probed in one moment."""
         interval, wake = self._config.interval, self._wake[worker]
         if worker.state in (WorkerState.STARTING, WorkerState.QUARANTINED):
             interval = min(DOWN_INTERVAL, interval)

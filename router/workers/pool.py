@@ -1,7 +1,7 @@
-"""The pool: which workers there are, and which of them serves the next request.
+"""The pool of workers, and the choice of the one that serves a request.
 
-Everything here is synchronous. That is what makes it correct without a lock: between the choice of a worker and the
-counting of the request there is no await, so any number of requests at once see each other's counts.
+Everything here is synchronous, which makes it correct without a lock: there is no await between choosing a worker and
+counting the request, so concurrent requests see each other's counts.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from router.workers.worker import ROUTABLE, Worker, WorkerState, normalize_url
 
 logger = logging.getLogger(__name__)
 
-
 _NAMED = 8
-"""Workers that an error tells about; GET /workers has the others."""
+"""The most workers that an error message lists; GET /workers has the others."""
 
 
 class FullError(Exception):
-    """There are workers, and none of them that may have the request has room now."""
+    """No worker that may serve the request has room now."""
 
 
 class KeeperFullError(FullError):
-    """The one worker that may have it is full; others may have room."""
+    """The worker that the policy keeps for the request is full; others may have room."""
 
 
 class Lease:
-    """One request's hold on a worker, from the choice to the end of the reply's body. Ending it twice does no harm."""
+    """One request's hold on a worker, from the choice to the end of the reply's body. A second release does nothing."""
 
     __slots__ = ("_held", "_pool", "_query", "_trial", "reason", "worker")
 
     def __init__(
         self, pool: WorkerPool, worker: Worker, query: RouteQuery, reason: str, *, trial: bool = False
     ) -> None:
-        """`reason`: why this worker, see `WorkerPool.lease`. `trial`: its breaker wants to know when this is over."""
+        """`reason` is one of those that `WorkerPool.lease` lists; `trial` says that the breaker waits for the release."""
         self.worker = worker
         self._query = query
         self.reason = reason
@@ -50,13 +49,12 @@ class Lease:
         self._held = True
 
     def replied(self, beginning: str | Sequence[int]) -> None:
-        """Tell the policy how a reply begins: text to a text, ids to ids."""
+        """Report the beginning of the reply to the policy: text for a text prompt, ids for ids."""
         listener = self._pool.listener
         if listener is not None:
             listener.replied(self.worker, self._query, beginning)
 
     def release(self) -> None:
-        """The worker is done with this request."""
         if self._held:
             self._held = False
             if self._trial:
@@ -76,14 +74,14 @@ class Lease:
 
 
 class WorkerPool:
-    """The workers in the order in which they were added.
+    """The workers, in the order of their addition.
 
     Args:
-        policy: which of the workers that can is to serve a request.
-        health: what their probes mean. With its version gate, workers at another weight version than `version` get nothing.
-        breaker: how their circuit breakers are set.
-        max_inflight: requests at all workers together, None for no limit.
-        max_inflight_per_worker: the same for each.
+        policy: chooses among the workers that can serve a request.
+        health: thresholds for probes, and the gate that stops requests to workers at another weight version than `version`.
+        breaker: parameters of the circuit breakers.
+        max_inflight: most requests at all workers together, None for no limit.
+        max_inflight_per_worker: most requests at each worker, None for no limit.
         clock: seconds, for the breakers.
     """
 
@@ -100,7 +98,7 @@ class WorkerPool:
         self._policy = policy
         self._keeping = policy if isinstance(policy, PinsKeys) else None
         self.listener = policy if isinstance(policy, LearnsReplies) else None
-        """The policy, if it wants to know of replies."""
+        """The policy, if replies are reported to it."""
         self._health = health or HealthConfig()
         self._breaker = breaker or BreakerConfig()
         self._max_inflight = max_inflight
@@ -111,17 +109,17 @@ class WorkerPool:
         self._resting: tuple[Worker, ...] = ()
         self._inflight = 0
         self.version: str | None = None
-        """The fleet's weight version: what a call through this router set last."""
+        """The weight version of the fleet, which a call through this router set last."""
         self.on_room: Callable[[], None] = _nothing
-        """Called when a worker may have room that had none."""
+        """Called when a full worker may have room again."""
         self.on_breaker: Callable[[Worker, BreakerState], None] = _nothing
         self.on_quarantine: Callable[[Worker], None] = _nothing
-        """Called when a worker is given up for now, with what it has in flight."""
+        """Called when a worker is quarantined, which is to end its requests in flight too."""
 
     def add(self, url: str) -> Worker:
-        """Register a worker, or take one back that was draining. Adding one again changes nothing.
+        """Register a worker, or take a draining one back, and return it. Adding a worker again changes nothing.
 
-        It is starting: its first good probe makes it routable.
+        The worker is starting, and routable from its first good probe on.
         """
         candidate = Worker(normalize_url(url))
         worker = self._workers.setdefault(candidate.id, candidate)
@@ -134,7 +132,7 @@ class WorkerPool:
         return worker
 
     def remove(self, key: str) -> Worker:
-        """Send nothing more to a worker (by URL or id). It leaves the pool with its last request in flight."""
+        """Send no more requests to a worker, named by URL or id. It leaves the pool with its last request in flight."""
         worker = self.get(key)
         if worker.state is not WorkerState.DRAINING:
             worker.move_to(WorkerState.DRAINING)
@@ -143,7 +141,7 @@ class WorkerPool:
         return worker
 
     def get(self, key: str) -> Worker:
-        """The worker with this id or URL. NotFoundError if there is none."""
+        """Return the worker with this id or URL. Raise NotFoundError if there is none."""
         worker = self._workers.get(key)
         if worker is None and "/" in key:
             worker = self._workers.get(Worker(normalize_url(key)).id)
@@ -152,20 +150,20 @@ class WorkerPool:
         return worker
 
     def list(self) -> tuple[Worker, ...]:
-        """All workers, draining ones too."""
+        """Return all workers, draining ones included."""
         return tuple(self._workers.values())
 
     @property
     def routable(self) -> tuple[Worker, ...]:
-        """The workers that new requests are sent to."""
+        """The workers that get new requests."""
         return self._routable
 
     def probed(
         self, worker: Worker, complaint: str | None, version: str | None = None, *, absent: bool = False
     ) -> None:
-        """A worker answered a probe, or it did not: then `complaint` tells what was wrong, `absent` that nobody listened."""
+        """Note the result of a probe: a `complaint` if it was bad, and `absent` if there was no connection."""
         if version is not None or absent:
-            worker.version = version  # whatever comes up where nobody was has weights that nobody has asked about
+            worker.version = version  # after an absence there may be a new process, with unknown weights
         if absent:
             worker.doubts += 1
         changed = worker.probed(complaint, self._health, absent=absent)
@@ -180,9 +178,9 @@ class WorkerPool:
             self.on_quarantine(worker)
 
     def new_version(self, version: str, taken_by: AbstractSet[str], unsure: AbstractSet[str] = frozenset()) -> None:
-        """The weights were changed through this router: these workers (by id) are at that version now.
+        """Note that a call through this router set the weights of the workers with the ids `taken_by` to this version.
 
-        `unsure`: those that may be, for they were told and did not answer. What they have is asked again.
+        The workers `unsure` were sent the call and did not answer: their version is unknown until a probe reports it.
         """
         if taken_by:
             self.version = version
@@ -195,38 +193,39 @@ class WorkerPool:
         self.on_room()
 
     def succeeded(self, worker: Worker) -> None:
-        """It answered a request."""
         worker.breaker.succeeded()
 
     def failed(self, worker: Worker) -> None:
-        """It did not, and the fault was its own."""
+        """Note a failure by the worker's own fault."""
         worker.breaker.failed()
 
     def may_have_restarted(self, worker: Worker) -> None:
-        """Its connections broke: whatever comes up there has weights that nobody has asked about."""
+        """Note that connections to the worker broke: a new process may be there, with unknown weights."""
         worker.version = None
         worker.doubts += 1
         if self._health.version_gate:
             self._update_routable()
 
     def lease(self, query: RouteQuery, exclude: AbstractSet[str] = frozenset(), *, limited: bool = True) -> Lease:
-        """Choose a worker whose id is not in `exclude` and count the request there.
+        """Choose a worker whose id is not in `exclude`, count the request there, and return the lease.
 
-        `reason` of the lease is what the policy says, or `policy` if it says nothing; `only_one` where it had no choice;
-        `trial` of a worker whose breaker was open; or `last_resort`: where no worker is known to be well, those are tried that
-        have not answered yet, or were not there.
+        The lease's `reason` is the policy's, or `policy` if it gives none; `only_one` if there was no choice; `trial` if the
+        worker's breaker was open; `last_resort` if no worker is known to be well, and one that was absent or has not answered
+        yet is tried.
 
         Args:
-            limited: whether the limits on what is in flight hold for it.
+            query: what the policy knows of the request.
+            exclude: ids of workers that must not get it.
+            limited: whether the limits on requests in flight apply.
 
         Raises:
-            NoWorkerError: none is left.
-            FullError: some are, and all have as much as they may.
-            KeeperFullError: so has the one that the policy keeps this request for.
+            NoWorkerError: no worker is left.
+            FullError: all workers that are left are at their limit.
+            KeeperFullError: the worker that the policy keeps for this request is at its limit.
         """
         workers, reason = self._candidates(exclude)
         if not workers:
-            raise self.nobody()
+            raise self.no_worker_error()
         if limited and self._max_inflight is not None and self._inflight >= self._max_inflight:
             raise FullError
         if limited and self._max_per_worker is not None:
@@ -236,18 +235,18 @@ class WorkerPool:
             workers = tuple(worker for worker in workers if worker.inflight < self._max_per_worker)
             if not workers:
                 raise FullError
-        worker, told = _decision(self._policy.select(workers, query))
+        worker, why = _decision(self._policy.select(workers, query))
         trial = worker.breaker.begin()
         if trial:
             reason = "trial"
         elif reason == "policy":
-            reason = told if len(workers) > 1 else "only_one"
+            reason = why if len(workers) > 1 else "only_one"
         worker.inflight += 1
         self._inflight += 1
         return Lease(self, worker, query, reason, trial=trial)
 
     def has_other(self, exclude: AbstractSet[str]) -> bool:
-        """Whether a worker is left whose id is not in `exclude`."""
+        """Return whether a worker outside `exclude` (ids) can be tried."""
         return bool(self._candidates(exclude)[0])
 
     def _candidates(self, exclude: AbstractSet[str]) -> tuple[tuple[Worker, ...], str]:
@@ -261,8 +260,8 @@ class WorkerPool:
         left = (worker for worker in self._workers.values() if worker.worth_a_try and worker.id not in exclude)
         return tuple(w for w in left if w.breaker.allows and self._at_version(w)), "last_resort"
 
-    def nobody(self) -> NoWorkerError:
-        """The error that tells why no worker takes requests."""
+    def no_worker_error(self) -> NoWorkerError:
+        """Return the error that says why no worker takes requests."""
         if not self._workers:
             return NoWorkerError("no worker is registered: add one with POST /add_worker?url=http://HOST:PORT")
         states = ", ".join(f"{worker.url} {self._why_not(worker)}" for worker in self.list()[:_NAMED])

@@ -1,9 +1,10 @@
-"""Asking a worker: who it is, when it is new, and how it is, ever after.
+"""Probes: what a new worker is, and whether a known one is well.
 
-Every question goes out on a new connection: one that its worker has just closed looks like a dead worker.
+Each request of a probe uses a new connection, because a pooled connection that the worker has just closed looks like a dead
+worker.
 
-What answers is not always an engine: behind a wrong port there may be anything that talks HTTP. An engine tells of itself in
-JSON, or wants a key for that, or takes at least a request to generate.
+The server at a URL may be no engine: behind a wrong port there may be anything that speaks HTTP. An engine describes itself in
+JSON, or asks for a key before it does, or at least accepts a request to generate.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ from router.http.time_limits import patience
 from router.http.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch
 
 _SERVER_INFO = ("/server_info", "/get_server_info")
-"""The second one is what SGLang called it before 0.5."""
+"""The second is the name before SGLang 0.5."""
 
 _PING = ("/ping", "/model_info", "/get_model_info")
 _MODEL_INFO = ("/model_info", "/get_model_info", "/ping")
-"""The first that a worker has: old ones have no /ping, and call the other one by its second name. All of them answer in
-milliseconds, in a pause too, in which /health and /ready say no (SGLang 0.5.23)."""
+"""The first path that a worker has is used; old workers lack /ping and have only the last name. Each answers in milliseconds,
+also in a pause, when /health and /ready answer with an error (SGLang 0.5.23)."""
 
 _ENGINE = (*_SERVER_INFO, "/model_info", "/get_model_info", "/v1/models")
-"""Where an engine tells of itself in JSON; at the last one also engines that are not SGLang."""
+"""Where an engine describes itself in JSON. Engines other than SGLang have the last path too."""
 
 _LIMIT = 16 * 1024 * 1024
 _SHOWN = 200
-"""Bytes of what something answered that is no engine."""
+"""The most bytes of an answer to show in an error message."""
 
-_KNOWS_US_NOT = frozenset({401, 403, 429})
-"""There is somebody, who tells only others."""
+_REFUSES_US = frozenset({401, 403, 429})
+"""The server is up, and answers other clients."""
 
 NONE_SUCH = frozenset({404, 405, 501})
-"""How a server says that it has no such path, or nothing to do there."""
+"""The statuses of a server that lacks a path, or a method there."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a worker had to say.
+    """The result of a probe.
 
     Attributes:
-        complaint: what is wrong with it at the moment, if anything is: the next question may be answered better.
-        refusal: why it can never be used, as far as it tells.
-        version: its weight version, if it told.
-        absent: whether no connection came about.
+        complaint: what is wrong with the worker for now; None if it is well.
+        refusal: why it can never be used; None if it can.
+        version: its weight version, if it reported one.
+        absent: whether there was no connection.
         silent: whether there was no answer in time.
     """
 
@@ -57,32 +58,32 @@ class Finding(msgspec.Struct, frozen=True):
     silent: bool = False
 
 
-class _Nothing(msgspec.Struct, frozen=True):
-    """No path that was asked for is there; `said` tells how the first of them was answered."""
+class _NoSuchPath(msgspec.Struct, frozen=True):
+    """The server has none of the paths; `said` describes its answer to the first of them."""
 
     said: str
 
 
-class _ServerInfo(msgspec.Struct):
+class _Description(msgspec.Struct):
     skip_tokenizer_init: bool = False
     weight_version: str | None = None
 
 
 class Prober:
-    """Asks one worker after the other. Never raises: silence is a finding, too."""
+    """Probes workers. A failure is a `Finding`, never an exception."""
 
     def __init__(self, upstream: Upstream, *, seconds: float, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """`seconds`: what an answer may take. `headers`: further ones of each question."""
+        """`seconds` is the time limit of a probe; `headers` are added to each of its requests."""
         self._headers = [(b"accept-encoding", b"identity"), *headers]
         self._upstream = upstream
         self._seconds = seconds
-        self._mute: set[str] = set()  # they generate, and tell nothing of themselves
+        self._mute: set[str] = set()  # URLs of engines that do not describe themselves
 
     async def introduction(self, url: str) -> Finding:
-        """Who it is. A refusal if it is no engine, or one that is of no use."""
+        """Ask a new worker what it is. The finding is a refusal if it is no engine, or cannot serve text."""
         found = await self._ask(url, _ENGINE, _is_object)
-        if isinstance(found, _Nothing):
-            return await self._last_chance(url, found)
+        if isinstance(found, _NoSuchPath):
+            return await self._try_to_generate(url, found)
         if isinstance(found, bytes):
             info = _decoded(found)
             if info.skip_tokenizer_init:
@@ -91,25 +92,25 @@ class Prober:
                     " start it without that flag"
                 )
             return Finding(version=info.weight_version)
-        # What it says of itself comes from its scheduler, which may be busy for long; a ping does not.
+        # The description comes from the worker's scheduler, which may be busy for long; a ping does not.
         return await self.probe(url) if found.complaint is not None else found
 
     async def server_info(self, url: str) -> bytes | None:
-        """What it tells of itself; None if it does not."""
+        """Return the worker's own description (JSON); None if there is none."""
         found = await self._ask(url, _SERVER_INFO, _is_object)
         return found if isinstance(found, bytes) else None
 
     async def probe(self, url: str, *, wants_version: bool = False) -> Finding:
-        """How it is. A worker that wants a key for that (401) is there; one that answers with a 5xx is not well."""
+        """Ask a worker whether it is well. One that asks for a key (401) is; one that answers with a 5xx is not."""
         found = await self._ask(url, _MODEL_INFO if wants_version else _PING, _is_no_page)
-        if isinstance(found, _Nothing) and url not in self._mute:
+        if isinstance(found, _NoSuchPath) and url not in self._mute:
             found = await self._ask(url, _ENGINE, _is_object)
-        if isinstance(found, _Nothing):
+        if isinstance(found, _NoSuchPath):
             return Finding() if url in self._mute else Finding(f"it is no engine: {found.said}")
         return Finding(version=_decoded(found).weight_version) if isinstance(found, bytes) else found
 
-    async def _last_chance(self, url: str, found: _Nothing) -> Finding:
-        """Something tells nothing of itself. It is an engine if it understands a request to generate, with nothing in it."""
+    async def _try_to_generate(self, url: str, found: _NoSuchPath) -> Finding:
+        """Judge a server without a description: it is an engine if it understands an empty request to generate."""
         try:
             async with patience(self._seconds):
                 headers = [*self._headers, (b"content-type", b"application/json")]
@@ -118,10 +119,8 @@ class Prober:
                 )
         except NotHttpError:
             return _no_engine(url, found.said)
-        except UpstreamFailure as failure:
-            return Finding(str(failure), absent=isinstance(failure, ConnectFailedError))
-        except TimeoutError:
-            return Finding(f"no answer within {self._seconds:g} s", silent=True)
+        except (UpstreamFailure, TimeoutError) as error:
+            return self._failed(error)
         if status not in NONE_SUCH:
             if status == 500 or _is_json(body):
                 self._mute.add(url)
@@ -132,9 +131,9 @@ class Prober:
 
     async def _ask(
         self, url: str, paths: tuple[str, ...], is_answer: Callable[[bytes], bool]
-    ) -> bytes | _Nothing | Finding:
-        """The first answer with a 200 that is one, or what there was instead."""
-        nothing = None
+    ) -> bytes | _NoSuchPath | Finding:
+        """Return the first body that is an answer (status 200), or what there was instead."""
+        missing = None
         try:
             async with patience(self._seconds):
                 for path in paths:
@@ -145,21 +144,22 @@ class Prober:
                         return Finding(refusal=loop)
                     if status >= 500 and status not in NONE_SUCH:
                         return Finding(f"GET {path} is answered with {status}")
-                    if status in _KNOWS_US_NOT:
-                        break
+                    if status in _REFUSES_US:
+                        return Finding()
                     if status == 200 and is_answer(body):
                         return body
-                    nothing = nothing or _Nothing(_answer(f"GET {path}", status, body))
-                else:
-                    assert nothing is not None
-                    return nothing
+                    missing = missing or _NoSuchPath(_answer(f"GET {path}", status, body))
         except NotHttpError as error:
-            return _Nothing(f"GET {path} is answered with {' '.join(str(error)[:_SHOWN].split())}")
-        except UpstreamFailure as failure:
-            return Finding(str(failure), absent=isinstance(failure, ConnectFailedError))
-        except TimeoutError:
+            return _NoSuchPath(f"GET {path} is answered with {' '.join(str(error)[:_SHOWN].split())}")
+        except (UpstreamFailure, TimeoutError) as error:
+            return self._failed(error)
+        assert missing is not None
+        return missing
+
+    def _failed(self, error: UpstreamFailure | TimeoutError) -> Finding:
+        if isinstance(error, TimeoutError):
             return Finding(f"no answer within {self._seconds:g} s", silent=True)
-        return Finding()
+        return Finding(str(error), absent=isinstance(error, ConnectFailedError))
 
 
 def _no_engine(url: str, said: str) -> Finding:
@@ -183,13 +183,13 @@ def _is_object(body: bytes) -> bool:
 
 
 def _is_no_page(body: bytes) -> bool:
-    """A ping's body is empty, or whatever an engine likes to say; a page is of a server for people."""
+    """Return whether a ping's body, in which an engine may write anything, is no HTML page."""
     return not body.lstrip().startswith(b"<")
 
 
-def _decoded(body: bytes) -> _ServerInfo:
-    """As far as it is what SGLang answers; a ping's body is empty."""
+def _decoded(body: bytes) -> _Description:
+    """Return what is known of a description by SGLang; a ping's body is empty."""
     try:
-        return msgspec.json.decode(body, type=_ServerInfo)
+        return msgspec.json.decode(body, type=_Description)
     except JSON_ERRORS:
-        return _ServerInfo()
+        return _Description()

@@ -1,10 +1,10 @@
-"""The queue in front of the workers: requests for which none has room now.
+"""The queue of requests for which no worker has room.
 
-Nothing is held back while there is room: the limits (`--max-inflight`, `--max-inflight-per-worker`) are for fleets in which a
-worker's own queue is the worse place to wait in, because what waits there cannot go to another worker any more.
+No request waits while there is room. The limits (`--max-inflight`, `--max-inflight-per-worker`) are for fleets in which a
+worker's own queue is a worse place to wait, because a request there can no longer go to another worker.
 
-It is fair between keys (the routing key, else the tenant): each key's requests wait in a line of their own, and the lines take
-turns. So one client with a thousand requests does not keep another one waiting for all of them.
+The queue is fair between keys (the routing key, or else the tenant): the requests of each key form a line, and the lines take
+turns. So a client with a thousand requests does not make another client wait for all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RequestQueue:
     def __init__(
         self, pool: WorkerPool, config: QueueConfig, on_waited: Callable[[float, str], None] | None = None
     ) -> None:
-        """`on_waited` is told the seconds that a request stood here, and what came of it: served, full, timeout, left."""
+        """`on_waited` gets the seconds that a request waited, and the outcome: served, full, timeout or left."""
         self._pool = pool
         self._config = config
         self._on_waited = on_waited
@@ -57,18 +57,18 @@ class RequestQueue:
     async def lease(
         self, key: Key, query: RouteQuery, exclude: AbstractSet[str] = frozenset(), *, again: bool = False
     ) -> Lease:
-        """A worker, at once or when there is room.
+        """Return a lease, at once or when there is room.
 
         Args:
-            key: whose request it is.
-            query: what is known of it, for the policy.
-            exclude: ids of workers that are not to have it.
-            again: it was served before, by a worker that failed: it goes to the head of its line, and past a full queue.
+            key: the line to wait in.
+            query: what the policy knows of the request.
+            exclude: ids of workers that must not get it.
+            again: whether a worker had it before and failed: it goes to the head of its line, even if the queue is full.
 
         Raises:
-            NoWorkerError: no worker is left for it.
-            QueueFullError: so many are waiting already.
-            QueueTimeoutError: there was no room in time.
+            NoWorkerError: no worker is left for the request.
+            QueueFullError: the queue is full.
+            QueueTimeoutError: no worker had room in time.
         """
         if not self._waiting:
             try:
@@ -76,7 +76,7 @@ class RequestQueue:
             except FullError:
                 pass
         if self._waiting >= self._config.size and not again:
-            self._tell(0.0, "full")
+            self._report(0.0, "full")
             raise QueueFullError(
                 f"all workers are busy and {self._waiting} requests wait (--queue-size {self._config.size}): try again",
                 headers=(("retry-after", "1"),),
@@ -98,7 +98,7 @@ class RequestQueue:
         finally:
             if outcome != "served":
                 self._give_up(waiter)
-            self._tell(time.monotonic() - begun, outcome)
+            self._report(time.monotonic() - begun, outcome)
 
     def _line_up(self, key: Key, query: RouteQuery, exclude: AbstractSet[str], *, first: bool) -> _Waiter:
         waiter = _Waiter(key, query, exclude)
@@ -111,25 +111,25 @@ class RequestQueue:
         return waiter
 
     def _serve(self) -> None:
-        """Give to those who wait what room there is, a line at a time. Called whenever there may be some."""
+        """Lease what room there is to waiting requests, one line after the other. Called whenever there may be room."""
         passed_over = 0
         while self._waiting and passed_over < len(self._lines):
             key, line = next(iter(self._lines.items()))
             waiter = line[0]
             if waiter.future.cancelled():
-                self._leave(waiter)  # its task will find out
+                self._leave(waiter)
                 continue
             try:
                 lease = self._pool.lease(waiter.query, waiter.exclude)
             except FullError as error:
                 if not waiter.exclude and not isinstance(error, KeeperFullError):
-                    return  # so there is room for nobody
-                passed_over += 1  # there may be, at the workers that it has tried or does not want
+                    return  # no worker has room for any request
+                passed_over += 1  # other requests may go to the workers that this one cannot
                 self._lines.move_to_end(key)
                 continue
             except NoWorkerError as error:
                 if not waiter.exclude:
-                    return  # all are down: one may come back before its time is over
+                    return  # all are down, and one may come back in time
                 self._leave(waiter)
                 waiter.future.set_exception(error)
             else:
@@ -147,13 +147,13 @@ class RequestQueue:
             del self._lines[waiter.key]
 
     def _give_up(self, waiter: _Waiter) -> None:
-        """It waits no longer. What it was given in the same moment goes to the next one."""
+        """Take a request out of the queue, and release a lease that it got at the same moment."""
         if waiter.in_line:
             self._leave(waiter)
         elif not waiter.future.cancelled() and waiter.future.exception() is None:
             waiter.future.result().release()
 
-    def _tell(self, seconds: float, outcome: str) -> None:
+    def _report(self, seconds: float, outcome: str) -> None:
         if self._on_waited is not None:
             self._on_waited(seconds, outcome)
 

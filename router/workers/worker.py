@@ -1,9 +1,9 @@
-"""One worker: its address, its state, and how many requests it is serving.
+"""A worker: its address, its state, and how many requests it is serving.
 
-A worker's life is a walk through `TRANSITIONS`. Probes move it between the first four states: it is `STARTING` until it has
-answered once, `SUSPECT` from its first bad probe on and `QUARANTINED` after several, until good ones take it back. Only workers
-in a state of `ROUTABLE` get new requests; a draining one finishes what it has and is gone with its last request, unless it is
-added again before that.
+`TRANSITIONS` has the steps from state to state. Probes move a worker among the first four: it is `STARTING` until its first
+answer, `SUSPECT` from a first bad probe on, `QUARANTINED` after several, and `HEALTHY` again after good ones. Only workers in a
+`ROUTABLE` state get new requests. A draining worker finishes its requests and is gone with the last one, unless it is added
+again before that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.workers.breaker import Breaker, BreakerState
 
 
 class WorkerState(enum.Enum):
-    """Where in its life a worker is."""
+    """The states of a worker, see `TRANSITIONS`."""
 
     STARTING = "starting"
     HEALTHY = "healthy"
@@ -45,15 +45,15 @@ _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 
 
 class Worker:
-    """An SGLang server. Changed only by the pool that holds it.
+    """An SGLang server. Only the pool that holds it changes it.
 
     Attributes:
-        inflight: requests that it is serving.
-        version: its weight version, as far as it is known.
-        doubts: how often it may have been restarted, and what was known of its version with it.
-        breaker: what stands between it and requests after failures of its own.
+        inflight: the number of requests that it is serving.
+        version: its weight version; None if unknown.
+        doubts: how often it may have been restarted, which made its version unknown.
+        breaker: its circuit breaker.
         complaint: why its last probe was bad; None after a good one.
-        outdated: whether its weights are not those that the fleet should have.
+        outdated: whether its weights differ from those that the fleet should have.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class Worker:
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
-        """`url` is normalized already."""
+        """`url` is normalized."""
         self.url = url
         self.id = worker_id(url)
         self.state = WorkerState.STARTING
@@ -77,13 +77,13 @@ class Worker:
 
     @property
     def routable(self) -> bool:
-        """Whether new requests may be sent to it."""
         return self.state in ROUTABLE and self.breaker.state is BreakerState.CLOSED and not self.outdated
 
     def probed(self, complaint: str | None, config: HealthConfig, *, absent: bool = False) -> bool:
-        """A probe was answered, or not: then `complaint` says how it went. Whether that changed the state.
+        """Note the result of a probe, with a `complaint` if it was bad. Return whether the state changed.
 
-        `absent`: no connection came about. One that was gone and is back is another process: its circuit breaker forgets.
+        `absent` says that there was no connection. A worker that comes back from that is another process, so its circuit
+        breaker is reset.
         """
         before, self.complaint = self.state, complaint
         self._absent = absent
@@ -106,17 +106,16 @@ class Worker:
 
     @property
     def worth_a_try(self) -> bool:
-        """Whether a request that has nowhere else to go may be sent to it.
+        """Whether to try this worker with a request that has no other.
 
-        It has never answered; or it did when it was last asked, but not often enough yet; or nobody listened there: then the
-        request is served, or nothing is lost.
+        True for one that has not answered yet, that answered its last probe but not enough of them, or that was absent: the
+        request is served, or fails without a loss.
         """
         if self.state is WorkerState.QUARANTINED:
             return self._absent or self.complaint is None
         return self.state is WorkerState.STARTING
 
     def move_to(self, state: WorkerState) -> None:
-        """Take a step of the table."""
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         self.state = state
 
@@ -125,12 +124,12 @@ class Worker:
 
 
 def worker_id(url: str) -> str:
-    """A short id that fits in a path: the same for the same URL, also after a restart."""
+    """Return a short id that fits in a path. Equal URLs have equal ids, also after a restart."""
     return hashlib.blake2b(url.encode(), digest_size=6).hexdigest()
 
 
 def normalize_url(url: str) -> str:
-    """`scheme://host[:port]` in one spelling, or BadRequestError with what is wrong about it."""
+    """Return `scheme://host[:port]` in its only spelling. Raise BadRequestError that says what is wrong with the URL."""
 
     def bad(why: str) -> BadRequestError:
         return BadRequestError(f"bad worker URL {url!r}: {why}; expected something like http://10.0.0.1:30001")

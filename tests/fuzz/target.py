@@ -38,6 +38,7 @@ from tests.fuzz.case import Case
 from tests.fuzz.draw import Surroundings
 from tests.fuzz.exchange import Answer, exchange
 from tests.fuzz.parts import only, parts, pins, routes
+from tests.middleware_hub.radix.recount import recount
 from tests.support.serving import serving
 
 Kind = Literal["memory", "tenants", "spoilt", "plain"]
@@ -91,7 +92,7 @@ class Target:
         )
         self.app: RouterApp = create_app(config)
         found = routes(self.app)
-        self._sessions = next((part.store for part in parts(self.app) if isinstance(part, SessionsMiddleware)), None)
+        self._sessions = next((part.registry for part in parts(self.app) if isinstance(part, SessionsMiddleware)), None)
         if self._sessions is not None:
             found |= {path: ("POST", "GET", "DELETE") for path in BODIES if path.startswith("/sessions")}
         self.around = Surroundings(found, (*workers, dead), _KEYS if keys else ())
@@ -209,7 +210,7 @@ class Target:
             assert not session.trie.in_flight, f"{session!r} waits for what is over"
         if self._tree is None:
             return
-        self._tree.check()
+        recount(self._tree)
         held = pins(self._tree)
         assert not held, f"{held} holds on chains are left"
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from router.embedded.engine.records import Record
+from router.embedded.engine.records import GenerationRecord
 from router.errors import BadRequestError
 from tests.support.agents import TOOLS, AgentSession, Turn, rewritten, system, user
 from tests.support.shapes import ChatModel, Message, Messages
@@ -45,7 +45,7 @@ class Said:
     messages: Messages
     tools: list[dict[str, Any]] | None
     options: dict[str, Any]
-    record: Record
+    record: GenerationRecord
     reply: Message
     text: str
     """What was sampled, without what ended it."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.records import Record
+from router.embedded.engine.records import GenerationRecord
 from tests.support.agents import TOOLS, system, user
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
@@ -50,7 +50,7 @@ def ask(
     path: str = OPENAI,
     ids: list[int] | None = None,
     **options: Any,
-) -> tuple[Answer, Record]:
+) -> tuple[Answer, GenerationRecord]:
     (worker,) = served.workers
     worker.script(text="Yes.") if ids is None else worker.script(ids=ids, finish="eos")
     headers = {**key, "x-radix-namespace": messages[0]["content"]}  # a memory for each test
@@ -63,11 +63,11 @@ def ask(
     return answer, worker.log[-1]
 
 
-def chain(record: Record) -> list[int]:
+def chain(record: GenerationRecord) -> list[int]:
     return [*record.input_ids, *record.output_ids]
 
 
-def begins_with(record: Record, ids: list[int]) -> bool:
+def begins_with(record: GenerationRecord, ids: list[int]) -> bool:
     return list(record.input_ids)[: len(ids)] == ids
 
 

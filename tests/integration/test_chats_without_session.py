@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.records import Record
+from router.embedded.engine.records import GenerationRecord
 from tests.support.agents import TOOLS, AgentSession, deltas, system, tool, user
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
@@ -27,7 +27,7 @@ def served() -> Iterator[Stack]:
 @dataclass
 class Turn:
     answer: Answer
-    record: Record
+    record: GenerationRecord
 
     @property
     def message(self) -> Message:

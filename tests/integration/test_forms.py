@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.engine.records import Record
-from router.embedded.models.vocabulary import Vocabulary, load_vocabulary
+from router.embedded.engine.records import GenerationRecord
+from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
 from tests.support import sglang_server
@@ -277,7 +277,7 @@ class OnEmbedded:
             self.prompts = [self.spelling.encode_start(one) + self._ids("sum", "mary", " ") for one in starts]
         self.texts = [one if isinstance(one, str) else self.spelling.text_of_request(one) for one in self.prompts]
 
-    def ask(self, url: str, version: str) -> tuple[Answer, list[Record]]:
+    def ask(self, url: str, version: str) -> tuple[Answer, list[GenerationRecord]]:
         """The answer, and what the worker did."""
         self.served.set_weight_version(version)
         for number in range(self.form.replies):
@@ -347,7 +347,7 @@ def recorded_header(form: Form, found: Mapping[int, Json]) -> str:
     return f"inexact; {kept} of {form.replies} replies are exact" if kept else "no; no tokens were sampled: abort"
 
 
-def check_kept(row: OnEmbedded, number: int, reply: Json, record: Record, *, logprobs: bool) -> None:
+def check_kept(row: OnEmbedded, number: int, reply: Json, record: GenerationRecord, *, logprobs: bool) -> None:
     """What is retrieved for prompt + reply is what was sent and what was sampled, as far as the client got it."""
     sampled = reply["output_ids"]
     count, context = len(sampled), len(record.input_ids)
@@ -466,7 +466,7 @@ RANDOM = {"e2e_latency", "cached_tokens", "cached_tokens_details"}
 class OnEngine:
     """A form on a real worker, which samples greedily, and so says the same twice."""
 
-    def __init__(self, form: Form, vocabulary: Vocabulary, worker: SGLangServer) -> None:
+    def __init__(self, form: Form, vocabulary: EngineVocabulary, worker: SGLangServer) -> None:
         self.form = form
         self.headers = {"x-abort-policy": "return", "x-radix-namespace": str(form)}
         self.worker = worker

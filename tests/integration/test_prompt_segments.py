@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from middleware_hub.hub import Hub
 from router.app import create_app
 from router.config import AbortConfig, RouterConfig, WorkersConfig
-from router.embedded.engine.records import Record
+from router.embedded.engine.records import GenerationRecord
 from tests.conftest import examples
 from tests.support.asking import assert_kept, counted
 from tests.support.client import Answer
@@ -91,7 +91,7 @@ def test_a_conversation_that_is_rendered_anew_is_one_chain(served: Stack, space:
     spelling = served.spelling
     segments = [rendered(spelling, "{user}Write a summary{then}")]
     pieces = [("Hel", "lo", "sum"), ("H", "ello"), ("sum", "mary", "\n")]
-    records: list[Record] = []
+    records: list[GenerationRecord] = []
     for number, reply in enumerate(pieces):
         before = records[-1] if records else None
         made = say(served, space, segments, ids_of(spelling, *reply))
@@ -381,7 +381,7 @@ class Known:
     """A reply, by what the worker did, and the mask and the logprobs of its whole chain as they were retrieved."""
 
     segments: list[Json]
-    record: Record
+    record: GenerationRecord
     mask: list[int]
     logprobs: list[float]
 
@@ -411,7 +411,7 @@ def segment_of(spelling: Speller, part: tuple[str, Sequence[str]]) -> Json | Non
     return {"ids": ids} if ids else None
 
 
-def assert_explained(found: Json, record: Record, known: list[Known], reused: int) -> None:
+def assert_explained(found: Json, record: GenerationRecord, known: list[Known], reused: int) -> None:
     """Sampled is what a recorded chain with the same beginning sampled, with its logprobs; and all of the longest one is."""
     size = len(record.input_ids)
     begun = [one for one in known if record.input_ids[: len(one.ids)] == one.ids]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.models.vocabulary import Vocabulary, load_vocabulary
+from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
 from tests.support import sglang_server
@@ -28,7 +28,7 @@ WANTED = {"return_logprob": True, "return_prompt_token_ids": True}
 
 
 @pytest.fixture(scope="module")
-def vocabulary(sglang_workers: list[SGLangServer]) -> Vocabulary:
+def vocabulary(sglang_workers: list[SGLangServer]) -> EngineVocabulary:
     return load_vocabulary(str(sglang_server.model_path()))
 
 
@@ -113,7 +113,7 @@ def streamed(url: str, text: str, *, on_event: Any = None, **body: Any) -> Json:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_ten_turns_are_one_sequence(router: str, vocabulary: Vocabulary, seed: int) -> None:
+def test_ten_turns_are_one_sequence(router: str, vocabulary: EngineVocabulary, seed: int) -> None:
     """After every turn the text so far retrieves exactly, and the next turn's ids begin with it, EOS included."""
     text, truth = f"<|im_start|>system\nConversation {seed}.<|im_end|>\n", Truth()
     for turn in range(10):
@@ -161,7 +161,7 @@ def test_a_batch_is_recorded_item_by_item(router: str) -> None:
 
 
 class TestEnds:
-    def test_eos_at_once(self, router: str, vocabulary: Vocabulary) -> None:
+    def test_eos_at_once(self, router: str, vocabulary: EngineVocabulary) -> None:
         """An empty reply is one sampled token, and its prompt alone still encodes as a prompt."""
         prompt, eos = user("Say nothing."), vocabulary.eos_id
         reply = generate(router, prompt, sampling_params={"logit_bias": {str(eos): 1000.0}})
@@ -174,7 +174,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("spelled", [True, False])
     def test_eos_stays_whether_the_next_turn_spells_it_or_not(
-        self, router: str, vocabulary: Vocabulary, spelled: bool
+        self, router: str, vocabulary: EngineVocabulary, spelled: bool
     ) -> None:
         text, truth, ended = user(f"Spelled: {spelled}"), Truth(), 0
         params = {"max_new_tokens": 60, "logit_bias": {str(vocabulary.eos_id): 8.0}}
@@ -200,7 +200,7 @@ class TestEnds:
             stopped += reply["meta_info"]["finish_reason"]["type"] == "stop"
         assert stopped > 3
 
-    def test_a_stop_token(self, router: str, vocabulary: Vocabulary) -> None:
+    def test_a_stop_token(self, router: str, vocabulary: EngineVocabulary) -> None:
         stop = vocabulary.encode(" the")[0]
         params = {"max_new_tokens": 60, "stop_token_ids": [stop], "logit_bias": {str(stop): 6.0}}
         for number in range(4):
@@ -251,7 +251,7 @@ def test_a_text_client_sees_what_it_would_have_seen_without_the_router(router: s
 
 
 def test_what_would_kill_a_worker_does_not_reach_it(
-    router: str, vocabulary: Vocabulary, sglang_workers: list[SGLangServer]
+    router: str, vocabulary: EngineVocabulary, sglang_workers: list[SGLangServer]
 ) -> None:
     for body in ({"text": ""}, {"input_ids": [vocabulary.size]}, {"input_ids": [-1]}, {"input_ids": []}):
         assert call(f"{router}/generate", body).status == 400, body
@@ -275,7 +275,7 @@ CASES: list[Json] = [
 @pytest.mark.parametrize("streaming", [False, True], ids=["reply", "stream"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_embedded_engine_says_the_same_about_the_same_ids(
-    sglang_workers: list[SGLangServer], vocabulary: Vocabulary, case: Json, streaming: bool, number: int
+    sglang_workers: list[SGLangServer], vocabulary: EngineVocabulary, case: Json, streaming: bool, number: int
 ) -> None:
     """All other tests rest on it: given the ids a real worker sampled, its text and its end are the real ones."""
     params = {key: value for key, value in case.items() if key != "logit_bias_eos"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from middleware_hub.templates.rendering import ChatTemplate
+from middleware_hub.templates.chat_template import ChatTemplate
 from tests.support import templates
 from tests.support.agents import TOOLS, AgentSession, ids_of, system, user
 from tests.support.chat_models import MODELS, chat_model

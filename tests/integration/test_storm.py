@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.engine.records import Record
+from router.embedded.engine.records import GenerationRecord
 from router.embedded.http.wire import StreamStyle
 from router.embedded.models.vocabulary import load_vocabulary
 from router.embedded.worker import EmbeddedWorker
@@ -298,7 +298,7 @@ def test_in_a_storm_nothing_is_lost_and_nothing_is_counted_twice(served: Stack) 
         counted(served, "tito_radix_matches_total").get(f'{{kind="{kind}"}}', 0) for kind in ("fresh", "continued")
     )
     until(lambda: sum(outcomes(served).values()) == prompts + storm.extra_samples, f"seed {seed}, {storm.did}")
-    logged: dict[tuple[Any, ...], list[Record]] = {}
+    logged: dict[tuple[Any, ...], list[GenerationRecord]] = {}
     for worker in served.workers:
         for record in worker.log:
             logged.setdefault((*record.output_ids, *record.logprobs), []).append(record)

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.integration.editing_client import STOP, Client, Said, Served
-from tests.middleware_hub.templates.test_rendering import JSON_CALL, MARK, PUBLISHED
+from tests.middleware_hub.templates.test_chat_template import JSON_CALL, MARK, PUBLISHED
 from tests.support.agents import TOOLS, AgentSession, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel, Message, understood

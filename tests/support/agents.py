@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.embedded.engine.records import Record
+from router.embedded.engine.records import GenerationRecord
 from tests.support.client import Answer
 from tests.support.stack import Stack, events
 
@@ -44,7 +44,7 @@ class Turn:
     """What came of one request."""
 
     answer: Answer
-    record: Record | None
+    record: GenerationRecord | None
 
     @property
     def message(self) -> dict[str, Any]:

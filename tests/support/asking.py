@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from router.embedded.engine.records import Record
+from router.embedded.engine.records import GenerationRecord
 from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
 from tests.support.oracle import versions_of
@@ -118,7 +118,7 @@ def calls(worker: EmbeddedWorker, path: str) -> list[Any]:
     return [call.body for call in worker.calls if call.path == path]
 
 
-def assert_kept(found: dict[str, Any], record: Record) -> None:
+def assert_kept(found: dict[str, Any], record: GenerationRecord) -> None:
     """A retrieval gives a reply id for id, with its logprobs and versions, as the worker made it."""
     start = len(record.input_ids)
     assert found["tokens"] == record.input_ids + record.output_ids

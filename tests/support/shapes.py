@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from middleware_hub.dialects.openai import OpenAI
-from middleware_hub.templates.rendering import ChatTemplate
+from middleware_hub.templates.chat_template import ChatTemplate
 from tests.support import templates
 from tests.support.agents import TOOLS, rewritten, system, user
 from tests.support.chat_models import chat_model, markers_of

@@ -25,7 +25,7 @@ from router.config import (
     SessionsConfig,
     WorkersConfig,
 )
-from router.embedded.engine.records import Record
+from router.embedded.engine.records import GenerationRecord
 from router.embedded.http.wire import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
@@ -42,10 +42,10 @@ class Reply:
 
     answer: Answer
     body: Any  # of a stream: its events
-    records: list[Record]
+    records: list[GenerationRecord]
 
     @property
-    def record(self) -> Record:
+    def record(self) -> GenerationRecord:
         """The only one."""
         (record,) = self.records
         return record

@@ -136,11 +136,7 @@ def ending(answer: Answer) -> dict[str, Any]:
     return {
         "finish_reason": answer.finish,
         "matched_stop": answer.matched,
-        "meta_info": {
-            "generation_id": answer.generation_id,
-            "weight_version": answer.weight_version,
-            **answer.extra,
-        },
+        "meta_info": {"generation_id": answer.generation_id, "weight_version": answer.weight_version, **answer.extra},
     }
 
 

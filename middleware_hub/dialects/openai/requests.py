@@ -57,11 +57,13 @@ _ECHOED = ("content", "refusal", "tool_calls", "function_call", "parsed", "reaso
 _CHOICE: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a string, or an object that names a function")
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
+    """`stream_options` of a chat or a completion."""
+
     include_usage: bool | None = None
 
 
-_STREAM_OPTIONS: Kind[_StreamOptions] = Kind(_StreamOptions, "an object")
+STREAM_OPTIONS: Kind[StreamOptions] = Kind(StreamOptions, "an object")
 
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
@@ -73,7 +75,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     sampling = read_sampling(fields)
     older = fields.take_within("max_tokens", 1, LARGEST)
     newer = fields.take_within("max_completion_tokens", 1, LARGEST)
-    options = fields.take("stream_options", _STREAM_OPTIONS)
+    options = fields.take("stream_options", STREAM_OPTIONS)
     top_logprobs = fields.take_within("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
     logprobs = fields.take("logprobs", BOOLEAN) or False
     if top_logprobs and not logprobs:

@@ -1,7 +1,7 @@
-"""Trajectories in binary: arrays as they are, for trainers that load them without parsing a hundred megabytes of numbers.
+"""Trajectories in binary: arrays that trainers load without parsing a hundred megabytes of numbers.
 
-Both formats come from libraries that are extras (`pip install 'tito-router[arrow]'`, `[safetensors]`), imported when one is
-asked for. What is no array (messages, rewards, versions, ...) is JSON: one string for each trajectory.
+Both formats need a library that is an extra (`pip install 'tito-router[arrow]'`, `[safetensors]`), imported on first use.
+Everything but the arrays (messages, rewards, versions, ...) is JSON: one string for each trajectory.
 
     safetensors   tensors "0.prompt_ids", "0.response_ids", "0.response_mask", "0.response_logprobs", "1.prompt_ids", ...
                   and "0.routed_experts", [rows, width], where it could be joined (see `per_token`)
@@ -20,12 +20,13 @@ import msgspec
 import numpy as np
 
 from middleware_hub.sessions.export.per_token import ROW_FIELDS
-from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory, described
+from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory
+from middleware_hub.sessions.export.trajectory_json import described
 from router.errors import BadRequestError
 
 
 def safetensors(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
-    """One file. Raises BadRequestError if the library is not installed."""
+    """Return a safetensors file. Raises BadRequestError if the library is not installed."""
     try:
         from safetensors.numpy import save
     except ImportError as error:
@@ -37,13 +38,13 @@ def safetensors(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> b
         if (array := getattr(one, name)) is not None
     }
     for number, one in enumerate(found):
-        tensors.update({f"{number}.{name}": joint.array() for name, joint in one.per_token.items()})
+        tensors.update({f"{number}.{name}": array.array() for name, array in one.per_token.items()})
     metadata = {"session": _json(head), **{str(number): _json(described(one)) for number, one in enumerate(found)}}
     return bytes(save(tensors, metadata))
 
 
 def arrow(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
-    """One stream. Raises BadRequestError if the library is not installed."""
+    """Return an Arrow stream. Raises BadRequestError if the library is not installed."""
     try:
         import pyarrow as pa
     except ImportError as error:
@@ -53,7 +54,7 @@ def arrow(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
     for name in ROW_FIELDS:
         flat = [one.per_token[name].array().ravel() if name in one.per_token else None for one in found]
         if any(array is not None for array in flat):
-            # Large: offsets of 32 bits end at two thousand million numbers of all trajectories together.
+            # `large_list`: 32-bit offsets end at two thousand million numbers of all trajectories together.
             columns[name] = pa.array(flat, pa.large_list(pa.int32()))
     columns["json"] = pa.array([_json(described(one)) for one in found], pa.string())
     batch = pa.record_batch(columns).replace_schema_metadata({"session": _json(head)})
@@ -67,7 +68,7 @@ FORMATS: Mapping[str, tuple[bytes, Callable[[Sequence[BranchTrajectory], Mapping
     "safetensors": (b"application/x-safetensors", safetensors),
     "arrow": (b"application/vnd.apache.arrow.stream", arrow),
 }
-"""By name: the content type, and what makes it."""
+"""The content type and the encoder of each format, by name."""
 
 
 def _missing(extra: str) -> BadRequestError:

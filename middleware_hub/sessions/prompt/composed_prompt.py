@@ -1,35 +1,54 @@
-"""A prompt as a chain, and what there is to know about it."""
+"""A prompt as a chain, and the reasons that are counted and kept with its turn (see docs/sessions.md).
+
+spliced             earlier turns kept their ids in a new rendering
+template_error      the tail could not be found in the template's rendering
+rewritten           `--history template`, and the template writes earlier turns differently from what was sent
+setting             the tools or template options have changed
+divergence          the text rendered between earlier turns is not what was sent
+sentinel_collision  a turn does not stand exactly once in the rendering
+scaffold            a turn is opened in an unknown way
+unfaithful          the sampled tokens may not be what the client was shown
+left_out            a turn that had stopped is continued in place, without the token that it stopped with
+edited_turn         a message is an edited echo of a sampled one: the chain covers what they have in common
+rendered_whole      the short rendering of a tail was not what the template writes for these messages: all is rendered now
+template_mismatch   the verifier found that the ids and a full rendering differ in more than sampled text
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from middleware_hub.sessions.prompt.written_ids import Ids
+from middleware_hub.sessions.prompt.prompt_ids import PromptIds
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, TokenSpan, links
 
+EDITED_TURN = "edited_turn"
+LEFT_OUT = "left_out"
+FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful", "template_error"})
+"""Why earlier turns did not keep their ids, or not all of them."""
+
 
 class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """What a worker is sent for a turn.
+    """The prompt that a worker is sent for a turn.
 
     Attributes:
-        checkpoint: what it goes on from; None if it was encoded as a whole.
-        span, take: the chain: the first `take` tokens of `span`, behind all that is before it.
+        checkpoint: what it continues; None if it was encoded as a whole.
+        span, take: the chain: the first `take` tokens of `span`, behind all spans before it.
         ids: all of them.
-        reused: how many of them were in the checkpoint's chain.
-        reasons: see the top of `composing`.
-        apart: it is a branch of its own, though it goes on from the checkpoint's chain.
-        spliced: so many earlier turns kept their ids in a new rendering.
-        left_out: sampled tokens at the end of the checkpoint that are not in the prompt.
-        edited: how the client edited the checkpoint's message (see `edited_turns`); empty if it did not.
-        scaffold: the generation prompt at its end; empty if that is not known.
+        reused: how many of the ids were in the checkpoint's chain.
+        reasons: see the top of this file.
+        left_out: the number of sampled tokens at the end of the checkpoint that the prompt does not contain.
+        apart: whether it begins a branch, though it continues the checkpoint's chain.
+        spliced: how many earlier turns kept their ids in a new rendering.
+        scaffold: the generation prompt at its end; empty if unknown.
         fallbacks: why earlier turns did not keep their ids, or not all of them: one of `FALLBACKS` for each attempt.
+        edited: how the client edited the checkpoint's message (see `edited_turns`); empty if it did not.
     """
 
     checkpoint: Checkpoint | None
     span: TokenSpan
     take: int
-    ids: Ids
+    ids: PromptIds
     reused: int
     reasons: tuple[str, ...] = ()
     left_out: int = 0
@@ -41,17 +60,16 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def parent(self) -> str | None:
-        """The last generation whose tokens are all in it, as far as its client saw them."""
+        """The last generation whose tokens are all in the prompt, as far as its client saw them."""
         checkpoint = self.checkpoint
         if checkpoint is not None and self.edited and self.apart:
             checkpoint = checkpoint.parent
         return None if checkpoint is None else checkpoint.id
 
     def holds(self, generation_id: str | None) -> bool:
-        """Whether tokens of a generation are in it, as they were sampled."""
+        """Whether the prompt contains tokens of a generation as they were sampled."""
         return generation_id is not None and any(span.named(generation_id) for span, _ in links(self.span, self.take))
 
     @property
     def tokens(self) -> int:
-        """How long it is."""
         return len(self.ids.packed) // ID_BYTES

@@ -1,7 +1,7 @@
-"""An echo that is not quite what was sampled: the prompt continues the sampled turn as far as the echo's text goes. Pure.
+"""Edited echoes: a message that differs a little from the sampled one still keeps the tokens they have in common. Pure.
 
-Agents strip replies, put thoughts back into the content, replace the ids of tool calls. Such a message is another one, and its
-conversation forks there; but it keeps the tokens that spell what the two have in common (exactness.md, rule 5):
+Agents strip replies, put reasoning back into the content, and replace the ids of tool calls. Such a message is another message,
+and its conversation forks there. But it keeps the tokens that spell what the two have in common (exactness.md, rule 5):
 
     sampled   hm</think>\\n\\n | The| answer| is| 4|.|\\n\\n|<|im_end|>          content: "The answer is 4.\\n\\n"
     echo      hm</think>\\n\\n | The| answer| is| 4|.|<|im_end|>\\n<|im_start|>...  content: "The answer is 4."
@@ -23,30 +23,30 @@ from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 
 _SCAFFOLD = 64
-"""Tokens of a prompt's end that hold all that a template writes in front of a turn."""
+"""Tokens at the end of a prompt that contain everything a template writes in front of a turn."""
 
 
 class Echo(NamedTuple):
     """An echo as it may be written behind the prompt of the turn that it echoes.
 
     Attributes:
-        text: of the turn; or, where a template wrote it, of the turn and all that stands behind it.
-        rendered: whether it is the latter.
+        text: the text of the turn; if a template wrote it, with everything behind the turn.
+        rendered: whether a template wrote it.
     """
 
     text: str
     rendered: bool = False
 
 
-class Kept(NamedTuple):
+class KeptEcho(NamedTuple):
     """What an echo keeps of a sampled turn.
 
     Attributes:
         checkpoint: the turn.
-        take: so many of its tokens.
-        text: the rest of the echo, to be encoded behind them.
-        rendered: whether that holds all that stands behind the turn, too.
-        all: whether all that the client saw of the turn is kept. What follows then may close the turn, or go on with it.
+        take: how many of its tokens are kept.
+        text: the rest of the echo, to encode behind them.
+        rendered: whether `text` contains everything behind the turn as well.
+        all: whether everything that the client saw of the turn is kept. The text then either closes the turn or continues it.
     """
 
     checkpoint: Checkpoint
@@ -57,7 +57,7 @@ class Kept(NamedTuple):
 
 
 def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> list[Echo]:
-    """How an echo may be written in the place of a sampled turn, with the thoughts that it does not show.
+    """Return how an echo may be written in the place of a sampled turn, with the reasoning that it does not show.
 
     An echo with other tool calls is not among them: only the template can write it.
     """
@@ -66,21 +66,21 @@ def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> lis
     if content is None or own is None or _calls(said) != _calls(echo):
         return []
     span = checkpoint.span
-    if not shows_thought(checkpoint, echo):
+    if not shows_reasoning(checkpoint, echo):
         sampled = vocabulary.spell(unpack_ids(span.ids)[: span.visible])
         at = sampled.rfind(own)
         alike = own.strip() == content.strip() or common_length(own.strip(), content.strip(), 0)
         return [Echo(sampled[:at] + content + sampled[at + len(own) :])] if alike and at >= 0 else []
     if said.get("tool_calls"):
         return []
-    # The template may have opened the thought already.
+    # The template may have opened the reasoning already.
     opened = vocabulary.lossy(unpack_ids(chain_ids(span.parent, span.take)[-_SCAFFOLD * ID_BYTES :]))
     known = next((n for n in range(min(len(opened), len(content)), 0, -1) if opened.endswith(content[:n])), 0)
     return [Echo(content[known:])]
 
 
-def keep(checkpoint: Checkpoint, echo: Echo, vocabulary: Vocabulary) -> Kept:
-    """The tokens of a sampled turn that lie wholly in what an echo has in common with it."""
+def keep(checkpoint: Checkpoint, echo: Echo, vocabulary: Vocabulary) -> KeptEcho:
+    """Return the tokens of a sampled turn that lie wholly in the text that an echo shares with it."""
     span = checkpoint.span
     ids = unpack_ids(span.ids)[: span.visible]
     sampled = vocabulary.spell(ids)
@@ -90,17 +90,17 @@ def keep(checkpoint: Checkpoint, echo: Echo, vocabulary: Vocabulary) -> Kept:
         take = int(ends.searchsorted(common, side="right"))
         while 0 < take < len(ids) and not vocabulary.piece(ids[take - 1]):
             take -= 1
-        # Not inside of an added token that the echo spells: the rest of it would be encoded as something else.
+        # Do not cut inside an added token that the echo spells: its rest would be encoded as something else.
         common = vocabulary.straddled(echo.text, int(ends[take - 1])) if take else None
     rest = echo.text[int(ends[take - 1]) if take else 0 :]
-    return Kept(checkpoint, take, rest, echo.rendered, take == len(ids))
+    return KeptEcho(checkpoint, take, rest, echo.rendered, take == len(ids))
 
 
 def manner(checkpoint: Checkpoint, echo: Message) -> str:
-    """In which way an echo differs from what was sampled, in a word for a counter."""
+    """Return how an echo differs from what was sampled, as a word for a counter."""
     said: Message = msgspec.json.decode(checkpoint.node.message)
     content, own = _content(echo), _content(said)
-    if shows_thought(checkpoint, echo):
+    if shows_reasoning(checkpoint, echo):
         return "reasoning"
     if content == own and said.get("tool_calls") and _calls(said) == _calls(echo):
         return "call_ids"
@@ -109,25 +109,25 @@ def manner(checkpoint: Checkpoint, echo: Message) -> str:
     return "edited"
 
 
-def shows_thought(checkpoint: Checkpoint, echo: Message) -> bool:
-    """Whether the client put the thought of a turn into its content."""
-    thought, content = checkpoint.reasoning.strip(), _content(echo)
-    return bool(thought and content and thought in content)
+def shows_reasoning(checkpoint: Checkpoint, echo: Message) -> bool:
+    """Whether the client put the reasoning of a turn into its content."""
+    reasoning, content = checkpoint.reasoning.strip(), _content(echo)
+    return bool(reasoning and content and reasoning in content)
 
 
 def usable(checkpoint: Checkpoint) -> bool:
-    """Whether it is known where the text of a turn ends in its ids."""
+    """Whether the place where a turn's text ends in its ids is known."""
     return not checkpoint.span.flags & SpanFlag.MISMATCH and not checkpoint.shown
 
 
 def prompt_of(checkpoint: Checkpoint, vocabulary: Vocabulary) -> str:
-    """What the whole prompt of a turn spells."""
+    """Return what the whole prompt of a turn spells."""
     span = checkpoint.span
     return vocabulary.spell(unpack_ids(chain_ids(span.parent, span.take)))
 
 
 def _content(message: Message) -> str | None:
-    """The content, if it is text."""
+    """Return the content if it is text; an absent content is empty text."""
     content: Any = message.get("content")
     if isinstance(content, list) and len(content) == 1 and content[0].get("type") == "text":
         content = content[0].get("text")
@@ -135,5 +135,4 @@ def _content(message: Message) -> str | None:
 
 
 def _calls(message: Message) -> Sequence[Any]:
-    """The calls of a message without their ids."""
     return [said_by(call)[1:] for call in message.get("tool_calls") or ()]

@@ -1,9 +1,9 @@
-"""The tail of a turn: rendered short where that is as good as the whole, and compared with it before it is trusted.
+"""The tail of a turn: rendered short where that equals the whole, and compared with the whole before it is trusted.
 
-Most templates write behind a turn what they would write behind any other, and `ChatTemplate.tail` knows when they do not. What
-it knows is found out by trying and by reading the template, and a template may be cleverer than that. So the first turn of
-each new kind, that is of each (system prompt, tools, options), is rendered both ways, and so is the first that is four times as
-long. If they differ, the whole is what is sent, and from there on all is rendered whole, for everybody.
+Most templates write the same text behind every turn, and `ChatTemplate.tail` knows when they do not. It knows this from trials
+and from reading the template, and a template may be cleverer than that. So the first turn of each new kind, that is of each
+(system prompt, tools, options), is rendered both ways, and so is the first that is four times as long. If the two differ, the
+whole rendering is sent, and from then on every conversation is rendered whole.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 from middleware_hub.chat.keys import canonical
 from middleware_hub.chat.messages import ChatRequest, Message
-from middleware_hub.sessions.trie.nodes import PreparedTurn
+from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.rendering import ChatTemplate
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
 KINDS = 4096
-"""So many kinds of conversations are remembered as compared; one that was forgotten is compared again."""
+"""How many kinds of conversations are remembered as compared; a kind that was forgotten is compared again."""
 GROWN = 16
 """The first conversation of a kind with this many messages is compared again, and the first with four times as many, ..."""
 
@@ -33,9 +33,9 @@ class Tail(NamedTuple):
     """What stands behind the turn that was sampled last.
 
     Attributes:
-        text: empty where the turn itself goes on.
-        known: it is as a rendering of the whole has it, as far as that was to be found out.
-        healed: the short rendering was not what the template writes for these messages.
+        text: the tail; empty if the turn itself is continued.
+        known: whether it was compared with a rendering of the whole.
+        healed: whether the short rendering was wrong, so that this is the whole one's.
     """
 
     text: str
@@ -44,11 +44,7 @@ class Tail(NamedTuple):
 
 
 class Tails:
-    """Renders tails.
-
-    Args:
-        template: renders.
-    """
+    """Renders tails; see the top of this file."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -58,15 +54,14 @@ class Tails:
         return f"<Tails: {len(self._compared)} kinds compared>"
 
     def whole(self, request: ChatRequest) -> bool:
-        """Whether the template may look for something in these messages: then all of them are rendered."""
+        """Whether all messages must be rendered, because the template may look for something in them."""
         return self._template.reads(request.messages)
 
     def new(self, turn: PreparedTurn, request: ChatRequest) -> bool:
-        """Whether no turn of this kind was compared yet."""
         return _kind(turn, request) not in self._compared
 
     def compared(self, turn: PreparedTurn, request: ChatRequest) -> None:
-        """A turn of this kind was compared, or rendered whole."""
+        """Note that a turn of this kind was compared, or rendered whole."""
         kind = _kind(turn, request)
         if kind not in self._compared and len(self._compared) >= KINDS:
             self._compared.popitem(last=False)
@@ -74,11 +69,13 @@ class Tails:
         self._compared.move_to_end(kind)
 
     def of(self, turn: PreparedTurn, request: ChatRequest, *, whole: bool, compare: bool) -> Tail:
-        """The tail of a turn that goes on from a checkpoint. It may run in a thread.
+        """Return the tail of a turn that continues a checkpoint. This may run in a thread.
 
         Args:
-            whole: render all messages.
-            compare: do so, too, and take that if it is another one.
+            turn: the turn.
+            request: its messages.
+            whole: whether to render all messages.
+            compare: whether to render all messages as well, and to return that tail if the two differ.
 
         Raises:
             BadRequestError, RenderingError: see `ChatTemplate.tail`.
@@ -107,28 +104,28 @@ class Tails:
             return Tail(text, known=True)
         if self._template.distrust():
             logger.warning(
-                "the chat template reads its messages in a way that is not seen in it: from now on all of every "
-                "conversation is rendered. In short it wrote %r, and with all messages %r",
+                "the chat template reads its messages in a way that could not be found out: from now on every "
+                "conversation is rendered as a whole. The short rendering ends with %r, the whole one with %r",
                 text[-_SHOWN:],
                 full[-_SHOWN:],
             )
         return Tail(full, known=True, healed=True)
 
     def _require_end(self, text: str, request: ChatRequest, last: Message) -> None:
-        """A turn with calls was rendered with others in their place: see what a template that reads it makes of it."""
+        """Raise RenderingError if the tail depends on a turn's calls: it was rendered with other calls in their place."""
         if last.get("tool_calls") and self._template.reads((last,)):
             whole = self._template.whole(
                 request.messages, request.tools, request.template, continue_final=request.continue_final
             )
             if not whole.endswith(text):
-                raise RenderingError("what the template writes behind a turn hangs on what was said in it")
+                raise RenderingError("what the template writes behind a turn depends on what was said in it")
 
 
 _SHOWN = 200
 
 
 def _system(request: ChatRequest) -> Hashable:
-    """What stands in front of what is said. Texts know their hash: a long one costs nothing at the next turn."""
+    """Return a key of the system prompt. Strings cache their hash, so a long one costs nothing at the next turn."""
     found = []
     for message in request.messages:
         if message["role"] not in ("system", "developer"):
@@ -139,10 +136,10 @@ def _system(request: ChatRequest) -> Hashable:
 
 
 def _kind(turn: PreparedTurn, request: ChatRequest) -> Hashable:
-    """What a conversation is rendered with, what it begins with, and about how long it is."""
+    """Return a key of what renders a conversation, how it begins, and about how long it is."""
     return turn.setting, _system(request), _step(len(request.messages))
 
 
 def _step(messages: int) -> int:
-    """0 up to `GROWN`, 1 up to four times as many, and so on."""
+    """Return 0 up to `GROWN` messages, 1 up to four times as many, and so on."""
     return ((messages // GROWN).bit_length() + 1) // 2

@@ -1,16 +1,16 @@
-"""Does a chain say what the template says? Its text against a rendering of the whole conversation.
+"""Compare the text of a chain with a rendering of the whole conversation.
 
-A chain is put together from sampled turns and rendered tails, and never compared with anything on the way. Here it is, cut at
-its special tokens:
+A chain is assembled from sampled turns and rendered tails without being compared with anything. Here it is, cut at its special
+tokens:
 
     <|im_start|> user\\nHi <|im_end|> \\n <|im_start|> assistant\\n<think>\\n Hmm.\\n</think>\\n\\nHello! <|im_end|> \\n ...
                 -- context ----------- --               `- scaffold -----  `- sampled ------------------ - --
 
-The special tokens must be the same ones in the same order, and so must be all text of the context: what differs there was
-lost, doubled or folded (**hard**). A segment that the model wrote in, or whose scaffold it only closed, may differ: templates
-drop earlier thinking, trim, and write calls in a form of their own (soft). So may one that begins as an assistant's turn does:
-such a turn that nobody sampled here (a warm start) is rewritten by templates as any other is. The generation prompt at the end
-is no such turn: it is compared as all else.
+The special tokens must be the same in the same order, and so must all text of the context: a difference there was lost,
+doubled or folded (**hard**). A segment that the model wrote in, or whose scaffold it only closed, may differ: templates drop
+earlier reasoning, trim, and write calls in a form of their own (soft). So may a segment that begins like an assistant's turn,
+because templates rewrite turns that nobody sampled here (a warm start) like any other. The generation prompt at the end is not
+such a turn: it is compared like the rest.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ EXCERPT = 60
 _LEAD = 12
 
 
-class Part(NamedTuple):
-    """A run of a chain's tokens: what they spell, special tokens too, and whether the model sampled them."""
+class ChainPart(NamedTuple):
+    """A run of a chain's tokens: what they spell, special tokens included, and whether the model sampled them."""
 
     text: str
     sampled: bool
@@ -38,9 +38,9 @@ class Difference(msgspec.Struct, frozen=True):
     """Where the two differ, and how: an excerpt of either side, for a line in a log.
 
     Attributes:
-        kind: `special`: another special token, or none (what is behind it is not compared any more); `context`: another
-            text in what nobody sampled; `assistant`: another text in a segment with sampled tokens.
-        index: of the special token, or of the segment: segment `i` stands in front of special token `i`.
+        kind: `special`: another special token, or none (nothing behind it is compared); `context`: another text that was not
+            sampled; `assistant`: another text in a segment with sampled tokens.
+        index: the index of the special token or the segment: segment `i` stands in front of special token `i`.
     """
 
     kind: Literal["special", "context", "assistant"]
@@ -50,12 +50,11 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def hard(self) -> bool:
-        """Whether the chain is not exact."""
         return self.kind != "assistant"
 
 
-class _Segment(NamedTuple):
-    """The text in front of a special token (None: the end), and whose it is."""
+class _ChainSegment(NamedTuple):
+    """The text in front of a special token (None: the end), and who wrote it."""
 
     text: str
     special: str | None
@@ -65,26 +64,26 @@ class _Segment(NamedTuple):
 
 def differences(
     expected: str,
-    chain: Sequence[Part],
+    chain: Sequence[ChainPart],
     special: re.Pattern[str],
     *,
     header: str = "",
     asked: bool = True,
     skip_head: bool = False,
 ) -> list[Difference]:
-    """Compare a chain with the text that it should be, in one pass over both.
+    """Compare a chain with the text that it should spell, in one pass over both.
 
     Args:
         expected: the rendering of the whole conversation.
         chain: what the chain spells. A special token never lies across two parts.
         special: matches one special token.
-        header: what an assistant's turn begins with; empty if that is not known.
-        asked: it ends with a generation prompt, and not in an assistant's turn that is gone on with.
-        skip_head: do not compare the text in front of the first sampled token: it may hold the date of another day. Its
+        header: what an assistant's turn begins with; empty if unknown.
+        asked: whether the chain ends with a generation prompt, and not in an assistant's turn that is continued.
+        skip_head: do not compare the text in front of the first sampled token, which may hold the date of another day. Its
             special tokens are compared all the same.
 
     Returns:
-        All differences in text up to the first one in special tokens, which comes last.
+        All differences in text up to the first difference in special tokens, which comes last.
     """
     found: list[Difference] = []
     assistants = _Header(header, special)
@@ -96,7 +95,7 @@ def differences(
             )
             break
         if wanted != segment.text and not (skip_head and segment.head):
-            # A generation prompt begins as an assistant's turn does; but nobody has said it, and nothing may rewrite it.
+            # A generation prompt begins like an assistant's turn, but nothing may rewrite it.
             said = segment.special is not None or not asked
             soft = segment.assistants or (said and assistants.opens(wanted) and assistants.opens(segment.text))
             kind: Literal["assistant", "context"] = "assistant" if soft else "context"
@@ -106,7 +105,7 @@ def differences(
 
 
 class _Header:
-    """Tells whether a segment begins an assistant's turn: its text, and the special tokens in front of it."""
+    """Tells whether a segment begins an assistant's turn, by its text and the special tokens in front of it."""
 
     def __init__(self, header: str, special: re.Pattern[str]) -> None:
         *_, last = [0, *(match.end() for match in special.finditer(header))]
@@ -118,7 +117,6 @@ class _Header:
         return bool(self._front) and self._before.endswith(self._front) and text.startswith(self._text)
 
     def passed(self, text: str, token: str | None) -> None:
-        """A segment and its special token lie behind."""
         self._before = (self._before + text + (token or ""))[-len(self._front) :] if self._front else ""
 
 
@@ -130,8 +128,8 @@ def _cut(text: str, special: re.Pattern[str]) -> Iterator[tuple[str, str | None]
     yield text[at:], None
 
 
-def _segments(chain: Sequence[Part], special: re.Pattern[str]) -> Iterator[_Segment]:
-    """The chain's segments. Parts are cut one by one: a literal across two of them is not a token, but text."""
+def _segments(chain: Sequence[ChainPart], special: re.Pattern[str]) -> Iterator[_ChainSegment]:
+    """Yield the chain's segments. Parts are cut one by one: a literal that crosses two parts is text, not a token."""
     pieces: list[str] = []
     assistants = False  # a sampled character lies in this segment
     head = True
@@ -141,14 +139,14 @@ def _segments(chain: Sequence[Part], special: re.Pattern[str]) -> Iterator[_Segm
             pieces.append(text)
             assistants = assistants or (part.sampled and bool(text))
             if token is not None:
-                # The model that stops at once has sampled no character of a segment that is its own all the same.
-                yield _Segment("".join(pieces), token, assistants or part.sampled, head)
+                # A model that stops at once has sampled no character of the segment, which is its own all the same.
+                yield _ChainSegment("".join(pieces), token, assistants or part.sampled, head)
                 pieces, assistants = [], False
-    yield _Segment("".join(pieces), None, assistants, head)
+    yield _ChainSegment("".join(pieces), None, assistants, head)
 
 
 def _excerpts(expected: str, found: str) -> tuple[str, str]:
-    """Both sides from a little before where they part."""
+    """Return both sides from a little before the point where they differ."""
     length = min(len(expected), len(found))
     parting = next((i for i in range(length) if expected[i] != found[i]), length)
     begin = max(0, parting - _LEAD)
@@ -156,5 +154,5 @@ def _excerpts(expected: str, found: str) -> tuple[str, str]:
 
 
 def _named(text: str, token: str | None) -> str:
-    """A special token with a little of what stands in front of it."""
+    """Return a special token with a little of the text in front of it."""
     return text[-_LEAD:] + (token if token is not None else "")

@@ -1,4 +1,4 @@
-"""A rendering of a whole conversation: what of a chain stands in it, and whether a chain says what it says."""
+"""A rendering of a whole conversation: which turns of a chain stand in it, and whether a chain agrees with it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.sessions.prompt.join import Codec, Seam, seam
+from middleware_hub.sessions.prompt.join import Codec, Join, join
 from middleware_hub.sessions.prompt.splice import sampled_messages, splice
-from middleware_hub.sessions.prompt.verifier import Part, differences
+from middleware_hub.sessions.prompt.verifier import ChainPart, differences
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, links, unpack_ids
+from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.rendering import ChatTemplate
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import BadRequestError
 
@@ -25,10 +25,10 @@ class Resident(NamedTuple):
     """The turns of a lineage that stand in a new rendering where they stood: what a worker has in its cache.
 
     Attributes:
-        messages: how many messages these are.
+        messages: the number of their messages.
         last: the last of these turns.
         tail: what is rendered behind it.
-        reason: why these are not all; empty if they are.
+        reason: why these are not all turns; empty if they are.
     """
 
     messages: int
@@ -55,18 +55,18 @@ class WholeRendering:
         self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
 
     def text(self, request: ChatRequest) -> str:
-        """The rendering. Raises BadRequestError, RenderingError."""
+        """Render a conversation. Raises BadRequestError, RenderingError."""
         return self._template.whole(
             request.messages, request.tools, request.template, continue_final=request.continue_final
         )
 
     def extends(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
-        """Whether it begins with what a checkpoint's chain spells."""
+        """Whether the rendering begins with what a checkpoint's chain spells."""
         spell = self._tokenizer.vocabulary.spell
         parts = [spell(unpack_ids(part.ids)[:count]) for part, count in links(checkpoint.span, checkpoint.span.visible)]
         try:
             whole = self.text(request)
-        except RenderingError:  # what is to be gone on with is not there
+        except RenderingError:  # the message to continue is missing from it
             return False
         spelled = "".join(reversed(parts))
         return whole.startswith(spelled) or self._tokenizer.spell_prompt(
@@ -74,7 +74,7 @@ class WholeRendering:
         ).startswith(spelled)
 
     def residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
-        """Those of a lineage that stand where they stood, when all is rendered anew."""
+        """Return the turns of a lineage that stand where they stood when everything is rendered again."""
         messages = sampled_messages(_unedited(checkpoint))
         reason = ""
         while messages:
@@ -83,7 +83,7 @@ class WholeRendering:
                 pieces, tail = self._template.transcript(
                     request.messages, marked, request.tools, request.template, continue_final=request.continue_final
                 )
-            except BadRequestError as error:  # with other words in the place of these turns
+            except BadRequestError as error:  # the template refuses sentinels in the place of these turns
                 logger.info("earlier turns are not spliced: %s", error)
                 return Resident(0, None, "", "template_error")
             except RenderingError as error:
@@ -100,8 +100,8 @@ class WholeRendering:
             messages, reason = messages[: found.messages], found.reason
         return Resident(0, None, "", reason)
 
-    def verify(self, span: TokenSpan, take: int, request: ChatRequest, checkpoint: Checkpoint, place: Seam) -> None:
-        """Mark a context if the ids are not what a rendering of the whole would be, but for sampled text."""
+    def verify(self, span: TokenSpan, take: int, request: ChatRequest, checkpoint: Checkpoint, joined: Join) -> None:
+        """Mark a context if the ids differ from a rendering of the whole in more than sampled text."""
         try:
             expected = self.text(request)
         except (BadRequestError, RenderingError) as error:
@@ -115,16 +115,16 @@ class WholeRendering:
             asked=not request.continue_final,
         )
         found = [one for one in found if one.hard]
-        # A template that drops thoughts may drop special tokens with them: all around the turns may be what it was.
-        if found and not self._stands(checkpoint, place, request):
-            told = "; ".join(map(str, found[:3]))
-            logger.warning("a turn is not what the chat template makes of its messages: %s", told)
+        # A template that drops reasoning may drop special tokens with it, while everything around the turns is unchanged.
+        if found and not self._stands(checkpoint, joined, request):
+            shown = "; ".join(map(str, found[:3]))
+            logger.warning("a turn is not what the chat template makes of its messages: %s", shown)
             span.flags |= SpanFlag.UNLIKE
 
     def _tail_behind(self, request: ChatRequest, marked: Sequence[int], tail: str) -> str | None:
-        """What is rendered behind these turns themselves, if the template reads them: `tail` stands behind sentinels.
+        """Return what is rendered behind the turns themselves, if the template reads them: `tail` stands behind sentinels.
 
-        None if it cannot be told from them.
+        None if it cannot be told apart from the turns.
         """
         messages, last = request.messages, marked[-1]
         if not tail or not self._template.reads([messages[at] for at in marked]):
@@ -145,20 +145,20 @@ class WholeRendering:
         except (BadRequestError, RenderingError):
             return None
 
-    def _stands(self, checkpoint: Checkpoint, place: Seam, request: ChatRequest) -> bool:
-        """Whether every sampled turn could be spliced into a rendering of the whole, and the same text stands behind."""
+    def _stands(self, checkpoint: Checkpoint, joined: Join, request: ChatRequest) -> bool:
+        """Whether every sampled turn can be spliced into a rendering of the whole, with the same text behind."""
         found = self.residents(checkpoint, request)
-        return found.last is checkpoint and bool(found.tail) and seam(checkpoint, found.tail, self._codec) == place
+        return found.last is checkpoint and bool(found.tail) and join(checkpoint, found.tail, self._codec) == joined
 
-    def _parts(self, span: TokenSpan, take: int) -> Sequence[Part]:
+    def _parts(self, span: TokenSpan, take: int) -> Sequence[ChainPart]:
         spell = self._tokenizer.vocabulary.spell
-        parts = [Part(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
+        parts = [ChainPart(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
         parts.reverse()
         return parts
 
 
 def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
-    """What seams and splices need of a tokenizer, and of what a template ends turns with."""
+    """Return what joins and splices need of a tokenizer. `stop_literals` are what the template ends turns with."""
     spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
     literals = {*stop_literals, tokenizer.special_tokens_map.get("eos_token")}
     stops = [i for i in tokenizer.vocabulary.special_ids if tokenizer.vocabulary.literal(i) in literals]
@@ -173,7 +173,7 @@ def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
 
 
 def _unedited(checkpoint: Checkpoint) -> list[Checkpoint]:
-    """The turns of a lineage, first one first, up to the first that the client has edited since."""
+    """Return the turns of a lineage, first turn first, up to the first one that the client has edited since."""
     turns: list[Checkpoint] = []
     for turn in list(checkpoint.lineage())[::-1]:
         if turn.edited and turn.apart:

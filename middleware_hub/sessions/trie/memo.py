@@ -1,13 +1,13 @@
-"""What bodies were read as: a client sends its whole conversation at every turn, nearly all of it old, letter for letter.
+"""What the messages of a body were parsed into: a client sends its whole conversation at every turn, and most of it is old.
 
     known   {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...}
     body    {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...},{"role":"tool",...}],"tools":[...]}
     read    {"model":"m","messages":["MARK"                                      ,{"role":"tool",...}],"tools":[...]}
 
-Where a body begins with what an earlier one began with, up to the end of a message, a mark takes the place of the messages that
-are known, and only the rest is read. Nothing is guessed by that: a JSON reader is in the same state behind the mark as behind
-those messages. Should the client have written `messages` twice, or the same list in another field as well, the mark is not
-where it is expected, and the body is read as it came. The mark is random: no client can write it.
+If a body begins with the same bytes as an earlier one, up to the end of a message, a mark replaces the messages that are known,
+and only the rest is parsed. Nothing is guessed: a JSON parser is in the same state behind the mark as behind those messages. If
+the client wrote `messages` twice, or the same list in another field as well, the mark is not where it is expected, and the body
+is parsed as it came. The mark is random: no client can write it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,51 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.dialect import Recalled
-from middleware_hub.chat.keys import KeyedMessage, KeyFunction
+from middleware_hub.chat.keys import KeyedMessage, KeyFunction, MessageKey
 from middleware_hub.chat.messages import Message
-from middleware_hub.sessions.trie.nodes import Conversation, Landmark
+from middleware_hub.sessions.trie.nodes import MessageNode
 
 MOST_BODIES = 8
-"""Of a session: an agent and its sub-agents take turns in it."""
+"""How many bodies a session remembers: an agent and its sub-agents take turns in it."""
 ROOM = 64 * 1024 * 1024
-"""Bytes of bodies, for all sessions together; what was read from them takes three to five times as much."""
+"""Bytes of bodies, for all sessions together. What was parsed from them takes three to five times as much."""
+
+
+class Landmark(msgspec.Struct, gc=False, eq=False):
+    """The node at which the last walk along a conversation ended: the next turn repeats nearly all of that walk."""
+
+    setting: bytes = b""
+    front: tuple[MessageKey, ...] = ()
+    node: MessageNode | None = None
+
+
+class WalkedMessages(list[Message]):
+    """The messages of a request, the first of which an earlier request may have walked along.
+
+    Args:
+        front: keyed messages in front of the others (a system prompt that a dialect keeps elsewhere).
+        messages: the others.
+        landmark: shared by requests of which one begins with the other, `front` left aside.
+    """
+
+    __slots__ = ("_front", "_landmark")
+
+    def __init__(self, front: Sequence[KeyedMessage], messages: Sequence[Message], landmark: Landmark) -> None:
+        super().__init__((*front, *messages) if front else messages)
+        self._front = tuple(message.key for message in front)
+        self._landmark = landmark
+
+    def walked(self, setting: bytes) -> MessageNode | None:
+        """Return a node on the path of these messages, if one is known."""
+        mark = self._landmark
+        if mark.node is None or mark.setting != setting or mark.front != self._front:
+            return None
+        # A node that was taken out of its trie has no parent. A node further down belongs to a longer conversation.
+        return mark.node if mark.node.parent is not None and mark.node.depth <= len(self) else None
+
+    def ends_at(self, setting: bytes, node: MessageNode) -> None:
+        mark = self._landmark
+        mark.setting, mark.front, mark.node = setting, self._front, node
 
 
 class KnownBody(msgspec.Struct, eq=False):
@@ -37,11 +74,11 @@ class KnownBody(msgspec.Struct, eq=False):
 
     Attributes:
         text: as it came.
-        begin: where its first message begins.
-        ends: where each of its messages ends.
-        counts: as many of `messages` the client's first 1, 2, ... messages were read as: some dialects fold several into one.
-        messages: all of them.
-        landmark: where the session's trie has them.
+        begin: the offset of its first message.
+        ends: the end of each of its messages.
+        counts: how many of `messages` the client's first 1, 2, ... messages became: some dialects fold several into one.
+        messages: all parsed messages.
+        landmark: the place of these messages in the session's trie.
     """
 
     text: bytes
@@ -52,13 +89,13 @@ class KnownBody(msgspec.Struct, eq=False):
     landmark: Landmark
 
     def common(self, body: bytes) -> int:
-        """How many of its messages a body begins with, all that is in front of them included."""
+        """Return how many of its messages a body begins with, together with everything in front of them."""
         if body.startswith(self.text):
             return len(self.ends)
         if not body.startswith(self.text[: self.ends[0]]):
             return 0
-        # So many characters are common, and fewer than `high`. Halved by characters, not by messages: what is compared gets
-        # shorter each time, however long a single message is.
+        # At least `low` and fewer than `high` bytes are common. Halving by bytes, not by messages, makes each comparison
+        # shorter than the one before, however long a single message is.
         low, high = self.ends[0], len(self.text)
         while high - low > 1:
             middle = (low + high) // 2
@@ -70,7 +107,7 @@ class KnownBody(msgspec.Struct, eq=False):
 
 
 class MemoRoom:
-    """Keeps the bodies of all memos within a limit: the least recently used go first."""
+    """Keeps the bodies of all memos within a limit and drops the least recently used first."""
 
     def __init__(self, room: int = ROOM) -> None:
         self._room = room
@@ -81,7 +118,7 @@ class MemoRoom:
         return len(self._used)
 
     def use(self, memo: MessageMemo, known: KnownBody, text: bytes) -> None:
-        """It was used just now, and its text is this one from now on."""
+        """Note that a body was used just now, and that its text has grown to `text`."""
         self.gone(known)
         known.text = text
         self._used[id(known)] = memo, known
@@ -91,17 +128,16 @@ class MemoRoom:
             other.drop(oldest)
 
     def gone(self, known: KnownBody) -> None:
-        """It is not kept any more."""
         if self._used.pop(id(known), None) is not None:
             self.size -= len(known.text)
 
 
 class MessageMemo:
-    """One dialect's, of one session.
+    """The memo of one dialect in one session; implements `Memo`.
 
     Args:
-        key: of messages.
-        room: what it shares with other memos.
+        key: computes the keys of messages.
+        room: shared with the other memos.
         most: how many bodies it keeps.
     """
 
@@ -116,7 +152,6 @@ class MessageMemo:
         return len(self._bodies)
 
     def recall(self, body: bytes) -> Recalled | None:
-        """What is known of the messages that a body begins with; at least one is left to be read."""
         best, most = None, 0
         for known in self._bodies:
             items = known.common(body)
@@ -136,21 +171,20 @@ class MessageMemo:
         listed: Sequence[Raw],
         read: Sequence[Sequence[Message]],
         recalled: Recalled | None,
-    ) -> Conversation:
-        """See `Memo`."""
+    ) -> WalkedMessages:
         head = [KeyedMessage(message, self._key(message)) for message in front]
         known = None if recalled is None else recalled.source
         if recalled is not None and isinstance(known, KnownBody):
             items = recalled.items
             if len(known.ends) == items + len(listed) and body.startswith(known.text):
-                return Conversation(head, known.messages, known.landmark)  # the same once more
-            if items < len(known.ends):  # it goes on in another way
+                return WalkedMessages(head, known.messages, known.landmark)  # the same body again
+            if items < len(known.ends):  # it continues differently
                 ends, counts = known.ends[:items], known.counts[:items]
                 known = KnownBody(known.text, known.begin, ends, counts, list(recalled.messages), Landmark())
         else:
             known = KnownBody(b"", _place(body, listed), [], [], [], Landmark())
         self.drop(known)
-        whole = True  # where `messages` is there twice, its place may be the other one's
+        whole = True  # if the body has `messages` twice, its place may be that of the other
         for raw, messages in zip(listed, read, strict=True):
             text = bytes(raw)
             begin = known.begin if not known.ends else _next(body, known.ends[-1])
@@ -163,28 +197,26 @@ class MessageMemo:
             self._room.use(self, known, body[: known.ends[-1]])
         if len(self._bodies) > self._most:
             self.drop(self._bodies[0])
-        return Conversation(head, known.messages, known.landmark)
+        return WalkedMessages(head, known.messages, known.landmark)
 
     def drop(self, known: KnownBody) -> None:
-        """Forget one."""
         if known in self._bodies:
             self._bodies.remove(known)
         self._room.gone(known)
 
     def clear(self) -> None:
-        """Forget all of them."""
         for known in list(self._bodies):
             self.drop(known)
 
 
 def _next(body: bytes, end: int) -> int:
-    """Where the message behind the one that ends there begins; -1 if there is none."""
+    """Return where the message behind the one that ends at `end` begins; -1 if there is none."""
     found = _BETWEEN.match(body, end)
     return found.end() if found is not None else -1
 
 
 def _place(body: bytes, listed: Sequence[Raw]) -> int:
-    """Where the first message begins. If its text stands elsewhere, too, this may be wrong: then the mark will be missed."""
+    """Return where the first message begins. If its text also stands elsewhere this may be wrong; then the mark is missed."""
     return body.find(bytes(listed[0]), max(0, body.find(b'"messages"')))
 
 

@@ -1,14 +1,13 @@
-"""What a trie of messages is made of: messages, the turns that were sampled for them, and who is on his way to add some."""
+"""The nodes of a message trie: messages, and the checkpoints of the turns that were sampled for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.keys import KeyedMessage, MessageKey
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.keys import MessageKey
 from middleware_hub.radix.node import HiddenToken
 from middleware_hub.spans.chain import TokenSpan
 
@@ -19,22 +18,22 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     Attributes:
         id: of the generation.
         node: the assistant's message.
-        span: what was sampled; the spans before it are the prompt.
-        parent: the checkpoint that its prompt went on from.
-        serial: the order of commits in the session, from 0.
-        tail: the hidden tail of what was sampled (see `radix_node`).
-        shown: of a token that is partly hidden, the characters that the client saw.
+        span: the sampled tokens; the spans before it are the prompt.
+        parent: the checkpoint that its prompt continues.
+        serial: its place in the session's order of commits, from 0.
+        tail: the hidden tail of the reply (see `radix.node`).
+        shown: the characters of a partly hidden token that the client saw.
         finish: `stop`, `length`, `tool_calls` or `abort`.
-        reasoning: what was thought, which is no part of the message's key.
-        scaffold: the generation prompt that it was asked with, as it was sent; empty if that is not known.
+        reasoning: the reasoning, which is no part of the message's key.
+        scaffold: the generation prompt as it was sent; empty if unknown.
         reasons: why this turn is not, or not in every way, exact.
-        extra: per-token fields of the worker, raw.
-        continued: how many checkpoints go on from here, on this branch.
-        users: how many checkpoints and generations in flight go on from here, on whatever branch.
-        apart: this is the first turn of a branch of its own, though its chain goes on from `parent`: its prompt was rendered
-            anew, with other tools or options, or because the template had rewritten earlier turns.
-        edited: on its path stands another message in the place of `parent`'s: an echo that is not quite what was sampled.
-        reward: what was attached to it.
+        extra: per-token fields of the worker's reply, raw.
+        continued: the number of checkpoints that continue this one on its branch.
+        users: the number of checkpoints and generations in flight that continue this one, on any branch.
+        apart: whether this turn begins a branch although its chain continues `parent`: its prompt was rendered again, because
+            the tools or options differ or the template had rewritten earlier turns.
+        edited: whether its path holds an edited echo in the place of `parent`'s message.
+        reward: the reward attached to it.
     """
 
     id: str
@@ -60,16 +59,15 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing goes on from here: the end of a branch."""
         return not self.continued
 
     @property
     def depth(self) -> int:
-        """Sampled turns from the first to this one."""
+        """The number of sampled turns from the first to this one."""
         return sum(1 for _ in self.lineage())
 
     def lineage(self) -> Iterator[Checkpoint]:
-        """This checkpoint, the one it goes on from, and so on up."""
+        """Yield this checkpoint, the one that it continues, and so on up."""
         found: Checkpoint | None = self
         while found is not None:
             yield found
@@ -77,17 +75,19 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
 
 
 class MessageNode(msgspec.Struct, gc=False, eq=False):
-    """One message of a conversation. Nodes are cut loose by hand (`MessageTrie.clear`): no garbage collector looks at them.
+    """One message of a conversation.
+
+    No garbage collector looks at nodes: `MessageTrie.clear` unlinks them.
 
     Attributes:
         role: empty at a root.
-        message: as the client wrote it, or as it was generated (less its reasoning, which is the samples' own), as JSON.
+        message: as the client wrote it, or as it was generated (without its reasoning, which each sample has), as JSON.
         samples: the checkpoints of an assistant's message that was generated here, oldest first.
-        handles: generations in flight whose prompt ends here.
+        handles: the number of generations in flight whose prompt ends here.
         committed: whether a generation was committed here or below.
-        contexts: what prompts that end here were given, each behind its checkpoint's chain: equal requests share them.
-        setting: the key of the tools and options that it is rendered with.
-        path_hash: of the keys from the root to here, and of the adapter; the same under whatever setting.
+        contexts: the encoded text behind a checkpoint's chain, of each prompt that ends here: equal requests share it.
+        setting: the key of the tools and options that render it.
+        path_hash: of the adapter and the keys from the root to here; the same under every setting.
     """
 
     key: MessageKey
@@ -107,112 +107,13 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
         state = "" if self.committed else ", pending"
         return f"<MessageNode {self.role or 'root'} at {self.depth}: {len(self.samples or ())} samples{state}>"
 
-    def path(self) -> list[MessageNode]:
-        """The nodes of this conversation, first message first."""
-        found: list[MessageNode] = []
+    def ancestors(self) -> Iterator[MessageNode]:
+        """Yield this node, its parent, and so on up; the root is left out."""
         node: MessageNode | None = self
         while node is not None and node.depth:
-            found.append(node)
+            yield node
             node = node.parent
-        found.reverse()
-        return found
 
-
-class BranchHandle(msgspec.Struct, gc=False, eq=False):
-    """A generation in flight: where it will be attached."""
-
-    generation_id: str
-    node: MessageNode
-    checkpoint: Checkpoint | None = None
-    apart: bool = False
-    open: bool = True
-    held: tuple[Checkpoint, ...] = ()
-
-    def goes_on_from(self, checkpoint: Checkpoint | None, *, apart: bool) -> None:
-        """What its prompt turned out to begin with, and whether it is a branch of its own all the same."""
-        if not self.open:
-            return
-        self.hold(checkpoint)
-        self.apart = apart and checkpoint is not None
-
-    def hold(self, *checkpoints: Checkpoint | None) -> None:
-        """What it may go on from, the likeliest first; it cannot be dropped as long as it is held."""
-        for one in checkpoints:
-            if one is not None:
-                one.users += 1
-        for one in self.held:
-            one.users -= 1
-        self.held = tuple(one for one in checkpoints if one is not None)
-        self.checkpoint = checkpoints[0] if checkpoints else None
-
-
-class Landmark(msgspec.Struct, gc=False, eq=False):
-    """Where in a trie the messages of a conversation end that was walked before: the next turn's are nearly all of them."""
-
-    setting: bytes = b""
-    front: tuple[MessageKey, ...] = ()
-    node: MessageNode | None = None
-
-
-class Conversation(list[Message]):
-    """Messages, of which the first ones may have been walked before.
-
-    Args:
-        front: keyed messages in front of the others (a system prompt that a dialect keeps elsewhere).
-        messages: the others.
-        landmark: shared by conversations of which one begins with the other, what is in front left aside.
-    """
-
-    __slots__ = ("_front", "_landmark")
-
-    def __init__(self, front: Sequence[KeyedMessage], messages: Sequence[Message], landmark: Landmark) -> None:
-        super().__init__((*front, *messages) if front else messages)
-        self._front = tuple(message.key for message in front)
-        self._landmark = landmark
-
-    def walked(self, setting: bytes) -> MessageNode | None:
-        """A node on its path, if one is known."""
-        mark = self._landmark
-        if mark.node is None or mark.setting != setting or mark.front != self._front:
-            return None
-        # A node that was taken out of its trie has no parent; and one below is of a longer conversation.
-        return mark.node if mark.node.parent is not None and mark.node.depth <= len(self) else None
-
-    def ends_at(self, setting: bytes, node: MessageNode) -> None:
-        """Where it was found, or put."""
-        mark = self._landmark
-        mark.setting, mark.front, mark.node = setting, self._front, node
-
-
-class EditedMessage(NamedTuple):
-    """A message beside samples. Messages of the request up to it, and the samples, the newest one first."""
-
-    at: int
-    samples: tuple[Checkpoint, ...]
-
-
-class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
-    """What a request's conversation met in the trie.
-
-    Attributes:
-        node: its last message.
-        checkpoint: what it goes on from; None if nothing on its path was sampled here.
-        covered: so many of its messages are in the checkpoint's chain.
-        ambiguous: several samples could have been continued, and the request did not say which.
-        unknown_parent: it named one that is not on its path.
-        named: the name.
-        elsewhere: a deeper sample of the same messages under other tools or options, if there is one.
-        edited: the assistant's messages that were not sampled here, and that have samples in their place: they may be echoes of
-            these that are not quite what was said. The last message first.
-        setting: the key of the tools and options that it is rendered with.
-    """
-
-    node: MessageNode
-    checkpoint: Checkpoint | None
-    covered: int
-    ambiguous: bool = False
-    unknown_parent: bool = False
-    named: str | None = None
-    elsewhere: Checkpoint | None = None
-    edited: tuple[EditedMessage, ...] = ()
-    setting: bytes = b""
+    def path(self) -> list[MessageNode]:
+        """Return the nodes of this conversation, first message first."""
+        return list(self.ancestors())[::-1]

@@ -1,14 +1,14 @@
-"""Where the same messages were sampled under other tools or options: found by what was said, whoever said it.
+"""Where the same messages were sampled under other tools or options.
 
 Each setting has a root of its own in a trie of messages, so equal conversations under two settings are two paths:
 
     root(tools, thinking)      system -- user -- assistant *1       path 71f3...
     root(tools, no thinking)   system -- user -- assistant *2       path 71f3..., the newer one
-    root(other tools)          system -- user -- assistant *3       path 71f3..., and the same tools as nobody else
+    root(other tools)          system -- user -- assistant *3       path 71f3..., with tools that no other path has
 
-A path is a hash of the keys along it, kept in each node. Here are the nodes with samples, by their path, and by their path and
-tools: these are looked up first, for turns are more often found again under other options than under other tools. A look-up
-costs the same however many settings there are, and what others ask pushes nothing out.
+Each node keeps the hash of the keys along its path. The index finds nodes with samples by their path, and by their path and
+tools. A look-up tries path and tools first, because a turn is continued under other options more often than under other tools.
+It costs the same however many settings there are, and no client's requests push out another's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class PathIndex:
         return len(self._found)
 
     def sampled(self, node: MessageNode) -> None:
-        """A node has a new sample."""
         for place in _places(node):
             known = self._found.get(place)
             if known is None or known is node:
@@ -43,7 +42,6 @@ class PathIndex:
             nodes[node] = None
 
     def gone(self, node: MessageNode) -> None:
-        """A node has no samples any more."""
         for place in _places(node):
             known = self._found.get(place)
             if isinstance(known, dict):
@@ -54,19 +52,19 @@ class PathIndex:
                 del self._found[place]
 
     def other(self, node: MessageNode) -> MessageNode | None:
-        """A node with samples for the same messages under another setting: the same tools first, then the newest."""
+        """Return the node with samples for the same messages under another setting: the same tools first, then the newest."""
         for place in reversed(_places(node)):
             known = self._found.get(place)
             for found in () if known is None else reversed(known) if isinstance(known, dict) else (known,):
                 if found is not node:
-                    # A hash may be another path's, too; that is no reason to look further.
+                    # The hashes of two paths may collide. Then there is no need to look further.
                     if _same_path(found, node):
                         return found
                     break
         return None
 
     def check(self, sampled: Iterable[MessageNode]) -> None:
-        """AssertionError if it does not hold exactly these nodes. Slow, for tests."""
+        """Raise AssertionError if the index does not hold exactly these nodes. Slow, for tests."""
         expected: dict[int, set[MessageNode]] = {}
         for node in sampled:
             for place in _places(node):
@@ -76,7 +74,6 @@ class PathIndex:
         assert all(len(known) > 1 for known in self._found.values() if isinstance(known, dict))
 
     def clear(self) -> None:
-        """Forget all of them."""
         self._found.clear()
 
 
@@ -85,7 +82,7 @@ def _places(node: MessageNode) -> tuple[int, int]:
 
 
 def _same_path(one: MessageNode, other: MessageNode) -> bool:
-    """Whether both are at the end of the same messages, for the same adapter."""
+    """Whether both nodes end the same messages, for the same adapter."""
     while one.depth and other.depth:
         if one is other:
             return True

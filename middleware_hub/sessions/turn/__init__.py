@@ -1,1 +1,1 @@
-"""One turn of a session: prepare, generate, commit."""
+"""One turn of a session: prepare, tokenize, generate, commit."""

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from middleware_hub.chat.answer import Answer, Finish, SampledTokens, TokenLogprob, finish_of
+from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob, finish_of
 from middleware_hub.chat.keys import call_id
-from middleware_hub.chat.messages import Call, ChatRequest, Message, Piece, Reasoning, Text, ToolCall
+from middleware_hub.chat.messages import Call, ChatRequest, Piece, Reasoning, Text, ToolCall
 from middleware_hub.parsers.base import Sampled
 from middleware_hub.parsers.plain import Plain
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.trie.nodes import MessageNode
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.sglang import Reply, StreamedReply
+from router.engines.sglang.reply import further_fields
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,6 @@ class AnswerBuilder:
         self._node = node
         self._parser = parser
         self._tokens = SampledTokens(vocabulary, request.top_logprobs if request.logprobs else None)
-        self._ended = False
         self.calls: list[ToolCall] = []
         self.pieces: list[tuple[Piece, Sequence[TokenLogprob] | None]] = []
         """All pieces so far, in order; those of a stream with the logprobs of the tokens since the piece before."""
@@ -61,12 +61,6 @@ class AnswerBuilder:
         """Take a reply in one piece; of its `meta_info` only alternatives of tokens are read."""
         self._tokens.take_tops(meta, len(reply.ids))
         self._take(self._parsed(reply.text))
-
-    def end(self) -> None:
-        """End the text. May be called twice."""
-        if not self._ended:
-            self._ended = True
-            self._take(self._parsed(None))
 
     def _parsed(self, text: str | None) -> Sequence[Sampled]:
         """Parse the next piece of text, or the end (None)."""
@@ -97,37 +91,29 @@ class AnswerBuilder:
         self.calls.append(made)
         return made
 
-    @property
-    def content(self) -> str:
-        """The text for the reader so far."""
-        return "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)])
+    def answer(
+        self, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], *, prompt_tokens: int, cut_off: bool = False
+    ) -> Answer:
+        """End the text, and return the whole answer.
 
-    @property
-    def reasoning(self) -> str:
-        """The reasoning so far."""
-        return "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)])
-
-    def add_calls(self, message: Message) -> None:
-        """Add the tool calls to an assistant's message."""
-        if self.calls:
-            message["tool_calls"] = [call.as_openai() for call in self.calls]
-
-    def finish(self, reply: Reply) -> Finish:
-        """Return how the generation ended, in a client's words."""
-        finish = finish_of(reply)
-        return "tool_calls" if finish == "stop" and self.calls else finish
-
-    def answer(self, reply: Reply, meta: dict[str, Raw], extra: dict[str, Raw], *, prompt_tokens: int) -> Answer:
-        """Return the whole answer. `extra` are the fields of the reply that go to the client unchanged."""
+        Args:
+            reply: the whole reply.
+            fields, meta: its top level and its `meta_info`, raw.
+            prompt_tokens: the length of the prompt that was sent.
+            cut_off: whether the generation was ended on purpose.
+        """
+        self._take(self._parsed(None))
+        finish = "abort" if cut_off else finish_of(reply)
         return Answer.of(
             reply,
             meta,
             generation_id=self._id,
-            content=self.content,
-            reasoning=self.reasoning,
+            content="".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)]),
+            reasoning="".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)]),
             tool_calls=tuple(self.calls),
-            finish=self.finish(reply),
+            finish="tool_calls" if finish == "stop" and self.calls else finish,
             prompt_tokens=prompt_tokens,
             logprobs=self._tokens.all(reply),
-            extra=extra,
+            # Copies, because a slice would keep the whole reply in memory as long as the session lives.
+            extra={name: value.copy() for name, value in further_fields(fields, meta).items()},
         )

@@ -1,14 +1,15 @@
 """One request of a client and the generations that answer it, which outlive the client.
 
-    composing    its prompt is made: there is nothing to be sampled yet, and the exchange is known already
+    composing    its prompt is being made: nothing can be sampled yet, but the exchange is known already
     generating   workers have it
-    over         it failed, or every generation has its answer, or its error
+    over         it failed, or every generation has its answer or its error
 
-Beside that it has a client that reads along, or none (*orphaned*), or its client has had all of it (*delivered*). Whoever sends
-the same request again may adopt an orphan, for the grace; then it is given up: aborted, and what it says belongs to nobody.
+Apart from that, it has a client that reads along, or none (*orphaned*), or its client has received everything (*delivered*). A
+client that sends the same request again may adopt an orphan during the grace period. After that the orphan is given up: it is
+aborted, and its reply reaches nobody.
 
-A client's library that lost its connection sends its request again: it must not get another sample. But two clients that
-want the same thing at the same time want two samples, so an exchange that is attached is never joined.
+A client library that lost its connection sends its request again and must not get another sample. But two clients that want the
+same thing at the same time want two samples, so an exchange that has a client is never joined.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from router.errors import RouterError
 logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 120.0
-"""How long a reply that did not reach its client waits for one that asks again. Libraries do so within seconds, and a reply
-may hold megabytes of logprobs."""
+"""How long a reply that did not reach its client waits for it to ask again. Libraries do so within seconds, and a reply may
+hold megabytes of logprobs."""
 HAND_OVER_SECONDS = 5.0
-"""How long a generation that is aborted may take to end by itself."""
+"""How long an aborted generation may take to end by itself."""
 
 
 class RequestKey(NamedTuple):
-    """By which the same request is known again: all that its reply depends on, and the `Idempotency-Key`."""
+    """Identifies a request that is sent again: everything that its reply depends on, and the `Idempotency-Key`."""
 
     idempotency: str | None
     body: bytes
@@ -48,23 +49,27 @@ class Exchange:
     Args:
         key: of its request.
         grace: seconds that it goes on without a client.
-        on_over: told once, when it is over.
+        on_over: called once, when it is over.
+
+    Attributes:
+        notes: facts about its prompt, one word each.
+        over: whether nothing more will come, and everything was counted.
     """
 
     def __init__(self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange], None]) -> None:
         self.key = key
         self.notes: tuple[str, ...] = ()
-        """What is to be known about how its prompt was made, one word each."""
         self.generations: list[Generation] = []
         self.delivered = False
         self.attached = True
         self.given_up = False
+        self.over = False
         self._grace = grace
         self._on_over = on_over
         self._error: RouterError | None = None
-        self._over = False
         self._alone_since = 0.0
-        self._bell = asyncio.Event()
+        self._condition = asyncio.Event()
+        self._finished = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._aborting: asyncio.Task[None] | None = None
@@ -73,28 +78,17 @@ class Exchange:
         state = "over" if self.over else "attached" if self.attached else "orphaned"
         return f"<Exchange of {len(self.generations)}: {state}>"
 
-    # What there is of it -----------------------------------------------------------------------------------------------
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come, and all of it was counted."""
-        return self._over
+    # Its state ---------------------------------------------------------------------------------------------------------
 
     @property
     def adoptable(self) -> bool:
-        """Whether nobody reads along, nobody has had all of it, and there is something to be had."""
+        """Whether it lost its client before the client had everything, and still has or may get a reply."""
         waiting = not self.attached and not self.delivered and not self.given_up
-        return waiting and (not self.over or self.answered)
+        return waiting and (not self.over or bool(self.answers))
 
     @property
     def answers(self) -> list[Answer]:
-        """Those that there are."""
         return [generation.answer for generation in self.generations if generation.answer is not None]
-
-    @property
-    def answered(self) -> bool:
-        """Whether there is an answer of any generation."""
-        return any(generation.answer is not None for generation in self.generations)
 
     @property
     def failure(self) -> RouterError:
@@ -103,24 +97,24 @@ class Exchange:
         return next(error for error in errors if error is not None)
 
     def stale(self, now: float) -> bool:
-        """Whether it is over, and has had no client for so long that nobody will ask for it."""
-        return self._over and not self.attached and now - self._alone_since > KEPT_SECONDS
+        """Whether it is over, and has had no client for so long that no client will ask for it."""
+        return self.over and not self.attached and now - self._alone_since > KEPT_SECONDS
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody has it, or may still ask for it."""
-        return self.attached or not self._over or self.adoptable
+        """Whether it has a client, or a client may still ask for it."""
+        return self.attached or not self.over or self.adoptable
 
     # Its life ----------------------------------------------------------------------------------------------------------
 
     def start(self, compose: Callable[[], Awaitable[list[Generation]]]) -> None:
-        """Let it run, whoever listens. `compose` makes the generations."""
+        """Run in a task of its own. `compose` makes the generations."""
         self._task = asyncio.create_task(self._run(compose))
 
     async def _run(self, compose: Callable[[], Awaitable[list[Generation]]]) -> None:
         try:
             self.generations = await compose()
-            await asyncio.gather(*(generation.run() for generation in self.generations))
+            await asyncio.gather(*[generation.run() for generation in self.generations])
         except RouterError as error:
             self._error = error
         except Exception as error:
@@ -130,19 +124,20 @@ class Exchange:
             self._end()
 
     def _end(self) -> None:
-        """Nothing runs any more. May be called twice."""
-        if not self._over:
-            self._over = True
+        """End the exchange. May be called twice."""
+        if not self.over:
+            self.over = True
             self._alone_since = time.monotonic()
             if self._error is None and not (self.generations and all(one.over for one in self.generations)):
                 self._error = SessionOverError("this turn was cancelled before there was a reply")
             if self._timer is not None:
                 self._timer.cancel()
-            self.ring()
+            self._condition.set()
+            self._finished.set()
             self._on_over(self)
 
     async def abort(self) -> None:
-        """End all that runs: workers hand over what they have sampled, and those that do not are left."""
+        """End all generations: workers hand over what they have sampled; a worker that does not is cut off."""
         running = [generation for generation in self.generations if not generation.over]
         if running and self._task is not None:
             await asyncio.gather(*(generation.abort() for generation in running))
@@ -150,7 +145,6 @@ class Exchange:
         await self.cancel()
 
     async def cancel(self) -> None:
-        """End all that runs, at once."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -159,22 +153,22 @@ class Exchange:
         self._end()  # for a task that was cancelled before it began
 
     def release(self) -> None:
-        """Nobody will ask for it. Generations and exchange know each other: what they hold would stay until a collection."""
+        """Let go of the generations: they and the exchange refer to each other, and would stay until a collection."""
         self.generations = []
         self.key = RequestKey(None, b"")
 
     # Its client --------------------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """A client reads along."""
+        """Take a client that reads along."""
         self.attached = True
-        self._bell.set()
+        self._condition.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def detach(self, *, delivered: bool) -> None:
-        """The client has had everything, or is gone."""
+        """Let go of the client, which has received everything (`delivered`) or is gone."""
         self.attached = False
         self._alone_since = time.monotonic()
         self.delivered = self.delivered or delivered
@@ -186,21 +180,18 @@ class Exchange:
         self.given_up = True
         self._aborting = asyncio.get_running_loop().create_task(self.abort())
 
-    def ring(self) -> None:
-        """There is something new to read."""
-        self._bell.set()
+    def notify(self) -> None:
+        self._condition.set()
 
     async def news(self) -> None:
-        """Wait until there is; what was new before the last call does not count."""
-        await self._bell.wait()
-        self._bell.clear()
+        """Wait until there is something new since the last call."""
+        await self._condition.wait()
+        self._condition.clear()
 
     async def all_over(self) -> None:
-        """Wait until nothing more will come."""
-        while not self.over:
-            await self.news()
+        await self._finished.wait()
 
     async def begun(self) -> None:
-        """Wait until the first of the generations says something, or all are over."""
+        """Wait until one of the generations has begun, or the exchange is over."""
         while not self.over and not any(generation.begun for generation in self.generations):
             await self.news()

@@ -1,7 +1,7 @@
-"""`tool_choice: required`, or a tool's name: a grammar for the worker, in which nothing but calls can be said.
+"""`tool_choice: required`, or the name of a tool: a grammar for the worker that allows nothing but calls.
 
 It is a structural tag as XGrammar reads it (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html), which SGLang takes as
-`sampling_params.structural_tag`. The worker must have a grammar backend, which it has unless it was told otherwise.
+`sampling_params.structural_tag`. The worker must have a grammar backend, as it has by default.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from middleware_hub.parsers.hermes import Hermes
 from router.errors import BadRequestError
 
 
-def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel: bool, thinking: bool) -> str:
-    """The JSON text of the grammar.
+def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel: bool, reasoning: bool) -> str:
+    """Return the JSON text of the grammar.
 
     Args:
         parser: the name of the parser that will read the calls.
-        tools: all that there are.
+        tools: all tools of the request.
         choice: `required`, or the name of one of them.
-        parallel: whether there may be several calls.
-        thinking: whether the prompt ends within a thought, which then comes first.
+        parallel: whether several calls are allowed.
+        reasoning: whether the prompt ends inside reasoning, which is then completed first.
 
     Raises:
         BadRequestError: calls of this form cannot be forced.
@@ -44,9 +44,9 @@ def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel:
         "at_least_one": True,
         "stop_after_first": not parallel,
     }
-    if thinking:
-        thought = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
-        calls = {"type": "sequence", "elements": [thought, calls]}
+    if reasoning:
+        rest = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+        calls = {"type": "sequence", "elements": [rest, calls]}
     return json.dumps({"type": "structural_tag", "format": calls}, ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
-"""One generation of a session: asked of a worker, given to the client piece by piece, and committed.
+"""One generation of a session: sent to a worker, passed on to the client piece by piece, and committed.
 
 Nothing of the session is held while the worker generates. However it ends (answered, refused, cut off, cancelled), exactly one
-of two things happens: what was sampled becomes a checkpoint, or the trie is as if there had been no request.
+of two things happens: the sampled tokens become a checkpoint, or the trie is as if there had been no request.
 """
 
 from __future__ import annotations
@@ -10,33 +10,30 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-from msgspec import Raw
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message
 
-from middleware_hub.chat.answer import Answer, Finish
-from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.chat.refusals import SessionOverError, refusal
+from middleware_hub.chat.answer import Answer
+from middleware_hub.chat.refusals import SessionOverError
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.radix.recording import Asked, Judge, Verdict
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.prompt.composing import spoken
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, PreparedTurn
-from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.prepared_turn import BranchHandle
+from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder
-from middleware_hub.sessions.turn.reasoning import thought_before
+from middleware_hub.sessions.turn.plan import TurnPlan
+from middleware_hub.sessions.turn.worker_reply import WorkerReply
 from middleware_hub.sessions.turn.worker_request import never, worker_request
-from middleware_hub.sessions.turn.worker_stream import WorkerStream
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
-from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError, read_reply
-from router.engines.sglang.reply import further_fields, read_fields
+from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import collected, replay, with_body
+from router.http.asgi import replay, with_body
+from router.http.reply import WatchedReply
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
-from router.observability.tracing import OFF, Tracer
+from router.observability.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -44,123 +41,87 @@ _ABORT_SECONDS = 10.0
 """How long a worker may take to hand over what it has sampled of a generation that is to end."""
 
 
+class Backend(msgspec.Struct, frozen=True):
+    """What all generations share.
+
+    Attributes:
+        app: the layers inside, which bring a `/generate` to a worker.
+        judge: checks replies against what was asked.
+        tracer: gets a span for each step.
+        force_logprobs: whether sessions keep the logprobs of all sampled tokens.
+    """
+
+    app: ASGIApp
+    judge: Judge
+    tracer: Tracer
+    force_logprobs: bool
+
+
 class Generation:
     """See the top of this file.
 
     Args:
-        app: the layers inside, which bring a `/generate` to a worker.
-        scope: of the client's request.
-        judge: holds the reply against what was asked.
-        trie, turn, handle: where it belongs.
-        prompt: what is sent.
-        request: what the client wants.
-        sampling: `sampling_params`, complete.
-        parser: takes the sampled text apart; made for this generation.
-        lasting: whether the session is to be exported (see `Session`). If not, the layers inside record the reply.
-        routing_key: generations with the same one have a prefix in common.
-        bell: rung whenever there is something new.
-        on_commit: told of the checkpoint.
+        backend: sends it to a worker.
+        plan: of its turn.
+        handle: where it belongs in the trie.
+        parser: parses the sampled text; made for this generation.
+        on_news: called when there is something new for the client.
+        on_commit: called with the prompt and the checkpoint.
+
+    Attributes:
+        answer, error: how it ended; None before.
+        verdict: what became of the reply; None if there was none.
+        worker: the worker that was chosen, and in `routed` why.
+        seconds: the time from the request to the last byte.
+        commit_seconds: the time of its commit; None if there was none.
+        begun: whether a reply other than an error has begun to arrive.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
-        scope: Scope,
-        judge: Judge,
-        trie: MessageTrie,
-        turn: PreparedTurn,
+        backend: Backend,
+        plan: TurnPlan,
         handle: BranchHandle,
-        prompt: ComposedPrompt,
-        request: ChatRequest,
-        sampling: dict[str, Any],
         parser: ReplyParser,
         *,
-        lasting: bool,
-        routing_key: str | None,
-        logprobs: bool,
-        bell: Callable[[], None],
+        on_news: Callable[[], None],
         on_commit: Callable[[ComposedPrompt, Checkpoint], None],
-        tracer: Tracer = OFF,
     ) -> None:
-        self._app = app
-        self._judge = judge
-        self._trie = trie
-        self._turn = turn
+        self._backend = backend
+        self._plan = plan
         self._handle = handle
-        self._prompt = prompt
-        self._request = request
-        self._bell = bell
-        self._tracer = tracer
+        self._on_news = on_news
         self._on_commit = on_commit
-        self._spent = sampling.get("max_new_tokens") == 0
-        self._skips_special = sampling.get("skip_special_tokens") is not False
-        self._lasting = lasting
-        self._logprobs = (logprobs and lasting) or request.logprobs
-        self._inner, self._body = worker_request(
-            scope,
-            request,
-            sampling,
-            prompt.ids,
-            self.id,
-            routing_key=routing_key,
-            logprobs=self._logprobs,
-            kept=lasting,
-            parent=turn.named if turn.unknown_parent else prompt.parent,
-        )
+        self._logprobs = (backend.force_logprobs and plan.lasting) or plan.request.logprobs
         self._aborting = False
-        self.building = AnswerBuilder(handle.generation_id, request, turn.node, parser, judge.tokenizer.vocabulary)
+        self.id = handle.generation_id
+        self.prompt = plan.prompt
+        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.tokenizer.vocabulary)
+        self._inner, self._body = worker_request(plan, self.id, logprobs=self._logprobs)
         self.answer: Answer | None = None
         self.error: RouterError | None = None
         self.verdict: Verdict | None = None
-        self.worker = ""
-        self.routed = ""
-        """Why that worker was chosen."""
+        self.worker = self.routed = ""
         self.seconds = 0.0
-        """What it took, from the request to the last byte."""
         self.commit_seconds: float | None = None
-        """What its commit took; None where there was none."""
         self.begun = False
-        """Whether a reply has begun to come that is none of an error."""
 
     def __repr__(self) -> str:
         state = "answered" if self.answer else f"failed: {self.error}" if self.error else "in flight"
         return f"<Generation {self.id}: {state}>"
 
     @property
-    def id(self) -> str:
-        """Its name, here and at the worker."""
-        return self._handle.generation_id
-
-    @property
-    def prompt_tokens(self) -> int:
-        """What was sent."""
-        return self._prompt.tokens
-
-    @property
-    def reused_tokens(self) -> int:
-        """Of these, taken from memory."""
-        return self._prompt.reused
-
-    @property
-    def spliced_turns(self) -> int:
-        """So many earlier turns kept their ids in a new rendering."""
-        return self._prompt.spliced
-
-    @property
     def over(self) -> bool:
-        """Whether there is an answer, or an error."""
         return self.answer is not None or self.error is not None
 
     async def run(self) -> None:
-        """From the request to the commit. Raises nothing: `error` says what went wrong."""
+        """Generate and commit. Raises nothing: `error` says what went wrong."""
         begun = time.perf_counter()
         try:
-            if self._spent:
+            if self._plan.sampling.get("max_new_tokens") == 0:
                 self._end_branch()
-            elif self._request.stream:
-                await self._stream()
             else:
-                await self._whole()
+                await self._generate()
         except RouterError as error:
             self.error = error
         except TrieClosedError:
@@ -172,152 +133,124 @@ class Generation:
             self.error = RouterError(f"internal error ({type(error).__name__}): the router's log has the details")
         finally:
             self.seconds = time.perf_counter() - begun - (self.commit_seconds or 0.0)
-            self._trie.abandon(self._handle)
+            self._plan.trie.abandon(self._handle)
             if not self.over:
                 self.error = SessionOverError("this generation was cancelled")
-            self._bell()
-
-    def _end_branch(self) -> None:
-        """The session's `response_budget` is used up: no worker is asked, and the branch ends for want of length."""
-        if self._prompt.checkpoint is not None:
-            self._prompt.checkpoint.finish = "length"
-        self.verdict = Verdict("no", "response_budget")
-        self.answer = Answer(generation_id=self.id, finish="length", prompt_tokens=self.prompt_tokens)
+            self._on_news()
 
     async def abort(self) -> None:
-        """Have the worker end it; what was sampled so far is then its answer."""
+        """Tell the worker to end it; the tokens sampled so far become its answer."""
         if self.over:
             return
         self._aborting = True
         body = msgspec.json.encode({"rid": self.id})
         scope = with_body({**self._inner, "path": "/abort_request", "raw_path": b"/abort_request"}, body)
 
-        async def unheard(_: Message) -> None: ...
+        async def ignore(_: Message) -> None: ...
 
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
-                await self._app(scope, replay(body, never), unheard)
+                await self._backend.app(scope, replay(body, never), ignore)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("generation %s could not be aborted: %s", self.id, error)
 
-    # To the worker and back -------------------------------------------------------------------------------------------
-
-    async def _whole(self) -> None:
-        asked = self._asked()
-        start, body = await collected(self._app, with_body(self._inner, self._body), replay(self._body, never))
-        self._began(start)
-        if start["status"] != 200:
-            raise refusal(start["status"], body)
-        self.begun = True
-        reply, short = read_reply(body)
-        self.building.whole(reply, read_fields(body)[1] if self._request.top_logprobs else {})
-        self._finish(asked, reply, *read_fields(short))
-
-    async def _stream(self) -> None:
-        """Of a worker that fails nothing is kept. What is ended on purpose keeps what has come: it was sampled."""
-        asked, stream = self._asked(), WorkerStream(self._began, self._event)
-        try:
-            await self._app(with_body(self._inner, self._body), replay(self._body, never), stream.take)
-            reply = stream.reply()
-        except asyncio.CancelledError:
-            self._keep(asked, stream.streamed)
-            raise
-        except (RouterError, UpstreamBrokenError, UnreadableReplyError):
-            if self._aborting:
-                self._keep(asked, stream.streamed)
-            raise
-        self._finish(asked, reply, stream.streamed.last_fields, stream.streamed.last_meta)
-
-    def _began(self, start: Message) -> None:
+    def head(self, start: Message) -> None:
         headers = dict(start["headers"])
         self.worker = headers.get(b"x-router-worker", b"").decode("latin-1")
         self.routed = headers.get(b"x-router-reason", b"").decode("latin-1")
 
-    def _event(self, streamed: StreamedReply) -> None:
+    def event(self, streamed: StreamedReply) -> None:
+        """Take an event that adds to the worker's reply."""
         self.begun = True
         if self.building.event(streamed):
-            self._bell()
+            self._on_news()
 
-    def _asked(self) -> Asked:
-        return Asked(
-            self._prompt.tokens,
-            self._skips_special,
-            self._logprobs,
-            self.id,
-            self._judge.workers.moment(),
-            self._judge.clock.steps,
+    def _end_branch(self) -> None:
+        """End the branch as if by its length: the session's `response_budget` is used up, so no worker is asked."""
+        if self.prompt.checkpoint is not None:
+            self.prompt.checkpoint.finish = "length"
+        self.verdict = Verdict("no", "response_budget")
+        self.answer = Answer(generation_id=self.id, finish="length", prompt_tokens=self.prompt.tokens)
+
+    async def _generate(self) -> None:
+        """Send it to a worker. A failed reply is not kept; a stream that was ended on purpose is: it was sampled."""
+        judge = self._backend.judge
+        skips_special = self._plan.sampling.get("skip_special_tokens") is not False
+        asked = Asked(
+            self.prompt.tokens, skips_special, self._logprobs, self.id, judge.workers.moment(), judge.clock.steps
         )
+        received = WorkerReply(self)
+        try:
+            await self._backend.app(self._inner, replay(self._body, never), WatchedReply(received).send)
+            reply, fields, meta = received.result(stream=self._plan.request.stream)
+        except asyncio.CancelledError:
+            self._keep(asked, received)
+            raise
+        except (RouterError, UpstreamBrokenError, UnreadableReplyError):
+            if self._aborting:
+                self._keep(asked, received)
+            raise
+        self.begun = True
+        if not self._plan.request.stream:
+            self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else {})
+        answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens)
+        self._commit(asked, reply, answer)
+        self.answer = answer
 
-    def _finish(self, asked: Asked, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw]) -> None:
-        """It is over: commit it, and answer."""
-        self.building.end()
-        # Copies, for a slice would keep all of the reply in memory for as long as there is the session.
-        extra = {name: value.copy() for name, value in further_fields(fields, meta).items()}
-        self._commit(asked, reply, self.building.finish(reply), extra)
-        self.answer = self.building.answer(reply, meta, extra, prompt_tokens=self.prompt_tokens)
+    def _keep(self, asked: Asked, received: WorkerReply) -> None:
+        """Commit what a stream has brought before it was ended on purpose."""
+        reply = received.streamed.reply()
+        if reply is not None and reply.ids and not self._plan.trie.closed:
+            answer = self.building.answer(reply, {}, {}, prompt_tokens=asked.prompt_tokens, cut_off=True)
+            self._commit(asked, reply, answer)
 
-    def _keep(self, asked: Asked, streamed: StreamedReply) -> None:
-        """It was ended on purpose: what was sampled was sampled."""
-        reply = streamed.reply()
-        if reply is not None and reply.ids and not self._trie.closed:
-            self.building.end()
-            self._commit(asked, reply, "abort", {})
-
-    def _commit(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
+    def _commit(self, asked: Asked, reply: Reply, answer: Answer) -> None:
         begun = time.perf_counter()
-        with self._tracer.span("commit", tokens=len(reply.ids)):
-            self._attach(asked, reply, finish, extra)
+        with self._backend.tracer.span("commit", tokens=len(reply.ids)):
+            self._attach(asked, reply, answer)
         self.commit_seconds = time.perf_counter() - begun
 
-    def _attach(self, asked: Asked, reply: Reply, finish: Finish, extra: dict[str, Raw]) -> None:
+    def _attach(self, asked: Asked, reply: Reply, answer: Answer) -> None:
+        plan, prompt, judge, lasting = self._plan, self.prompt, self._backend.judge, self._plan.lasting
         hint = request_state(self._inner).hint
         if hint is not None and hint.replied is not None:
             hint.replied(reply.ids)
-        if self._trie.closed:
+        if plan.trie.closed:
             raise TrieClosedError
-        judgement = self._judge.judge(asked, reply, self.worker)
+        judgement = judge.judge(asked, reply, self.worker)
         self.verdict = judgement.verdict
         sampled = judgement.reply
         if sampled is None:
             return
-        if self._lasting:  # else it was counted by whoever recorded it
-            self._judge.clock.observe_reply(sampled.versions, late=sampled.late)
+        if lasting:  # otherwise the layers inside, which record the reply, have counted its versions
+            judge.clock.observe_reply(sampled.versions, late=sampled.late)
         span = TokenSpan(
-            self._prompt.span,
-            self._prompt.take,
+            prompt.span,
+            prompt.take,
             0,
             sampled.ids,
             0,
-            logprobs=sampled.logprobs if self._lasting else None,
+            logprobs=sampled.logprobs if lasting else None,
             versions=sampled.versions,
-            flags=sampled.flags | SpanFlag.WHOLE | self._lost(),
+            flags=sampled.flags | SpanFlag.WHOLE | (SpanFlag.PARENT_LOST if plan.lost_parent else SpanFlag.NONE),
             visible=-1 if sampled.visible is None else sampled.visible,
             request_ids=sampled.request_ids,
             finish=sampled.finish,
         )
-        message, in_place = spoken(self._request, self._turn, self.building.content)
-        self.building.add_calls(message)
-        reasoning = self.building.reasoning
-        if in_place:
-            reasoning = thought_before(self._request, self._turn, self._prompt) + reasoning
+        in_place = plan.request.continue_final
         shown = sampled.tail[0].shown if sampled.tail else 0
-        checkpoint = (self._trie.commit_in_place if in_place else self._trie.commit)(
+        checkpoint = plan.trie.commit(
             self._handle,
-            message,
+            plan.message(answer),
             span,
-            finish=finish,
+            in_place=in_place,
+            finish=answer.finish,
             tail=sampled.tail,
             shown=sampled.text[-shown:] if shown else "",
-            reasoning=reasoning,
-            scaffold=self._prompt.scaffold,
-            reasons=self._prompt.reasons,
-            edited=bool(self._prompt.edited),
-            extra=extra if self._lasting else {},
+            reasoning=(plan.reasoning_before() if in_place else "") + answer.reasoning,
+            scaffold=prompt.scaffold,
+            reasons=prompt.reasons,
+            edited=bool(prompt.edited),
+            extra=answer.extra if lasting else {},
         )
-        self._on_commit(self._prompt, checkpoint)
-
-    def _lost(self) -> int:
-        """What is known to be missing from the prompt: a turn that the request named, and that nobody here remembers."""
-        named = self._turn.named
-        lost = self._turn.unknown_parent and named is not None and self._trie.checkpoint(named) is None
-        return SpanFlag.PARENT_LOST if lost else SpanFlag.NONE
+        self._on_commit(prompt, checkpoint)

@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import anthropic
 import openai
@@ -47,17 +47,10 @@ class AgentCall:
 
 @dataclass(frozen=True)
 class AgentTurn:
-    """The reply to one request.
+    """The reply to one request: who asked, with which library, what came back.
 
-    Attributes:
-        agent: the name of the agent that asked.
-        client: the library that it asked with.
-        generation: the generation's id at the router.
-        scripted: how many of its tokens were scripted.
-        text: what it says.
-        calls: its tool calls.
-        message: the message as the library wants it back.
-        number: the place of the request among all of the demonstration.
+    `scripted` counts the tokens that were scripted, `message` is what the library wants back, and `number` is the place of
+    the request among all of the demonstration.
     """
 
     agent: str
@@ -73,8 +66,6 @@ class AgentTurn:
 class Agent(ABC):
     """Keeps the messages of one conversation, and asks for turns."""
 
-    library: ClassVar[str]
-
     def __init__(self, client: Any, name: str, system: str, tools: Sequence[Tool], prompter: Prompter) -> None:
         self.name = name
         self.messages: list[Any] = []
@@ -83,89 +74,61 @@ class Agent(ABC):
         self._tools = tools
         self._prompter = prompter
 
-    def hear(self, said: str) -> None:
-        self.messages.append({"role": "user", "content": said})
-
-    def take(self, turn: AgentTurn) -> None:
-        """Go on from this turn."""
-        self.messages.append(turn.message)
-
     @abstractmethod
     def learn(self, results: Sequence[tuple[AgentCall, str]]) -> None:
         """Take the results of tool calls."""
 
     @abstractmethod
     async def ask(self, line: Line) -> AgentTurn:
-        """Return a turn that is not taken yet: any number may be asked for at a time. Raises CallError."""
-
-    def _turn(self, line: Line, generation: str, text: str, calls: Sequence[AgentCall], message: Any) -> AgentTurn:
-        scripted = self._prompter.count(line)
-        return AgentTurn(self.name, self.library, generation, scripted, text, tuple(calls), message)
+        """Return a turn that is not among the messages yet: any number may be asked for at a time. Raises CallError."""
 
 
 class OpenAIAgent(Agent):
     """Asks `/v1/chat/completions`."""
 
-    library = "openai"
-
-    def __init__(self, client: openai.AsyncOpenAI, name: str, system: str, *rest: Any) -> None:
-        super().__init__(client, name, system, *rest)
-        self.messages.append({"role": "system", "content": system})
-
     def learn(self, results: Sequence[tuple[AgentCall, str]]) -> None:
         self.messages += [{"role": "tool", "tool_call_id": call.id, "content": result} for call, result in results]
 
     async def ask(self, line: Line) -> AgentTurn:
-        tools = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
-            }
-            for tool in self._tools
-        ]
+        functions = (
+            {"name": one.name, "description": one.description, "parameters": one.schema} for one in self._tools
+        )
         try:
             reply = await self._client.chat.completions.create(
                 model=MODEL,
-                messages=self.messages,
-                tools=tools,
+                messages=[{"role": "system", "content": self._system}, *self.messages],
+                tools=[{"type": "function", "function": function} for function in functions],
                 max_completion_tokens=MAX_TOKENS,
                 extra_body=self._prompter.fields(line),
             )
         except openai.OpenAIError as error:
             raise CallError(f"openai: {error}") from error
-        message = reply.choices[0].message
-        calls = [
-            AgentCall(call.id, call.function.name, json.loads(call.function.arguments))
-            for call in message.tool_calls or ()
-        ]
-        return self._turn(line, reply.id.removeprefix("chatcmpl-"), message.content or "", calls, message)
+        message, name = reply.choices[0].message, reply.id.removeprefix("chatcmpl-")
+        calls = [(one.id, one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls or ()]
+        made = tuple(AgentCall(*call) for call in calls)
+        return AgentTurn(self.name, "openai", name, self._prompter.count(line), message.content or "", made, message)
 
 
 class AnthropicAgent(Agent):
     """Asks `/v1/messages`."""
-
-    library = "anthropic"
 
     def learn(self, results: Sequence[tuple[AgentCall, str]]) -> None:
         blocks = [{"type": "tool_result", "tool_use_id": call.id, "content": result} for call, result in results]
         self.messages.append({"role": "user", "content": blocks})
 
     async def ask(self, line: Line) -> AgentTurn:
-        tools = [
-            {"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in self._tools
-        ]
         try:
             reply = await self._client.messages.create(
                 model=MODEL,
                 system=self._system,
                 messages=self.messages,
-                tools=tools,
+                tools=[{"name": o.name, "description": o.description, "input_schema": o.schema} for o in self._tools],
                 max_tokens=MAX_TOKENS,
                 extra_body=self._prompter.fields(line),
             )
         except anthropic.AnthropicError as error:
             raise CallError(f"anthropic: {error}") from error
         text = "".join(block.text for block in reply.content if block.type == "text")
-        calls = [AgentCall(one.id, one.name, dict(one.input)) for one in reply.content if one.type == "tool_use"]
-        message = {"role": "assistant", "content": reply.content}
-        return self._turn(line, reply.id.removeprefix("msg_"), text, calls, message)
+        made = tuple(AgentCall(one.id, one.name, dict(one.input)) for one in reply.content if one.type == "tool_use")
+        message, name = {"role": "assistant", "content": reply.content}, reply.id.removeprefix("msg_")
+        return AgentTurn(self.name, "anthropic", name, self._prompter.count(line), text, made, message)

@@ -18,13 +18,17 @@ from router.demo.agent.witness import Evidence
 from router.demo.respelling import Respelling, Speller
 from router.demo.screen import plain_table
 
-HEAD = ("branch", "turns", "prompt", "mask 0", "mask 1", "weights", "exact", "as the workers had it", "encoded again")
+_HEAD = ("branch", "turns", "prompt", "mask 0", "mask 1", "weights", "exact", "as the workers had it", "encoded again")
 _LEGEND = """\
 ● sampled by the model: loss mask 1; the other messages are context: loss mask 0
 scripted: tokens that the request made the model say: tool calls and first words, {scripted} of {all}. They are spelled
           as the model spells: here and there in pieces, where a tokenizer has one token
 sampled:  how the model went on by itself: with its 40 kB no great wisdom
 score:    the share of the three numbers that an answer has; the conversation goes on from the best one"""
+_CONCLUSION = """
+{sampled} were sampled, in {generations} generations: each has loss mask 1 in one trajectory, its logprob and its version.
+Encoding the texts again would have got {wrong} of these {sampled} wrong ({share:.0%}): {scripted} of the scripted ones, \
+{others} of the others."""
 
 
 class Report:
@@ -45,7 +49,6 @@ class Report:
         self._proofs = [prove(trajectory, evidence) for trajectory in played.trajectories]
         self._together = prove_together(played.trajectories, evidence)
         self._wrong = [self._encoded_again(trajectory) for trajectory in played.trajectories]
-        self._wrong_sampled = sum(self._encoded_again(one, scripted=False)[0] for one in played.trajectories)
 
     @property
     def holds(self) -> bool:
@@ -53,32 +56,30 @@ class Report:
         return bool(self._proofs) and all(proof.holds for proof in self._proofs) and not self._together
 
     def __rich_console__(self, *_console: Any) -> Iterator[RenderableType]:
-        yield self.tree()
-        yield ""
-        yield self.table()
-        yield ""
-        yield self.conclusion()
+        for part in (self.tree(), self.table(), self.conclusion()):
+            yield part
+            yield ""
 
     def tree(self) -> Group:
         scripted = sum(turn.scripted for turn in self._played.turns.values())
-        sampled = sum(node.tokens for node in walk(self._roots))
-        legend = Text(_LEGEND.format(scripted=scripted, all=sampled), style="dim")
-        return Group(draw(self._roots, self._played.rewards), "", legend)
+        legend = _LEGEND.format(scripted=scripted, all=sum(node.tokens for node in walk(self._roots)))
+        return Group(draw(self._roots, self._played.rewards), "", Text(legend, "dim"))
 
     def table(self) -> Table:
-        table = plain_table()
         nodes = list(walk(self._roots))
         rows = [self._row(node, node.trajectory) for node in nodes if node.trajectory is not None]
-        sums = (str(sum(int(row[column]) for row in rows)) for column in (2, 3, 4))
-        same, ids = sum(proof.same for proof in self._proofs), sum(proof.ids for proof in self._proofs)
-        wrong = sum(wrong for wrong, _ in self._wrong)
-        foot = ("all", str(len(nodes)), *sums, "", "", f"{same} of {ids}", f"{wrong} wrong")
-        for title, total in zip(HEAD, foot, strict=True):
+        prompt, context, trained = (str(sum(int(row[column]) for row in rows)) for column in (2, 3, 4))
+        same = f"{sum(proof.same for proof in self._proofs)} of {sum(proof.ids for proof in self._proofs)}"
+        wrong = f"{sum(wrong for wrong, _ in self._wrong)} wrong"
+        table = plain_table()
+        table.caption = Text(
+            "turns in parentheses are context there: another branch has them to train on", "dim", justify="left"
+        )
+        foot = ("all", str(len(nodes)), prompt, context, trained, "", "", same, wrong)
+        for title, total in zip(_HEAD, foot, strict=True):
             table.add_column(title, total, justify="right")
         for row in rows:
             table.add_row(*row)
-        table.caption = "turns in parentheses are context there: another branch has them to train on"
-        table.caption_justify = "left"
         return table
 
     def conclusion(self) -> Text:
@@ -88,26 +89,17 @@ class Report:
         ids = sum(proof.ids for proof in self._proofs)
         sampled = sum(len(one.sampled) for one in self._evidence.values())
         wrong = sum(wrong for wrong, _ in self._wrong)
-        text = Text(
-            f"{ids} ids in {len(self._proofs)} trajectories, and each is the one that a worker wrote down as read or "
-            "sampled in that place.",
-            "bold",
-        )
-        text.append_text(
-            Text(
-                f"\n{sampled} were sampled, in {len(self._evidence)} generations: each has loss mask 1 in one trajectory, "
-                f"its logprob and its weight version.\nEncoding the texts again would have got {wrong} of these {sampled} "
-                f"wrong ({wrong / sampled:.0%}): {wrong - self._wrong_sampled} of the scripted ones, {self._wrong_sampled} of "
-                "the others.",
-            )
-        )
+        others = sum(self._encoded_again(one, scripted=False)[0] for one in self._played.trajectories)
+        text = Text(f"{ids} ids in {len(self._proofs)} trajectories", "bold")
+        text.append(", and each is the one that a worker wrote down as read or sampled in that place.")
+        counts = {"sampled": sampled, "generations": len(self._evidence), "wrong": wrong, "share": wrong / sampled}
+        text.append(_CONCLUSION.format(**counts, scripted=wrong - others, others=others), "not bold")
         example = next((place for _, place in self._wrong if place is not None), None)
-        return text if example is None else text.append(f"\nFor example: {example}")
+        return text if example is None else text.append(f"\nFor example: {example}", "not bold")
 
     def _row(self, node: TurnNode, index: int) -> tuple[str, ...]:
         trajectory, proof, (wrong, _) = self._played.trajectories[index], self._proofs[index], self._wrong[index]
         mask = trajectory["response_mask"]
-        same = f"{proof.same} of {proof.ids}"
         return (
             node.branch,
             _turns(trajectory),
@@ -116,12 +108,12 @@ class Report:
             str(sum(mask)),
             ", ".join(dict.fromkeys(run["version"] for run in trajectory["weight_versions"])),
             "yes" if trajectory["exact"] else "NO",
-            same if proof.holds else f"NO: {same}",
+            f"{'' if proof.holds else 'NO: '}{proof.same} of {proof.ids}",
             f"{wrong} wrong",
         )
 
     def _encoded_again(self, trajectory: Mapping[str, Any], *, scripted: bool = True) -> tuple[int, Respelling | None]:
-        """Count the ids to train on that a tokenizer would not give for the text; `scripted` ones too, or only others."""
+        """Count the ids to train on that a tokenizer would not give for the text; without `scripted`, only the others."""
         ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
         mask = [0] * begin + list(trajectory["response_mask"])
         for turn in () if scripted else trajectory["extra_fields"]["turns"]:

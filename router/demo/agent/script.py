@@ -1,11 +1,9 @@
 """What the agents' model is made to say: tool calls word for word, and the first words of answers.
 
-The shipped language model looks back three tokens. It writes sentences of a sort, but cannot be relied on for a tool call. So
-each request scripts how the reply begins, in `custom_params` that only the embedded engine understands. The logprobs of the
-scripted tokens are the model's own, and behind a line that is `free` it goes on by itself until it ends the turn.
-
-A line is spelled as the model itself spells: here and there a token is split, and the ids are not those that encoding the
-text gives.
+The shipped language model looks back three tokens, and cannot be relied on for a tool call. So each request scripts how the
+reply begins, in `custom_params` that only the embedded engine understands. The logprobs of the scripted tokens are the model's
+own. A line is spelled as the model spells: here and there a token is split, and the ids are not those that encoding the text
+gives.
 """
 
 from __future__ import annotations
@@ -19,18 +17,10 @@ from tokenizers import Tokenizer
 
 from router.embedded.models.ngram import respell, spellings
 
-TEMPERATURE = 0.7
-
 
 @dataclass(frozen=True)
 class Line:
-    """The beginning of a turn, or all of it.
-
-    Attributes:
-        text: what the model is made to say.
-        seed: of how that is spelled, and of what is sampled behind it.
-        free: whether anything is sampled behind it.
-    """
+    """The beginning of a turn; behind one that is `free` the model goes on by itself. The seed is for spelling and sampling."""
 
     text: str
     seed: int
@@ -61,4 +51,4 @@ class Prompter:
     def fields(self, line: Line) -> dict[str, Any]:
         """Return what goes into `extra_body`, in either dialect."""
         script = {"ids": self.ids(line), "finish": None if line.free else "eos"}
-        return {"seed": line.seed, "temperature": TEMPERATURE, "custom_params": {"script": script}}
+        return {"seed": line.seed, "temperature": 0.7, "custom_params": {"script": script}}

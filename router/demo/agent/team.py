@@ -26,7 +26,6 @@ FOLLOW_UP = "And how do I get there?"
 LEAD = "You lead. Helpers look things up for you."
 HELP = "You look things up."
 HEIGHTS = ("814", "3,776", "2,962")
-
 DELEGATE = Tool("delegate", "Ask a helper.", ("about", "question"))
 CALCULATE = Tool("calculate", "The difference of two numbers.", ("expression",))
 SEARCH = Tool("search", "Search.", ("query",))
@@ -36,13 +35,8 @@ FOUND = {
 }
 
 # The seeds of what is sampled were chosen for replies that make sense: with most seeds they do not.
-DELEGATING = Line(
-    "I need two heights.\n"
-    + tool_call("delegate", about="Zugspitze", question="How high is it?")
-    + "\n"
-    + tool_call("delegate", about="Mount Fuji", question="How high is it?"),
-    seed=1,
-)
+_DELEGATIONS = [tool_call("delegate", about=mountain, question="How high is it?") for mountain in FOUND]
+DELEGATING = Line("\n".join(["I need two heights.", *_DELEGATIONS]), seed=1)
 CALCULATING = Line("Now the difference.\n" + tool_call("calculate", expression="3776 - 2962"), seed=2)
 ANSWERS = tuple(Line("By 814 m: Mount Fuji is 3,776 m", seed, free=True) for seed in (71, 20, 39, 154))
 GOING_ON = Line("Both have", seed=64, free=True)
@@ -58,18 +52,10 @@ LOOKING_UP = {
 }
 FIRST_VERSION, NEW_VERSION = "1", "2"
 
-_DIFFERENCE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*")
-
 
 @dataclass
 class Played:
-    """What the demonstration itself knows of the session.
-
-    Attributes:
-        turns: by generation.
-        rewards: of the answers, by generation.
-        trajectories: the answer of `/finalize`.
-    """
+    """What the demonstration itself knows of the session: turns and rewards by generation, and the answer of `/finalize`."""
 
     turns: dict[str, AgentTurn] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)
@@ -82,16 +68,7 @@ def reward(answer: str) -> float:
 
 
 async def play(url: str, prompter: Prompter, on_news: Callable[[str], None]) -> Played:
-    """Play a session and finalize it.
-
-    Args:
-        url: the router's.
-        prompter: scripts the replies.
-        on_news: called with a sentence about each step.
-
-    Raises:
-        CallError: a request failed.
-    """
+    """Play a session and finalize it; call `on_news` with a sentence about each step. Raises CallError."""
     session = await _call(url, "/sessions", {})
     path = f"/sessions/{session['session_id']}"
     async with (
@@ -99,9 +76,9 @@ async def play(url: str, prompter: Prompter, on_news: Callable[[str], None]) -> 
         anthropic.AsyncAnthropic(base_url=session["anthropic_base_url"], api_key="none", max_retries=0) as for_helpers,
     ):
         lead = OpenAIAgent(for_lead, "lead", LEAD, (DELEGATE, CALCULATE), prompter)
-        team = _Team(lead, lambda about: AnthropicAgent(for_helpers, f"helper, {about}", HELP, (SEARCH,), prompter))
+        team = _Team(lambda about: AnthropicAgent(for_helpers, f"helper, {about}", HELP, (SEARCH,), prompter))
         on_news("the lead asks two helpers, who work at the same time")
-        await team.gather_numbers()
+        await team.work(lead, QUESTION, (DELEGATING, CALCULATING))
         on_news("the lead answers four times at once, and the best answer is kept")
         answers = await asyncio.gather(*(team.ask(lead, line) for line in ANSWERS))
         rewards = team.played.rewards = {turn.generation: reward(turn.text) for turn in answers}
@@ -110,25 +87,22 @@ async def play(url: str, prompter: Prompter, on_news: Callable[[str], None]) -> 
         on_news(f"new weights, version {NEW_VERSION}, under the running session")
         await _call(url, "/update_weights_from_disk", {"model_path": "demo", "weight_version": NEW_VERSION})
         on_news("the conversation goes on from that answer")
-        lead.take(max(answers, key=lambda turn: rewards[turn.generation]))
-        lead.hear(FOLLOW_UP)
-        await team.ask(lead, GOING_ON)
+        lead.messages.append(max(answers, key=lambda turn: rewards[turn.generation]).message)
+        await team.work(lead, FOLLOW_UP, (GOING_ON,))
     team.played.trajectories = (await _call(url, f"{path}/finalize", {}))["trajectories"]
     return team.played
 
 
 class _Team:
-    def __init__(self, lead: Agent, new_helper: Callable[[str], Agent]) -> None:
+    def __init__(self, new_helper: Callable[[str], Agent]) -> None:
         self.played = Played()
-        self._lead = lead
         self._new_helper = new_helper
         self._asked = 0
-
-    async def gather_numbers(self) -> None:
-        """Let the lead work until it has all that an answer needs."""
-        self._lead.hear(QUESTION)
-        tools = {"delegate": self._delegate, "calculate": _calculate}
-        await self._loop(self._lead, (DELEGATING, CALCULATING), tools)
+        self._tools: Mapping[str, Callable[[AgentCall], Awaitable[str]]] = {
+            "delegate": self._delegate,
+            "calculate": _calculate,
+            "search": _search,
+        }
 
     async def ask(self, agent: Agent, line: Line) -> AgentTurn:
         number = self._asked
@@ -137,27 +111,20 @@ class _Team:
         self.played.turns[turn.generation] = replace(turn, number=number)
         return turn
 
-    async def _loop(
-        self, agent: Agent, lines: Sequence[Line], tools: Mapping[str, Callable[[AgentCall], Awaitable[str]]]
-    ) -> AgentTurn:
-        """Run a tool-using agent: ask, call, take the results, ask again, until it calls nothing or has no more lines."""
+    async def work(self, agent: Agent, question: str, lines: Sequence[Line]) -> str:
+        """Run a tool-using agent through these lines; return what it says last."""
+        agent.messages.append({"role": "user", "content": question})
         for line in lines:
             turn = await self.ask(agent, line)
-            agent.take(turn)
-            if not turn.calls:
-                break
-            results = await asyncio.gather(*(tools.get(one.name, _unknown)(one) for one in turn.calls))
-            agent.learn(list(zip(turn.calls, results, strict=True)))
-        return turn
+            agent.messages.append(turn.message)
+            if turn.calls:
+                results = await asyncio.gather(*(self._tools[one.name](one) for one in turn.calls))
+                agent.learn(list(zip(turn.calls, results, strict=True)))
+        return turn.text
 
     async def _delegate(self, call: AgentCall) -> str:
-        about = str(call.arguments.get("about"))
-        lines = LOOKING_UP.get(about)
-        if lines is None:
-            return "no helper knows of this"
-        helper = self._new_helper(about)
-        helper.hear(f"{about}: {call.arguments.get('question')}")
-        return (await self._loop(helper, lines, {"search": _search})).text
+        about = str(call.arguments["about"])
+        return await self.work(self._new_helper(about), f"{about}: {call.arguments['question']}", LOOKING_UP[about])
 
 
 async def _call(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -165,14 +132,9 @@ async def _call(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _search(call: AgentCall) -> str:
-    query = str(call.arguments.get("query"))
-    return next((text for about, text in FOUND.items() if about in query), "nothing found")
+    return next((text for about, text in FOUND.items() if about in call.arguments["query"]), "nothing found")
 
 
 async def _calculate(call: AgentCall) -> str:
-    found = _DIFFERENCE.fullmatch(str(call.arguments.get("expression")))
+    found = re.fullmatch(r"(\d+) - (\d+)", call.arguments["expression"])
     return str(int(found[1]) - int(found[2])) if found else "this calculator can only subtract"
-
-
-async def _unknown(call: AgentCall) -> str:
-    return f"there is no tool {call.name}"

@@ -51,12 +51,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     args = parser.parse_args()
     logging.basicConfig(level="INFO", stream=sys.stderr)
-    from router.embedded.worker import EmbeddedWorker  # slow to import, and `read_all` does without
+    from router.embedded.worker import EmbeddedWorker, WorkerOptions  # slow to import, and `read_all` does without
 
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())
-    worker = EmbeddedWorker(seed=args.seed, weight_version=args.weight_version, token_delay=1 / _TOKENS_PER_SECOND)
+    delay = 1 / _TOKENS_PER_SECOND
+    worker = EmbeddedWorker(None, WorkerOptions(seed=args.seed, weight_version=args.weight_version, token_delay=delay))
     with worker:
         logger.info("listening on %s, tokenizer %s", worker.url, worker.tokenizer_path)
         over.wait()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from router.embedded.engine.errors import Broken, Deadly, Refused
-from router.embedded.engine.sample import Asked
-from router.embedded.engine.sampling import AS_MANY, Sampling, is_a, parse_sampling
+from router.embedded.engine.sample import ReturnOptions
+from router.embedded.engine.sampling import AS_MANY, SamplingParams, is_a, parse_sampling
 from router.embedded.engine.script import Script
-from router.embedded.models.vocabulary import Vocabulary
+from router.embedded.models.vocabulary import EngineVocabulary
 
 _RESERVED = 6  # tokens of the context that a prompt may not have
 _KEPT_FREE = 2  # tokens of the context that no reply reaches
@@ -30,38 +30,44 @@ _KINDS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One reply of those that a request asks for."""
+class ReplyRequest:
+    """One of the replies that a request asks for."""
 
     rid: str
     input_ids: list[int]
-    sampling: Sampling
-    asked: Asked
-    script: Script | None  # the request's own
+    sampling: SamplingParams
+    returns: ReturnOptions
+    script: Script | None  # if the request itself has one
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that is right.
+    """A valid request.
 
     Attributes:
         replies: prompt-major.
-        listed: whether the answer is a list.
-        from_text: the worker had to encode a text itself.
+        listed: whether the reply is a list.
+        from_text: whether the worker had to encode a text itself.
     """
 
-    replies: list[Wanted]
+    replies: list[ReplyRequest]
     listed: bool
     from_text: bool
 
 
 def admit(
-    body: Mapping[str, Any], vocabulary: Vocabulary, *, context_length: int, in_flight: Mapping[str, object]
+    body: Mapping[str, Any], vocabulary: EngineVocabulary, *, context_length: int, in_flight: Mapping[str, object]
 ) -> Admitted:
-    """Look at a request.
+    """Check the body of a request.
+
+    Args:
+        body: its JSON.
+        vocabulary: encodes texts, and bounds ids.
+        context_length: longer prompts are refused.
+        in_flight: its request ids are taken.
 
     Raises:
-        Refused, Broken, Deadly: what SGLang would do.
+        Refused, Broken, Deadly: as SGLang would refuse it, fail at it, or die of it.
     """
     for name, kinds in _KINDS.items():
         if not is_a(body.get(name), kinds):
@@ -76,7 +82,7 @@ def admit(
     samplings = [parse_sampling(one, vocabulary.size) for one in (each if isinstance(params, list) else each[:1])]
     samplings = samplings if isinstance(params, list) else samplings * len(prompts)
     rids = _rids(body.get("rid"), len(prompts), batch)
-    found: list[Wanted] = []
+    found: list[ReplyRequest] = []
     for number, prompt in enumerate(prompts):
         sampling = _fitting(samplings[number], prompt, vocabulary, context_length)
         rid = rids[number]
@@ -85,16 +91,18 @@ def admit(
         custom = each[number].get("custom_params")
         own = custom.get("script") if isinstance(custom, dict) else None
         script = Script.parse(own) if own is not None else None
-        asked = _asked(body, number, len(prompts), batch)
-        _check_asked(asked, prompt, vocabulary)
+        returns = _returns(body, number, len(prompts), batch)
+        _check_returns(returns, prompt, vocabulary)
         # With several samples each has an id of its own, and the client's is lost.
         names = [rid] if sampling.n == 1 else [uuid.uuid4().hex for _ in range(sampling.n)]
-        found += [Wanted(name, prompt, sampling, asked, script) for name in names]
+        found += [ReplyRequest(name, prompt, sampling, returns, script) for name in names]
     return Admitted(found, batch or len(found) > 1, from_text)
 
 
-def _fitting(sampling: Sampling, prompt: list[int], vocabulary: Vocabulary, context_length: int) -> Sampling:
-    """The parameters, with as many tokens as there is room for behind this prompt."""
+def _fitting(
+    sampling: SamplingParams, prompt: list[int], vocabulary: EngineVocabulary, context_length: int
+) -> SamplingParams:
+    """Return the parameters, with `max_new_tokens` cut to the room behind this prompt."""
     if not prompt:
         raise Deadly("a request with an empty prompt")
     if min(prompt) < 0 or max(prompt) >= vocabulary.size:
@@ -102,7 +110,7 @@ def _fitting(sampling: Sampling, prompt: list[int], vocabulary: Vocabulary, cont
     if sampling.top_k > _LARGEST:
         raise Deadly("a top_k that is no int32")
     if sampling.min_new_tokens and any(not 0 <= token < vocabulary.size for token in sampling.stop_token_ids):
-        raise Deadly("a stop token outside the vocabulary, which is to be held back")
+        raise Deadly("a stop token outside the vocabulary, with min_new_tokens")
     count, wanted = len(prompt), sampling.max_new_tokens
     if count >= context_length:
         limit = f"longer than the model's context length ({context_length} tokens)."
@@ -121,7 +129,7 @@ def _fitting(sampling: Sampling, prompt: list[int], vocabulary: Vocabulary, cont
 
 
 def _each(value: Any, count: int, batch: bool) -> list[Any]:
-    """One value per prompt: a list has one for each of a batch, and is nothing else."""
+    """Return one value per prompt. Only a batch may give a list, of one value per prompt."""
     if not isinstance(value, list):
         return [value] * count
     if not batch or len(value) < count:
@@ -129,7 +137,7 @@ def _each(value: Any, count: int, batch: bool) -> list[Any]:
     return value
 
 
-def _prompts(body: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[list[list[int]], bool, bool]:
+def _prompts(body: Mapping[str, Any], vocabulary: EngineVocabulary) -> tuple[list[list[int]], bool, bool]:
     text: Any = body.get("text")
     ids: Any = body.get("input_ids")
     if text is not None and not _is_text(text):
@@ -138,7 +146,7 @@ def _prompts(body: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[list[list
         raise Refused("Value error, elements must be int or list", "object")
     if text is None and ids is None:
         raise Refused("Either text, input_ids or input_embeds should be provided.")
-    # SGLang reads off `text` whether it is a batch, and takes the ids all the same.
+    # SGLang takes the ids if there are any, but looks at `text` to decide whether it is a batch.
     batch = isinstance(text, list) if text is not None else bool(ids) and isinstance(ids[0], list)
     if ids is not None:
         if batch != (bool(ids) and isinstance(ids[0], list)):
@@ -164,7 +172,7 @@ def _is_ids(ids: Any) -> bool:
 
 
 def _rids(rid: Any, count: int, batch: bool) -> list[str]:
-    """One request id per prompt: a list as it is, a string for a batch with the item's number."""
+    """Return one request id per prompt: those of a list, or for a batch the string with the item's number."""
     if rid is None:
         return [uuid.uuid4().hex for _ in range(count)]
     if isinstance(rid, str):
@@ -178,10 +186,10 @@ def _rids(rid: Any, count: int, batch: bool) -> list[str]:
     return list(rid)
 
 
-def _asked(body: Mapping[str, Any], number: int, count: int, batch: bool) -> Asked:
+def _returns(body: Mapping[str, Any], number: int, count: int, batch: bool) -> ReturnOptions:
     prompt_ids = bool(body.get("return_prompt_token_ids"))
     if not body.get("return_logprob"):
-        return Asked(prompt_ids=prompt_ids)
+        return ReturnOptions(prompt_ids=prompt_ids)
 
     def item(name: str, default: Any) -> Any:
         value: Any = body.get(name)
@@ -193,7 +201,7 @@ def _asked(body: Mapping[str, Any], number: int, count: int, batch: bool) -> Ask
             raise Deadly(f"a list as {name} of one prompt")
         return default if value is None else value
 
-    return Asked(
+    return ReturnOptions(
         logprobs=bool(item("return_logprob", False)),
         start=item("logprob_start_len", -1),
         top=max(0, item("top_logprobs_num", 0)),
@@ -203,17 +211,17 @@ def _asked(body: Mapping[str, Any], number: int, count: int, batch: bool) -> Ask
     )
 
 
-def _check_asked(asked: Asked, prompt: list[int], vocabulary: Vocabulary) -> None:
-    if asked.start > len(prompt):
+def _check_returns(returns: ReturnOptions, prompt: list[int], vocabulary: EngineVocabulary) -> None:
+    if returns.start > len(prompt):
         raise Refused(
-            f"req.logprob_start_len={asked.start} is higher than the number of input tokens"
+            f"req.logprob_start_len={returns.start} is higher than the number of input tokens"
             f" len(req.origin_input_ids)={len(prompt)}. Please use a smaller logprob_start_len."
         )
-    if asked.start < -1:
+    if returns.start < -1:
         raise Deadly("a logprob_start_len below -1")
-    if asked.top > vocabulary.size:
+    if returns.top > vocabulary.size:
         raise Deadly("more top logprobs than tokens")
-    for token in asked.chosen:
+    for token in returns.chosen:
         if isinstance(token, list):
             raise Refused("token_ids_logprob must be a flat list of integers.")
         if not 0 <= token < vocabulary.size:

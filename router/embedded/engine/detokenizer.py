@@ -1,8 +1,8 @@
 """SGLang's incremental detokenization (`DetokenizerManager._decode_batch_token_id_output`), step by step.
 
-Text is decoded in chunks, each primed with what went before (five tokens of the prompt at first), and a chunk that ends in
-U+FFFD is not committed. Stop strings are cut out of the text, which is without special tokens, although they were found in
-a text that has them: so a stop string can end a reply and still not be in it.
+Text is decoded in chunks, each primed with the tokens before it (at first five of the prompt), and a chunk that ends in U+FFFD
+is not committed. Stop strings are searched in a text with special tokens, but cut out of the text without them: so a stop
+string can end a reply and not be in its text.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from router.embedded.engine.sampling import Sampling
-from router.embedded.models.vocabulary import Vocabulary
+from router.embedded.engine.sampling import SamplingParams
+from router.embedded.models.vocabulary import EngineVocabulary
 
 _PRIMING = 5  # INIT_INCREMENTAL_DETOKENIZATION_OFFSET
 
@@ -28,19 +28,19 @@ _CJK = (
 
 
 class Detokenizer:
-    """The text of one reply, chunk by chunk."""
+    """Decodes one reply, chunk by chunk."""
 
-    def __init__(self, vocabulary: Vocabulary, prompt_ids: Sequence[int], sampling: Sampling) -> None:
+    def __init__(self, vocabulary: EngineVocabulary, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         self._vocabulary = vocabulary
         self._sampling = sampling
         self._ids = list(prompt_ids[-_PRIMING:])
         self._surr = 0  # where the priming begins
-        self._read = len(self._ids)  # where what is not committed yet begins
+        self._read = len(self._ids)  # where the uncommitted ids begin
         self._committed = ""
         self._sent = 0
 
     def push(self, ids: Sequence[int], finish: dict[str, Any] | None) -> str:
-        """Take more ids, and the finish reason with the last of them; return the text to be sent on."""
+        """Take more ids, with the last of them the finish reason; return the text to send."""
         self._ids.extend(ids)
         skip = self._sampling.skip_special_tokens
         pending = self._trim_token(self._ids[self._surr :], finish)
@@ -74,7 +74,7 @@ class Detokenizer:
 
 
 def _printable(text: str) -> str:
-    """`sglang.utils.find_printable_text`: the whole words of a text that may still change at its end."""
+    """Return the whole words of a text whose end may still change, as `sglang.utils.find_printable_text` does."""
     if text.endswith("\n") or (text and _is_cjk(text[-1])):
         return text
     if len(text) > 1 and _is_cjk(text[-2]):

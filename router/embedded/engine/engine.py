@@ -1,15 +1,16 @@
-"""What runs: samples, from their admission to their end. No HTTP.
+"""The engine: runs samples from their admission to their end. No HTTP.
 
 A request passes two places, and both can be closed:
 
     app -> [front: SGLang's tokenizer manager] -> [scheduler: queued -> running] -> done
 
-The front is closed while the engine is paused, in any mode. What waits there cannot be aborted: SGLang sends the abort to a
-scheduler that has not heard of the request, and so it runs once the pause is over. The scheduler is closed by a pause with
-mode `in_place` or `retract` (and by `hold`, which is not SGLang's). What is queued there ends at once if it is aborted; what
-is running ends at its next token, which in a pause is after the pause. `retract` puts what is running back into the queue.
+The front is closed while the engine is paused, in any mode. A request that waits there cannot be aborted: SGLang sends the
+abort to a scheduler that does not know the request yet, so the request runs once the pause is over. A pause with mode
+`in_place` or `retract` closes the scheduler (so does `hold`, which SGLang does not have). An aborted sample ends at once if it
+is queued; if it is running it ends at its next token, which in a pause comes after the pause. `retract` puts running samples
+back into the queue.
 
-All state belongs to one event loop. Between two tokens, or some of them, others are let run; nobody sleeps.
+All state belongs to one event loop. After each burst of tokens a sample lets the others run; nothing sleeps.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-from router.embedded.engine.admission import Wanted
-from router.embedded.engine.condition import Bell
+from router.embedded.condition import Condition
+from router.embedded.engine.admission import ReplyRequest
 from router.embedded.engine.faults import Fault
-from router.embedded.engine.records import Record
-from router.embedded.engine.sample import Sample, SampledReply, abort
+from router.embedded.engine.records import GenerationRecord
+from router.embedded.engine.sample import GeneratedReply, Sample, abort
 from router.embedded.engine.script import FREE, Script
 from router.embedded.engine.source import Source
 from router.embedded.engine.stopping import DEQUEUED, FinishReason
 from router.embedded.models.pool import Pool, PooledReply
-from router.embedded.models.vocabulary import Vocabulary
+from router.embedded.models.vocabulary import EngineVocabulary
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
 logger = logging.getLogger(__name__)
 
-_CATCH_UP = 0.1  # seconds: so much of a delay that came too late is made up for
+_CATCH_UP = 0.1  # seconds: a sample that is later than this does not catch up
 
 
 class Stage(Enum):
-    """Where a job is."""
+    """The place that a job has reached."""
 
     FRONT = "front"
     QUEUED = "queued"
@@ -49,27 +50,27 @@ class Stage(Enum):
 
 
 @dataclass(eq=False)
-class Job:
-    """A sample on its way."""
+class EngineJob:
+    """A sample in flight."""
 
     sample: Sample
-    record: Record
+    record: GenerationRecord
     fault: Fault | None
     stage: Stage = Stage.FRONT
     aborted: bool = False
-    dropped: bool = False  # nobody wants it any more, wherever it is
-    waiting: bool = False  # at a place that is closed
-    released: bool = False  # `hold` is nothing to it any more
-    clock: float = 0.0  # when its next token is due, if tokens take time
+    dropped: bool = False  # its client has left: it ends, whatever is closed
+    waiting: bool = False  # at a closed place
+    released: bool = False  # `hold` no longer stops it
+    clock: float = 0.0  # when its next token is due, by the loop's clock, if tokens take time
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A sample as far as it has been decoded: all of its text, and how many tokens that is."""
+    """How far a sample has been decoded: all of its text, and the number of its tokens."""
 
     text: str
     count: int
-    finish: FinishReason | None = None  # of the last one
+    finish: FinishReason | None = None  # with the last progress of a sample
     dequeued: bool = False  # an abort took it out of the queue
 
 
@@ -77,12 +78,12 @@ NOTHING = Progress("", 0)
 
 
 class Engine:
-    """The jobs, and what moves them.
+    """Runs jobs, and pauses, aborts and holds them.
 
     Args:
-        vocabulary: of everything that is sampled.
-        source: what it is sampled from; a pool replaces sampling.
-        seed: of all chance; the k-th sample of an engine is the same in every run.
+        vocabulary: of the source.
+        source: what is sampled from; a pool replaces sampling.
+        seed: of all randomness; the k-th sample of an engine is the same in every run.
         weight_version: the first one.
         stream_interval: tokens per event of a stream that does not say so itself.
         token_delay: seconds per token.
@@ -90,7 +91,7 @@ class Engine:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: EngineVocabulary,
         source: Source | Pool,
         *,
         seed: int,
@@ -99,12 +100,12 @@ class Engine:
         token_delay: float,
     ) -> None:
         self.weight_version = weight_version
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, EngineJob] = {}
         self.scripts: deque[Script] = deque()
         self.faults: deque[Fault] = deque()
-        self.watchers = Bell()  # who wants to hear of every token
-        self._gates = Bell()
-        self._vocabulary = vocabulary
+        self.progress = Condition()  # notified after every token and every request
+        self._gates = Condition()  # notified when a closed place may have opened
+        self.vocabulary = vocabulary
         self._source = source
         self._seed = seed
         self._count = 0
@@ -116,33 +117,33 @@ class Engine:
 
     @property
     def paused(self) -> bool:
-        """In any mode."""
+        """Whether it is paused, in any mode."""
         return self._front_closed
 
     def changed(self) -> None:
-        """Tell those who wait for something."""
-        self._gates.ring()
-        self.watchers.ring()
+        """Wake whoever waits for something that may have changed."""
+        self._gates.notify()
+        self.progress.notify()
 
-    # -- what comes ----------------------------------------------------------------------------------------------------
+    # -- admission -----------------------------------------------------------------------------------------------------
 
-    def start(self, wanted: Wanted, record: Record) -> Job:
-        """From now on it is in flight."""
+    def start(self, wanted: ReplyRequest, record: GenerationRecord) -> EngineJob:
+        """Put a request in flight."""
         script = wanted.script or (self.scripts.popleft() if self.scripts else FREE)
         fault = self.faults.popleft() if self.faults else script.fault
-        job = self.jobs[wanted.rid] = Job(self._sample(wanted, script), record, fault)
+        job = self.jobs[wanted.rid] = EngineJob(self._sample(wanted, script), record, fault)
         return job
 
-    def _sample(self, wanted: Wanted, script: Script) -> Sample:
-        ids, sampling, asked = wanted.input_ids, wanted.sampling, wanted.asked
+    def _sample(self, wanted: ReplyRequest, script: Script) -> Sample:
+        ids, sampling, returns = wanted.input_ids, wanted.sampling, wanted.returns
         if isinstance(self._source, Pool):
-            return PooledReply(self._source, ids, sampling, asked)
+            return PooledReply(self._source, ids, sampling, returns)
         seed = f"{self._seed}/{self._count}"
         self._count += 1
-        return SampledReply(self._vocabulary, self._source, ids, sampling, script, asked, seed)
+        return GeneratedReply(self.vocabulary, self._source, ids, sampling, script, returns, seed)
 
-    def retire(self, job: Job) -> None:
-        """It is over, one way or the other; done twice, the second time does nothing."""
+    def retire(self, job: EngineJob) -> None:
+        """Take a job out of flight and complete its record. A second call does nothing."""
         if self.jobs.get(job.record.rid) is not job:
             return
         del self.jobs[job.record.rid]
@@ -160,8 +161,8 @@ class Engine:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    async def run(self, job: Job, *, stream: bool) -> AsyncIterator[Progress]:
-        """Run a sample, and yield what SGLang's scheduler would pass on, the last time with the finish reason."""
+    async def run(self, job: EngineJob, *, stream: bool) -> AsyncIterator[Progress]:
+        """Run a sample; yield what SGLang's scheduler passes on, the last time with the finish reason."""
         sample, record = job.sample, job.record
         interval = (sample.sampling.stream_interval or self._stream_interval) if stream else sample.plain_interval
         passed_on = NOTHING
@@ -189,25 +190,25 @@ class Engine:
                 return
 
     def _due(self, passed_on: int, interval: int, *, stream: bool) -> int:
-        """At how many tokens a reply is decoded next: of a stream the first one at once."""
+        """Return the number of tokens at which a reply is decoded next; a stream has its first token at once."""
         return 1 if stream and not passed_on else passed_on + interval
 
-    async def _advance(self, job: Job, due: int) -> None:
-        """Sample up to `due` tokens: one by one if somebody looks on, else in a burst."""
+    async def _advance(self, job: EngineJob, due: int) -> None:
+        """Sample up to `due` tokens: one by one if something waits for progress, else in a burst."""
         sample, count = job.sample, len(job.sample.output_ids)
-        burst = 1 if self._token_delay or self.watchers.waited_for else max(1, min(sample.burst, due - count))
+        burst = 1 if self._token_delay or self.progress.has_waiters else max(1, min(sample.burst, due - count))
         if self._hold is not None and not job.released:
             burst = min(burst, self._hold - count)
         sample.advance(burst, self.weight_version)
         await asyncio.sleep(self._wait(job) if self._token_delay else 0)
-        self.watchers.ring()
+        self.progress.notify()
 
-    def _wait(self, job: Job) -> float:
+    def _wait(self, job: EngineJob) -> float:
         now = asyncio.get_running_loop().time()
         job.clock = max(job.clock, now - _CATCH_UP) + self._token_delay if job.clock else now + self._token_delay
         return max(0.0, job.clock - now)
 
-    def _may_run(self, job: Job) -> bool:
+    def _may_run(self, job: EngineJob) -> bool:
         if job.dropped:
             return True
         if job.aborted:
@@ -215,21 +216,21 @@ class Engine:
         held = self._hold is not None and len(job.sample.output_ids) >= self._hold and not job.released
         return not (held or self._scheduler_closed)
 
-    async def _pass(self, job: Job, may: Callable[[], bool]) -> None:
+    async def _pass(self, job: EngineJob, may: Callable[[], bool]) -> None:
         if may():
             return
         job.waiting = True
-        self.watchers.ring()
+        self.progress.notify()
         await self._gates.wait_for(may)
         job.waiting = False
 
-    def give_up(self, jobs: Iterable[Job]) -> None:
-        """End these at once."""
+    def give_up(self, jobs: Iterable[EngineJob]) -> None:
+        """End these jobs at once."""
         for job in jobs:
             job.dropped = True
         self.changed()
 
-    # -- what stops it -------------------------------------------------------------------------------------------------
+    # -- control ------------------------------------------------------------------------------------------------------
 
     def hold(self, after: int) -> None:
         """Stop every sample that has `after` tokens; 0 keeps them queued."""
@@ -237,7 +238,7 @@ class Engine:
         self.changed()
 
     def release(self, count: int | None) -> None:
-        """Open the gate, or let only the first `count` of those who wait there go on."""
+        """Open the gate, or let only the first `count` jobs that wait there go on."""
         if count is None:
             self._hold = None
         else:
@@ -246,12 +247,12 @@ class Engine:
         self.changed()
 
     def abort(self, rid: str) -> None:
-        """The front wants to know the id; the scheduler then takes all that begin with it."""
+        """Abort a request. The front ignores an unknown id; the scheduler aborts all whose id begins with a known one."""
         if rid in self.jobs:
             self._abort(lambda name: name.startswith(rid))
 
     def abort_all(self) -> None:
-        """Whatever the scheduler has."""
+        """Abort everything that has reached the scheduler."""
         self._abort(lambda _name: True)
 
     def _abort(self, matches: Callable[[str], bool]) -> None:
@@ -261,12 +262,12 @@ class Engine:
         self.changed()
 
     async def pause(self, mode: PauseMode) -> None:
-        """Close the front, and the scheduler; or, with `abort`, wait until the scheduler has nothing left."""
+        """Close the front, and the scheduler; with mode `abort`, instead wait until the scheduler is empty."""
         logger.info("paused: %s", mode)
         self._front_closed = True
         if mode == "abort":
             self.abort_all()
-            await self.watchers.wait_for(lambda: all(job.stage is Stage.FRONT for job in self.jobs.values()))
+            await self.progress.wait_for(lambda: all(job.stage is Stage.FRONT for job in self.jobs.values()))
             return
         self._scheduler_closed = True
         if mode == "retract":
@@ -276,28 +277,28 @@ class Engine:
         self.changed()
 
     def resume(self) -> None:
-        """Open both."""
+        """Open the front and the scheduler."""
         logger.info("continued")
         self._front_closed = self._scheduler_closed = False
         self.changed()
 
     async def update_weights(self, version: str | None) -> None:
-        """New weights. If nothing is paused, they wait for what is running: the engine's writer lock."""
+        """Change the weights. Without a pause they wait for what is in flight: SGLang takes a writer lock."""
         if not self._front_closed:
-            await self.watchers.wait_for(lambda: not self.jobs)
+            await self.progress.wait_for(lambda: not self.jobs)
         if version is not None:
             self.weight_version = version
         logger.info("new weights, version %s", self.weight_version)
         self.changed()
 
     def idle(self) -> bool:
-        """Whether the cache may be flushed: nothing runs, and nothing waits for anything but the end of a pause."""
+        """Whether the cache may be flushed: nothing runs, and jobs wait for the end of a pause only."""
         return not any(
             job.stage is Stage.RUNNING or (job.stage is Stage.QUEUED and not self._scheduler_closed)
             for job in self.jobs.values()
         )
 
     def drop(self) -> None:
-        """The process has died: everything ends, and when it comes back nothing is paused."""
+        """End everything and forget a pause, as the death of a process does."""
         self._front_closed = self._scheduler_closed = False
         self.give_up(self.jobs.values())

@@ -1,4 +1,4 @@
-"""How a request can go wrong before it is a generation."""
+"""How a request can fail before it is a generation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Shape = Literal["message", "error", "object"]
 
 
 class Refused(Exception):
-    """A request that is wrong, in one of SGLang's shapes.
+    """SGLang refuses the request with a 400, in one of three shapes.
 
-    `message` is what its tokenizer manager raises, `error` what its request contract says, `object` what FastAPI finds.
+    Its tokenizer manager answers with `message`, its request contract with `error`, and FastAPI with `object`.
     """
 
     def __init__(self, message: str, shape: Shape = "message") -> None:
@@ -19,15 +19,15 @@ class Refused(Exception):
         self.shape = shape
 
     def body(self) -> dict[str, Any]:
-        """The JSON of the 400."""
+        """Return the JSON of the 400."""
         if self.shape == "object":
             return {"object": "error", "message": self.message, "type": "Bad Request", "param": None, "code": 400}
         return {"error": self.message if self.shape == "error" else {"message": self.message}}
 
 
 class Broken(Exception):
-    """A request at which SGLang's front end fails: HTTP 500 as plain text, and the connection is closed."""
+    """SGLang's front end fails at the request: HTTP 500 as plain text, and the connection is closed."""
 
 
 class Deadly(Exception):
-    """A request that ends a worker."""
+    """The request ends an SGLang worker."""

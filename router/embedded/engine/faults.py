@@ -1,19 +1,19 @@
-"""What can be made to go wrong."""
+"""The faults that a worker can be made to show."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 Fault = Literal[
-    "not_json",  # HTTP 200 and something else
+    "not_json",  # HTTP 200 and no JSON
     "no_done",  # a stream that ends well, without [DONE]; a reply without its second half
-    "dies",  # the connection is reset in the middle of the answer
-    "no_answer",  # not a byte until the client goes away
+    "dies",  # the connection is reset in the middle of the reply
+    "no_answer",  # not a byte until the client leaves
     "http_500",
     "http_503",
     "error_event",  # in a stream: the error after the first event; otherwise HTTP 503
     "abort_503",  # an abort with a status code: HTTP 503, and in a stream an abort event
-    "late_count",  # no fault but SGLang's habit when it is busy: a cumulative event has more tokens than it counts
+    "late_count",  # SGLang does this when it is busy: a cumulative event has more tokens than it counts
     "wrong_completion_tokens",
     "wrong_prompt_tokens",
     "wrong_text",
@@ -43,7 +43,7 @@ GAVE_UP: dict[str, Any] = {
 
 
 def spoil(payload: dict[str, Any], fault: Fault) -> None:
-    """Make a reply, or an event, wrong. Its lists are changed in place, so they must be its own."""
+    """Make a reply or an event wrong. Its lists are changed in place, so nothing else may hold them."""
     meta = payload["meta_info"]
     logprobs = meta.get("output_token_logprobs")
     match fault:

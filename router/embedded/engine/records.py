@@ -1,4 +1,4 @@
-"""What a worker remembers of its requests: what a test compares with."""
+"""What a worker remembers of its requests, for a test to compare with."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from router.embedded.engine.stopping import FinishReason
 
 
 @dataclass
-class Record:
+class GenerationRecord:
     """One reply, as it was made."""
 
     rid: str
-    body: dict[str, Any]  # the request as received (of a batch: the whole of it)
+    body: dict[str, Any]  # the request as received; of a batch, the whole of it
     raw: bytes
     headers: dict[str, str]
     index: int  # the reply's place in the batch
     input_ids: list[int]  # what the model consumed
-    from_text: bool  # the worker had to encode a text itself, which a router must not let happen
+    from_text: bool  # the worker had to encode a text itself, which a router must prevent
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)  # per output token
@@ -29,7 +29,7 @@ class Record:
 
 
 @dataclass
-class Call:
+class RequestRecord:
     """Any request that is not a generation."""
 
     method: str
@@ -40,5 +40,22 @@ class Call:
 
     @property
     def body(self) -> Any:
-        """Its JSON, or None."""
+        """The JSON of the body; None without a body."""
         return json.loads(self.raw) if self.raw else None
+
+
+@dataclass
+class Journal:
+    """All records of a worker, in the order of arrival; none if it does not `keep` them."""
+
+    keep: bool
+    generations: list[GenerationRecord] = field(default_factory=list)
+    requests: list[RequestRecord] = field(default_factory=list)
+
+    def add_generations(self, records: list[GenerationRecord]) -> None:
+        if self.keep:
+            self.generations += records
+
+    def add_request(self, record: RequestRecord) -> None:
+        if self.keep:
+            self.requests.append(record)

@@ -1,4 +1,4 @@
-"""`sampling_params`: which there are, which are refused, and what they mean."""
+"""`sampling_params`: their names, their refusals, and their meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 
 from router.embedded.engine.errors import Broken, Refused
 
-# Each with what the contract expects, in its words; None is anything.
+# Each with the type that the contract names in its refusal; None takes anything.
 _FIELDS: dict[str, str | None] = {
     "max_new_tokens": "i64",
     "stop": "a value or an array of values for StringOrList",
@@ -55,12 +55,12 @@ _TYPES: dict[str, Any] = {
 }
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _MOST_STOPS, _LONGEST_PATTERN = 32, 256
-AS_MANY = 1 << 30  # tokens: as there is room for
+AS_MANY = 1 << 30  # tokens: as many as there is room for
 _GREEDY_BELOW = 1e-6  # _SAMPLING_EPS
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParams:
     """The parameters of one reply; the defaults are SGLang's."""
 
     max_new_tokens: int = 128
@@ -85,15 +85,17 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken; its logprob is then that of temperature 1."""
+        """Whether the likeliest token is taken. Its logprob is that of temperature 1."""
         return self.temperature < _GREEDY_BELOW or self.top_k == 1
 
 
-def parse_sampling(params: Any, vocabulary_size: int) -> Sampling:
-    """From JSON; null means the default, but for `max_new_tokens`. What SGLang refuses is refused in its order and its words.
+def parse_sampling(params: Any, vocabulary_size: int) -> SamplingParams:
+    """Read the JSON of a request, with SGLang's refusals in its order and its words.
+
+    Null means the default, except for `max_new_tokens`, where it means as many as there is room for.
 
     Raises:
-        Refused: unknown fields and wrong types by the contract, wrong values by `SamplingParams.verify`.
+        Refused: an unknown field or a wrong type (by the contract), or a wrong value (by `SamplingParams.verify`).
         Broken: `n` is null.
     """
     if not isinstance(params, dict):
@@ -117,7 +119,7 @@ def parse_sampling(params: Any, vocabulary_size: int) -> Sampling:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of a type, with all that is in it; null is of any."""
+    """Whether a JSON value, with everything in it, is of a type. Null is of every type."""
     try:
         msgspec.convert(value, kind | None)
     except msgspec.ValidationError:
@@ -126,13 +128,13 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def kind(value: Any) -> str:
-    """A JSON value as the contract's messages call it."""
+    """Return how the contract's messages name a JSON value."""
     return f"string {json.dumps(value)}" if isinstance(value, str) else type(value).__name__
 
 
-def _sampling(params: dict[str, Any]) -> Sampling:
+def _sampling(params: dict[str, Any]) -> SamplingParams:
     given: dict[str, Any] = {
-        key: value for key, value in params.items() if value is not None and key in Sampling.__match_args__
+        key: value for key, value in params.items() if value is not None and key in SamplingParams.__match_args__
     }
     for key in ("stop", "stop_regex"):
         if key in given:
@@ -147,7 +149,7 @@ def _sampling(params: dict[str, Any]) -> Sampling:
     if "max_new_tokens" in params and params["max_new_tokens"] is None:
         given["max_new_tokens"] = AS_MANY
     given["n"] = max(1, given.get("n", 1))
-    return Sampling(**given)
+    return SamplingParams(**given)
 
 
 def _check_stops(given: dict[str, Any]) -> None:
@@ -162,10 +164,10 @@ def _check_stops(given: dict[str, Any]) -> None:
                 warnings.simplefilter("ignore")
                 re.compile(pattern)
         except (re.error, OverflowError, RecursionError):
-            raise Broken("a pattern that is none") from None
+            raise Broken("a stop_regex that is no pattern") from None
 
 
-def _wrong(sampling: Sampling, size: int) -> str | None:
+def _wrong(sampling: SamplingParams, size: int) -> str | None:
     low, high = sampling.min_new_tokens, sampling.max_new_tokens
     # In the order of `SamplingParams.verify`, which raises at the first.
     rules = (

@@ -1,4 +1,4 @@
-"""When a reply is over. The order is SGLang's: stop strings, patterns, tokens, length."""
+"""When a reply ends. The order is SGLang's: stop strings, patterns, tokens, length."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from router.embedded.engine.sampling import Sampling
+from router.embedded.engine.sampling import SamplingParams
 from router.embedded.engine.script import Script
-from router.embedded.models.vocabulary import Vocabulary
+from router.embedded.models.vocabulary import EngineVocabulary
 
 FinishReason = dict[str, Any]
 
@@ -18,14 +18,14 @@ DEQUEUED: FinishReason = {"type": "abort", "message": "Abort in waiting queue"}
 
 
 class Stopping:
-    """The ends that a reply may come to."""
+    """The stop conditions of one reply."""
 
-    def __init__(self, vocabulary: Vocabulary, sampling: Sampling, script: Script) -> None:
+    def __init__(self, vocabulary: EngineVocabulary, sampling: SamplingParams, script: Script) -> None:
         self._vocabulary = vocabulary
         self._sampling = sampling
         self._script = script
         self._ids = frozenset() if sampling.ignore_eos else vocabulary.eos_ids | sampling.stop_token_ids
-        # The text of so many last tokens is searched: as many as the longest stop may have when it is encoded, and one more.
+        # How many last tokens are searched: one more than the longest stop has when it is encoded.
         self._window = 0
         if sampling.stop or sampling.stop_regex:
             self._window = 1 + max(
@@ -34,7 +34,7 @@ class Stopping:
             )
 
     def reason(self, output_ids: Sequence[int]) -> FinishReason | None:
-        """Looked at after each token: why it was the last one, or None."""
+        """Return why the last of these tokens ends the reply; None if it does not."""
         sampling, script, count = self._sampling, self._script, len(output_ids)
         if self._window:
             tail = self._tail(output_ids)
@@ -55,7 +55,7 @@ class Stopping:
         return None
 
     def may_begin(self, output_ids: Sequence[int]) -> bool:
-        """Is the end of the text the beginning of a stop string? Then a stream waits before it says more."""
+        """Whether the end of the text may begin a stop string; a stream then waits."""
         if not self._sampling.stop:
             return False
         tail = self._tail(output_ids)
@@ -74,12 +74,12 @@ def _longest(items: Sequence[str], measure: Callable[[str], int]) -> int:
 
 
 @lru_cache(maxsize=256)
-def _encoded_length(vocabulary: Vocabulary, text: str) -> int:
+def _encoded_length(vocabulary: EngineVocabulary, text: str) -> int:
     return len(vocabulary.encode_bare(text))
 
 
 @lru_cache(maxsize=256)
 def _pattern_length(pattern: str) -> int:
-    # SGLang measures a pattern by the longest text it can match; what has no longest gets a generous window.
+    # SGLang measures a pattern by the longest text it can match. An unbounded pattern gets a generous window here.
     pieces = re.sub(r"\\.|\[[^]]*\]", "x", pattern)
     return 64 if re.search(r"[*+{]", pieces) else len(pieces)

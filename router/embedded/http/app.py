@@ -1,7 +1,7 @@
-"""The engine as an ASGI application: SGLang's routes, and the answers to a generation.
+"""The engine as an ASGI application: SGLang's routes, and the replies to a generation.
 
-Two of a worker's endings are not the application's to bring about: `on_death` is told when a request was one of those that
-end a worker, and `reset` cuts a client's connection.
+Two endings are beyond an application: it calls `on_death` when a request is one of those that end a worker, and `reset` to cut
+a client's connection.
 """
 
 from __future__ import annotations
@@ -11,66 +11,58 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from router.embedded.engine.admission import admit
-from router.embedded.engine.engine import NOTHING, Engine, Job
+from router.embedded.engine.engine import NOTHING, Engine, EngineJob
 from router.embedded.engine.errors import Broken, Deadly, Refused
 from router.embedded.engine.faults import BUSY, GAVE_UP
-from router.embedded.engine.records import Call, Record
+from router.embedded.engine.records import GenerationRecord, Journal, RequestRecord
 from router.embedded.http.control import Control
-from router.embedded.http.exchange import DONE, EVENTS, JSON, PLAIN, Exchange, Receive, Scope, Send, event, read
+from router.embedded.http.exchange import DONE, EVENTS, JSON, PLAIN, HttpExchange, Receive, Scope, Send, event, read
 from router.embedded.http.wire import Wire
-from router.embedded.models.vocabulary import Vocabulary
 
 
 class EngineApp:
     """Serves an engine.
 
     Args:
-        engine: what runs.
-        vocabulary: its tokenizer.
-        wire: the shapes of its replies.
-        control: the routes that are no generations.
+        engine: runs the generations.
+        wire: makes their replies.
+        control: answers all other routes.
+        journal: takes a record of each request.
         context_length: longer prompts are refused.
-        log: every reply's record; None keeps none.
-        calls: everything else that was asked.
-        on_death: told the reason.
-        reset: cuts the connection of a client, which is named by its address.
+        on_death: called with the reason.
+        reset: called with the address of the client whose connection is to be cut.
     """
 
     def __init__(
         self,
         engine: Engine,
-        vocabulary: Vocabulary,
         wire: Wire,
         control: Control,
+        journal: Journal,
         *,
         context_length: int,
-        log: list[Record] | None,
-        calls: list[Call] | None,
         on_death: Callable[[str], Awaitable[None]],
         reset: Callable[[tuple[Any, ...]], None],
     ) -> None:
         self._engine = engine
-        self._vocabulary = vocabulary
         self._wire = wire
         self._control = control
         self._context_length = context_length
-        self._log = log
-        self._calls = calls
+        self._journal = journal
         self._on_death = on_death
         self._reset = reset
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http" or (raw := await read(receive)) is None:
             return
-        exchange = Exchange(scope, receive, send, raw)
+        exchange = HttpExchange(scope, receive, send, raw)
         try:
             if exchange.path == "/generate" and exchange.method in ("POST", "PUT"):
                 await self._generate(exchange)
             else:
-                if self._calls is not None:
-                    call = Call(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
-                    self._calls.append(call)
+                self._journal.add_request(
+                    RequestRecord(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
+                )
                 await self._control(exchange)
         except Refused as refused:
             await exchange.answer(400, refused.body())
@@ -83,7 +75,7 @@ class EngineApp:
 
     # -- generations ---------------------------------------------------------------------------------------------------
 
-    async def _generate(self, exchange: Exchange) -> None:
+    async def _generate(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()
         stream = bool(body.get("stream"))
         try:
@@ -114,20 +106,19 @@ class EngineApp:
             for job in jobs:
                 self._engine.retire(job)
 
-    def _admit(self, exchange: Exchange, body: dict[str, Any]) -> tuple[list[Job], bool]:
-        """Make a request's jobs, prompt-major; tell whether the answer is a list."""
+    def _admit(self, exchange: HttpExchange, body: dict[str, Any]) -> tuple[list[EngineJob], bool]:
+        """Return a request's jobs, prompt-major, and whether the reply is a list."""
         engine = self._engine
-        admitted = admit(body, self._vocabulary, context_length=self._context_length, in_flight=engine.jobs)
+        admitted = admit(body, engine.vocabulary, context_length=self._context_length, in_flight=engine.jobs)
         records = [
-            Record(one.rid, body, exchange.raw, exchange.headers, number, one.input_ids, admitted.from_text)
+            GenerationRecord(one.rid, body, exchange.raw, exchange.headers, number, one.input_ids, admitted.from_text)
             for number, one in enumerate(admitted.replies)
         ]
-        if self._log is not None:
-            self._log += records
+        self._journal.add_generations(records)
         jobs = [engine.start(one, record) for one, record in zip(admitted.replies, records, strict=True)]
         return jobs, admitted.listed
 
-    async def _reply(self, exchange: Exchange, jobs: list[Job], listed: bool) -> None:
+    async def _reply(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool) -> None:
         fault = next((job.fault for job in jobs if job.fault), None)
         match fault:
             case "no_answer":
@@ -152,14 +143,14 @@ class EngineApp:
             case _:
                 await exchange.answer(200, content)
 
-    async def _run(self, job: Job) -> bytes:
+    async def _run(self, job: EngineJob) -> bytes:
         last = NOTHING
         async for progress in self._engine.run(job, stream=False):
             last = progress
         self._engine.retire(job)
         return self._wire.payload(job, last, self._engine.weight_version)
 
-    async def _stream(self, exchange: Exchange, jobs: list[Job], listed: bool) -> None:
+    async def _stream(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool) -> None:
         fault = next((job.fault for job in jobs if job.fault), None)
         if fault == "no_answer":
             await asyncio.Event().wait()
@@ -193,7 +184,7 @@ class EngineApp:
             await exchange.part(DONE, last=True)
 
     async def _run_stream(
-        self, job: Job, index: int | None, events: asyncio.Queue[bytes | None], *, busy: bool
+        self, job: EngineJob, index: int | None, events: asyncio.Queue[bytes | None], *, busy: bool
     ) -> None:
         since = NOTHING
         async for progress in self._engine.run(job, stream=True):

@@ -1,4 +1,4 @@
-"""Every route of a worker but /generate."""
+"""All routes of a worker except /generate."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 
 from router.embedded.engine.engine import Engine, PauseMode
 from router.embedded.engine.errors import Refused
-from router.embedded.http.exchange import Exchange
+from router.embedded.http.exchange import HttpExchange
 from router.embedded.http.wire import Wire
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 _UPDATED = "Succeeded to update model weights."
 _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 
 
 class Control:
-    """Answers about an engine, and commands to it.
+    """Reports on an engine, and commands it.
 
     Args:
-        engine: which.
-        wire: how it streams, which /server_info tells.
-        tokenizer_path: which stands for the model's path, too.
-        context_length: as it is told.
-        stream_interval: as it is told.
-        health_timeout: seconds that /health waits for a paused engine before its 503.
+        engine: the engine.
+        wire: /server_info reports how it streams.
+        tokenizer_path: reported as the model's path, too.
+        context_length: reported.
+        stream_interval: reported.
+        health_timeout: seconds that /health waits for a paused engine before it answers 503.
     """
 
     def __init__(
@@ -71,12 +71,11 @@ class Control:
             "/update_weights_from_tensor": (post, self._update_from_tensor),
             "/update_weights_from_distributed": (post, self._update_from_distributed),
             "/update_weights_from_ipc": (post, self._update_from_ipc),
-            # Not SGLang's: shows what of a request arrives at a worker, for a router's catch-all.
+            # SGLang does not have it: it shows what arrives of a request that a router passes through.
             "/echo": (("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"), self._echo),
         }
 
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answer one request."""
+    async def __call__(self, exchange: HttpExchange) -> None:
         methods, handler = self._routes.get(exchange.path, ((), self._nothing))
         if not methods:
             await exchange.answer(404, {"detail": "Not Found"})
@@ -86,25 +85,25 @@ class Control:
         else:
             await handler(exchange)
 
-    # -- how it is -----------------------------------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------------------------------
 
-    async def _health(self, exchange: Exchange) -> None:
+    async def _health(self, exchange: HttpExchange) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
-                self._engine.watchers.wait_for(lambda: not self._engine.paused), self._health_timeout
+                self._engine.progress.wait_for(lambda: not self._engine.paused), self._health_timeout
             )
         await self._state(exchange, self.unhealthy or self._engine.paused)
 
-    async def _ping(self, exchange: Exchange) -> None:
+    async def _ping(self, exchange: HttpExchange) -> None:
         await self._state(exchange, self.unhealthy)
 
-    async def _ready(self, exchange: Exchange) -> None:
+    async def _ready(self, exchange: HttpExchange) -> None:
         await self._state(exchange, self.unhealthy or self._engine.paused)
 
-    async def _state(self, exchange: Exchange, bad: bool) -> None:
+    async def _state(self, exchange: HttpExchange, bad: bool) -> None:
         await exchange.answer(503 if bad else 200)
 
-    async def _model_info(self, exchange: Exchange) -> None:
+    async def _model_info(self, exchange: HttpExchange) -> None:
         info = {
             "model_path": self._path,
             "served_model_name": self._path,
@@ -123,7 +122,7 @@ class Control:
         }
         await exchange.answer(200, info)
 
-    async def _server_info(self, exchange: Exchange) -> None:
+    async def _server_info(self, exchange: HttpExchange) -> None:
         info = {
             "model_path": self._path,
             "tokenizer_path": self._path,
@@ -136,7 +135,7 @@ class Control:
         }
         await exchange.answer(200, info)
 
-    async def _models(self, exchange: Exchange) -> None:
+    async def _models(self, exchange: HttpExchange) -> None:
         card = {
             "id": self._path,
             "object": "model",
@@ -148,15 +147,15 @@ class Control:
         }
         await exchange.answer(200, {"object": "list", "data": [card]})
 
-    async def _nothing(self, exchange: Exchange) -> None:
+    async def _nothing(self, exchange: HttpExchange) -> None:
         await exchange.answer(404, {"detail": "Not Found"})
 
-    async def _echo(self, exchange: Exchange) -> None:
+    async def _echo(self, exchange: HttpExchange) -> None:
         await exchange.answer(200, exchange.raw, exchange.headers.get("content-type", "application/octet-stream"))
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    async def _abort_request(self, exchange: Exchange) -> None:
+    async def _abort_request(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()
         rid = wanted(body, "rid", str, "")
         if body.get("abort_all"):
@@ -165,24 +164,24 @@ class Control:
             self._engine.abort(rid)
         await exchange.answer(200)
 
-    async def _pause(self, exchange: Exchange) -> None:
+    async def _pause(self, exchange: HttpExchange) -> None:
         mode = exchange.json_object().get("mode", "abort")
         if mode not in _MODES:
             raise Refused("Input should be 'abort', 'retract' or 'in_place'", "object")
         await self._engine.pause(mode)
         await exchange.answer(200, {"message": "Generation paused successfully.", "status": "ok"})
 
-    async def _continue(self, exchange: Exchange) -> None:
+    async def _continue(self, exchange: HttpExchange) -> None:
         exchange.json_object()
         self._engine.resume()
         await exchange.answer(200, {"message": "Generation continued successfully.", "status": "ok"})
 
-    async def _flush(self, exchange: Exchange) -> None:
+    async def _flush(self, exchange: HttpExchange) -> None:
         idle = self._engine.idle()
         message = b"Cache flushed.\n" if idle else b"Flush cache failed.\n"
         await exchange.answer(200 if idle else 400, message, None)
 
-    async def _update_weight_version(self, exchange: Exchange) -> None:
+    async def _update_weight_version(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()
         version = wanted(body, "new_version", str)
         if body.get("abort_all_requests", True):
@@ -191,25 +190,25 @@ class Control:
         message = f"Weight version updated to {version}"
         await exchange.answer(200, {"success": True, "message": message, "new_version": version})
 
-    async def _update_from_disk(self, exchange: Exchange) -> None:
+    async def _update_from_disk(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()
         wanted(body, "model_path", str)
         await self._update(body)
         await exchange.answer(200, {"success": True, "message": _UPDATED, "num_paused_requests": 0})
 
-    async def _update_from_tensor(self, exchange: Exchange) -> None:
+    async def _update_from_tensor(self, exchange: HttpExchange) -> None:
         await self._update_from(exchange, "serialized_named_tensors")
 
-    async def _update_from_distributed(self, exchange: Exchange) -> None:
+    async def _update_from_distributed(self, exchange: HttpExchange) -> None:
         await self._update_from(exchange, "names", "dtypes", "shapes")
 
-    async def _update_from_ipc(self, exchange: Exchange) -> None:
+    async def _update_from_ipc(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()
         wanted(body, "zmq_handles", dict)
         await self._update(body)
         await exchange.answer(200, {"success": True, "message": _UPDATED})
 
-    async def _update_from(self, exchange: Exchange, *names: str) -> None:
+    async def _update_from(self, exchange: HttpExchange, *names: str) -> None:
         body = exchange.json_object()
         for name in names:
             wanted(body, name, list)
@@ -224,10 +223,10 @@ class Control:
 
 
 def wanted(body: dict[str, Any], name: str, kind: type, *default: Any) -> Any:
-    """A value of a body; null is like none.
+    """Return a value of a body; null counts as missing.
 
     Raises:
-        Refused: it is of another kind, or not there and has no default.
+        Refused: it is of another kind, or it is missing and has no default.
     """
     value = body.get(name)
     if value is None and default:

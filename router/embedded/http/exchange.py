@@ -1,4 +1,4 @@
-"""One HTTP request and its answer."""
+"""One HTTP request and its reply."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
 
-class Exchange:
-    """A request that has been read, and the way back."""
+class HttpExchange:
+    """A request whose body has been read, and the way to reply to it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, raw: bytes) -> None:
         self.raw = raw
@@ -36,14 +36,13 @@ class Exchange:
 
     @property
     def query(self) -> dict[str, list[str]]:
-        """Each value under its name."""
         return parse_qs(self._query.decode("latin-1"))
 
     def json_object(self) -> dict[str, Any]:
-        """The body.
+        """Return the body.
 
         Raises:
-            Refused: it is none, or not said to be one.
+            Refused: it is no JSON object, or its content type is not JSON.
         """
         if self.headers.get("content-type", "").split(";")[0].strip() != JSON:
             raise Refused("Input should be a dictionary or an instance of the request's class", "object")
@@ -56,7 +55,7 @@ class Exchange:
         return body
 
     async def disconnected(self) -> None:
-        """Return when the client has gone."""
+        """Return when the client has left."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -67,14 +66,12 @@ class Exchange:
         length: int | None = None,
         more: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
-        """The head."""
         headers = [(b"content-type", content_type.encode())] if content_type else []
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *more]})
 
     async def part(self, content: bytes, *, last: bool = False) -> None:
-        """A piece of the body."""
         await self._send({"type": "http.response.body", "body": content, "more_body": not last})
 
     async def answer(
@@ -84,19 +81,19 @@ class Exchange:
         content_type: str | None = JSON,
         more: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
-        """The whole answer: bytes as they are, all else as JSON."""
+        """Send a whole reply: bytes as they are, everything else as JSON."""
         raw = content if isinstance(content, bytes) else msgspec.json.encode(content)
         await self.start(status, content_type if raw else None, len(raw), more)
         await self.part(raw, last=True)
 
 
 def event(payload: Any) -> bytes:
-    """A server-sent event: of JSON that is there already, or of what is to become JSON."""
+    """Return a server-sent event. Bytes are JSON already, everything else is encoded."""
     return b"data: %b\n\n" % (payload if isinstance(payload, bytes) else msgspec.json.encode(payload))
 
 
 async def read(receive: Receive) -> bytes | None:
-    """The body of a request; None if the client left in the middle of it."""
+    """Return the body of a request; None if the client left before its end."""
     parts: list[bytes] = []
     while (message := await receive())["type"] == "http.request":
         parts.append(message.get("body", b""))

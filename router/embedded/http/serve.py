@@ -1,4 +1,4 @@
-"""Uvicorn in a running loop, with what no server wants to offer: to die in the middle of everything, and to come back."""
+"""Uvicorn in a running loop, with what no server offers: to die in the middle of everything, and to come back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 
 
-class Server:
+class RestartableServer:
     """Serves an application on a port.
 
     Args:
@@ -27,16 +27,15 @@ class Server:
 
     @property
     def up(self) -> bool:
-        """Whether it listens."""
         return self._server is not None
 
     async def listen(self) -> None:
         """Return when connections are accepted.
 
         Raises:
-            OSError: the port is not to be had.
+            OSError: the port is not available.
         """
-        # With its protocol number: asyncio turns Nagle's algorithm off only then, and a reply in two writes would take 40 ms.
+        # Without the protocol number asyncio leaves Nagle's algorithm on, and a reply in two writes takes 40 ms.
         listener = socket.socket(proto=socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,15 +56,15 @@ class Server:
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for this, and it takes a few turns only
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for this, and it takes only a few turns
             await asyncio.sleep(0)
 
     async def die(self) -> None:
-        """Cut all connections, and accept no others."""
+        """Cut all connections and accept no more."""
         if self._server is None:
             return
         server, self._server = self._server, None
-        while _accepting():  # noqa: ASYNC110 - asyncio has no event for this, and it takes a few turns only
+        while _accepting():  # noqa: ASYNC110 - asyncio has no event for this, and it takes only a few turns
             await asyncio.sleep(0)
         for listening in server.servers:
             listening.close()
@@ -74,24 +73,24 @@ class Server:
         server.force_exit = server.should_exit = True
 
     async def close(self) -> None:
-        """Die, and leave nothing behind in the loop."""
+        """Die, and leave no task in the loop."""
         tasks = list(self._server.server_state.tasks) if self._server else []
         await self.die()
         if tasks:
-            await asyncio.wait(tasks, timeout=1)  # they see that their client is gone
-        # uvicorn's own way out takes two tenths of a second, for connections that are already cut here.
+            await asyncio.wait(tasks, timeout=1)  # they notice that their client has left
+        # uvicorn's own shutdown waits 0.2 s for connections, which are already cut here.
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
     def reset(self, client: tuple[Any, ...]) -> None:
-        """Cut one client's connection, and no other."""
+        """Cut the connection of this client only."""
         for connection in list(self._server.server_state.connections) if self._server else []:
             if getattr(connection, "client", None) == client:
                 connection.transport.abort()
 
 
 def _accepting() -> bool:
-    """Whether a connection is on its way from its acceptance to its protocol: asyncio loses it if its server closes then."""
+    """Whether an accepted connection has no protocol yet: asyncio loses it if its server closes at that moment."""
     return any(getattr(task.get_coro(), "__name__", "") == "_accept_connection2" for task in asyncio.all_tasks())

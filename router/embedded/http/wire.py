@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.embedded.engine.engine import Job, Progress
+from router.embedded.engine.engine import EngineJob, Progress
 from router.embedded.engine.faults import BUSY_REASON, spoil
 from router.embedded.engine.source import Scored
-from router.embedded.models.vocabulary import Vocabulary
+from router.embedded.models.vocabulary import EngineVocabulary
 
 StreamStyle = Literal["cumulative", "incremental", "mixed"]
 
@@ -24,19 +24,18 @@ class Wire:
 
     Args:
         vocabulary: for `return_text_in_logprobs`.
-        stream_style: cumulative (SGLang's default), incremental (`--incremental-streaming-output`), or mixed (up to 0.5.5:
-            `output_ids` are deltas, the rest is cumulative).
-        version_spans: False leaves `weight_versions` out, as before 0.5.19.
+        stream_style: see `WorkerOptions`.
+        version_spans: see `WorkerOptions`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, stream_style: StreamStyle, version_spans: bool) -> None:
+    def __init__(self, vocabulary: EngineVocabulary, *, stream_style: StreamStyle, version_spans: bool) -> None:
         self.stream_style = stream_style
         self._vocabulary = vocabulary
         self.version_spans = version_spans
 
     def payload(
         self,
-        job: Job,
+        job: EngineJob,
         now: Progress,
         current: str,
         *,
@@ -44,26 +43,26 @@ class Wire:
         index: int | None = None,
         busy: bool = False,
     ) -> bytes:
-        """A reply, or a stream's event if `since` is what was sent before it.
+        """Return a reply, or an event of a stream.
 
         Args:
-            job: whose reply.
-            now: as far as it has come.
-            current: the present weight version.
-            since: the event before; of the first one, `engine.NOTHING`.
-            index: the reply's place in a batch that is streamed.
-            busy: it is an abort with a status code, whatever became of it.
+            job: the sample.
+            now: how far it has been decoded.
+            current: the current weight version.
+            since: of a stream, what the event before had; `engine.NOTHING` for the first one. None for a reply.
+            index: the reply's place in a streamed batch.
+            busy: replace the finish reason by an abort with a status code.
         """
         sample, count = job.sample, now.count
         style = "cumulative" if since is None else self.stream_style
         ids_from = rest_from = text_from = 0
         if since is not None and now.dequeued:
-            # What ends a stream of deltas here is one id that was sent before, and all the rest.
+            # The event that ends an incremental stream here repeats the last id, and all the rest.
             ids_from = max(0, count - 1) if style == "incremental" else 0
         elif since is not None:
             ids_from = 0 if style == "cumulative" else since.count
             rest_from, text_from = (since.count, len(since.text)) if style == "incremental" else (0, 0)
-        logprobs = self._logprobs(job, rest_from, count) if sample.asked.logprobs else {}
+        logprobs = self._logprobs(job, rest_from, count) if sample.returns.logprobs else {}
         meta: dict[str, Any] = {"id": job.record.rid, "finish_reason": now.finish}
         if now.dequeued:
             meta |= {"weight_version": current, "e2e_latency": _LATENCY}
@@ -91,7 +90,7 @@ class Wire:
             "output_ids": sample.output_ids[ids_from:count],
             "meta_info": meta,
         }
-        if sample.asked.prompt_ids:
+        if sample.returns.prompt_ids:
             payload["prompt_token_ids"] = sample.prompt_ids
         if index is not None:
             payload["index"] = index
@@ -105,29 +104,29 @@ class Wire:
             return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()  # msgspec writes null
         return msgspec.json.encode(payload)
 
-    def _add_versions(self, meta: dict[str, Any], job: Job, current: str, count: int) -> None:
+    def _add_versions(self, meta: dict[str, Any], job: EngineJob, current: str, count: int) -> None:
         if self.version_spans:
             meta["weight_versions"] = job.sample.versions.spans(current, count)
             meta["weight_version"] = meta["weight_versions"][-1]["version"]
 
-    def _logprobs(self, job: Job, start: int, end: int) -> dict[str, Any]:
-        """Of the prompt always all, and of the reply a part."""
-        sample, asked, beside = job.sample, job.sample.asked, job.sample.beside
+    def _logprobs(self, job: EngineJob, start: int, end: int) -> dict[str, Any]:
+        """Return the logprobs of the whole prompt, and those of a part of the reply."""
+        sample, returns, details = job.sample, job.sample.returns, job.sample.details
         outputs: list[Any] = sample.entries(start, end)
         found: dict[str, Any] = {
-            "input_token_logprobs": self._entries(beside.prompt, texts=asked.texts),
+            "input_token_logprobs": self._entries(details.prompt, texts=returns.texts),
             "output_token_logprobs": outputs
-            if not asked.texts
+            if not returns.texts
             else [(logprob, token, self._text(token)) for logprob, token, _ in outputs],
             "output_token_logprobs_length": end,
         }
         for key, asked_for, inputs, output in (
-            ("top_logprobs", asked.top, beside.prompt_top, beside.output_top),
-            ("token_ids_logprobs", asked.chosen, beside.prompt_chosen, beside.output_chosen),
+            ("top_logprobs", returns.top, details.prompt_top, details.output_top),
+            ("token_ids_logprobs", returns.chosen, details.prompt_chosen, details.output_chosen),
         ):
             if asked_for:
-                found[f"input_{key}"] = [one and self._entries(one, texts=asked.texts) for one in inputs]
-                found[f"output_{key}"] = [self._entries(one, texts=asked.texts) for one in output[start:end]]
+                found[f"input_{key}"] = [one and self._entries(one, texts=returns.texts) for one in inputs]
+                found[f"output_{key}"] = [self._entries(one, texts=returns.texts) for one in output[start:end]]
         return found
 
     def _entries(self, scored: Sequence[Scored], *, texts: bool) -> list[tuple[float | None, int, str | None]]:

@@ -1,4 +1,4 @@
-"""What a language model is to the engine."""
+"""The interface of a language model."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class LanguageModel(Protocol):
     """A distribution of the next token."""
 
     def next_logprobs(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Natural logs of the next token's probabilities after `ids`, prompt and reply so far: [vocabulary's size]."""
+        """Return the natural logs of the next token's probabilities after prompt and reply so far: [vocabulary's size]."""
         ...

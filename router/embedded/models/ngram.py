@@ -1,18 +1,18 @@
-"""A language model of forty kilobytes: counted while it is loaded, and good for some sense and many spellings.
+"""A language model of forty kilobytes, counted while it is loaded: it makes some sense, and spells in many ways.
 
-What the router is about are replies whose ids are not those that their text encodes to. A model that was counted from
-encoded text would never write one. So the corpus is spelled many times over, and each time some of its tokens are taken
-apart at random, into two that spell the same:
+The router exists for replies whose ids are not those that their text encodes to. A model that was counted from encoded text
+never writes one. So the corpus is spelled many times, and each time some of its tokens are split at random, into two that spell
+the same:
 
     encoded      [The][ keeper][ of][ the][ old][ lighthouse]...
     in a passage [The][ ke][eper][ of][ the][ old][ light][house]...
 
-What follows what is then counted over all these passages, and the model takes words apart by itself, one token at a time
-and with logprobs that are its own. The text is the corpus's in every passage.
+The n-grams of all passages are counted, and so the model splits words by itself, one token at a time and with logprobs of its
+own. The text is the corpus's in every passage.
 
-The distribution after a context is the interpolation of those after its last three tokens, its last two, its last one and
-none. How much is left to the shorter context depends on how many different tokens followed the longer one, and on how often
-it was seen (Witten and Bell, 1991).
+The distribution after a context interpolates those after its last three tokens, its last two, its last one and none. The share
+of the shorter context depends on how many different tokens followed the longer one, and on how often the longer one was seen
+(Witten and Bell, 1991).
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ DATA = Path(__file__).with_name("data")
 
 PASSAGES = 16
 WHOLE = 3
-"""Tokens that stay whole after one that was taken apart: as many as the model sees, so that it learns to do it evenly."""
-TAKEN_APART = 0.115
-"""How often a token after those is taken apart. With it 15 of 100 sampled ids are not what encoding the text gives."""
+"""Tokens that stay whole after a split one: as many as the model sees, so that it learns to split evenly."""
+SPLIT_SHARE = 0.115
+"""The share of the tokens behind these that are split. With it encoding the text loses 15 of 100 sampled ids."""
 BACKOFF = (0.01, 0.1, 1.0)
-"""How readily a context of one, two, three tokens leaves it to a shorter one: factors to Witten and Bell's, who have 1."""
+"""Factors to Witten and Bell's share of the shorter context, for contexts of one, two and three tokens. They have 1."""
 BACKOFF_IN_CHARACTER = 1e-6
-"""The same inside a character, where another context would go on with another one, and the text would be broken."""
+"""The same inside a character, where a shorter context would go on with another character and break the text."""
 FLOOR = 1e-4
-"""The probability of any token at all, each alike, where nothing is known of the context."""
+"""The probability, shared by all tokens alike, of what was never counted."""
 
 _EOS = "<|im_end|>"
 _PROMPT = re.compile(r"(<\|im_start\|>(?:system|user|tool)\n.*?<\|im_end\|>)", re.DOTALL)
 
-Spellings = Sequence[Sequence[Sequence[int]]]  # of each id, the ids that it can be taken apart into
+Spellings = Sequence[Sequence[Sequence[int]]]  # by id, the ways to split it
 
 
 def shipped_tokenizer() -> Path:
-    """The folder of the tokenizer that comes with this package: 4,096 entries, ChatML."""
+    """Return the folder of the tokenizer that comes with this package: 4,096 entries, ChatML."""
     return DATA / "tokenizer"
 
 
 def shipped_corpus() -> str:
-    """The conversations that the shipped model was counted from, with their special tokens spelled out."""
+    """Return the conversations that the shipped model is counted from, with their special tokens spelled out."""
     return (DATA / "corpus.txt").read_text(encoding="utf-8")
 
 
 def spellings(tokenizer: Tokenizer) -> Spellings:
-    """All ways to take each token apart: an ordinary one into any two that spell it, `<think>` into `<`, `think`, `>`.
+    """Return all ways to split each token: an ordinary one into any two that spell it, `<think>` into `<`, `think`, `>`.
 
-    Single bytes and special tokens cannot be taken apart.
+    Single bytes and special tokens cannot be split.
     """
     added = tokenizer.get_added_tokens_decoder()
     vocab = tokenizer.get_vocab(with_added_tokens=False)
@@ -77,14 +77,14 @@ def spellings(tokenizer: Tokenizer) -> Spellings:
 
 
 def respell(ids: Sequence[int], ways: Spellings, rng: random.Random) -> list[int]:
-    """`ids` with some of them taken apart. They decode to the same text."""
+    """Return `ids` with some of them split. They decode to the same text."""
     spelled: list[int] = []
     whole, due = 0, False
     for number in ids:
-        # Not all tokens can be taken apart, digits cannot. One that is due and cannot leaves it to the next.
-        due = due or (whole == 0 and rng.random() < TAKEN_APART)
+        # Some tokens, such as digits, cannot be split. If one of them is due, the next one is split instead.
+        due = due or (whole == 0 and rng.random() < SPLIT_SHARE)
         if due and ways[number]:
-            # Not rng.choice, which another version of Python may do in another way.
+            # rng.choice may change from one version of Python to another.
             spelled += ways[number][int(rng.random() * len(ways[number]))]
             whole, due = WHOLE, False
         else:
@@ -94,12 +94,12 @@ def respell(ids: Sequence[int], ways: Spellings, rng: random.Random) -> list[int
 
 
 def passages(tokenizer: Tokenizer, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The shipped corpus, `PASSAGES` times over, each time spelled in another way.
+    """Spell the shipped corpus `PASSAGES` times, each time in another way.
 
     Returns:
         ids: [length].
-        counted: [length], which of them a model may say: all but the special tokens, of which it says EOS, and that only
-            where a reply ends. After a prompt whose end is not marked, the EOS of a prompt would be its whole reply.
+        counted: [length], whether the model may sample the token: any but a special one, and the EOS where a reply ends. (With
+            the EOS of prompts it would answer a prompt whose end is not marked with nothing but an EOS.)
     """
     eos = tokenizer.get_vocab()[_EOS]
     special = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
@@ -117,11 +117,11 @@ def passages(tokenizer: Tokenizer, seed: int = 0) -> tuple[NDArray[np.int64], ND
 
 
 class NGramModel:
-    """Distributions of the next token, out of counted ones.
+    """Distributions of the next token, from counts.
 
     Args:
         ids: what to count, [length].
-        counted: which of them are the model's to say, [length]; the others are context only.
+        counted: whether the model may sample the token, [length]; the others are context only.
         size: the vocabulary's.
         broken: ids that are no whole characters by themselves.
     """
@@ -139,7 +139,7 @@ class NGramModel:
         contexts = np.zeros_like(ids)
         for length in range(1, len(BACKOFF) + 1):
             contexts[length:] |= ids[:-length] << self._bits * (length - 1)
-            # Where in a character a broken token is can only be told from what is before it.
+            # A single broken token does not say where in its character it is, so it is no context by itself.
             clear = counted[length:] if length > 1 else counted[1:] & ~np.isin(ids[:-1], inside)
             grams = (contexts << self._bits | ids)[length:][clear]
             self._contexts.append(_Contexts(grams, self._bits, BACKOFF[length - 1], inside))
@@ -147,14 +147,14 @@ class NGramModel:
     @classmethod
     @cache
     def shipped(cls) -> NGramModel:
-        """The model of the shipped corpus and tokenizer, made once per process."""
+        """Return the model of the shipped corpus and tokenizer, made once per process."""
         tokenizer = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
         size = tokenizer.get_vocab_size()
         broken = [number for number in range(size) if "\ufffd" in tokenizer.decode([number])]
         return cls(*passages(tokenizer), size=size, broken=broken)
 
     def next_logprobs(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Natural logs of the next token's probabilities after `ids`, [size]. Only the last three are looked at."""
+        """Return the natural logs of the next token's probabilities after `ids`, [size]. Only the last three count."""
         found: list[tuple[_Contexts, int]] = []
         context = 0
         for length, contexts in enumerate(self._contexts, start=1):
@@ -164,7 +164,7 @@ class NGramModel:
             row = contexts.rows.get(context)
             if row is not None:
                 found.append((contexts, row))
-        left = 1.0  # of the probability, by the contexts that are longer
+        left = 1.0  # the share of the probability that the longer contexts leave
         parts: list[tuple[NDArray[np.intp], NDArray[np.float32]]] = []
         for contexts, row in reversed(found):
             span = slice(contexts.starts[row], contexts.starts[row + 1])
@@ -172,16 +172,16 @@ class NGramModel:
             left *= contexts.left[row]
         probabilities: NDArray[np.float32] = self._alone * np.float32(left)
         for tokens, shares in parts:
-            probabilities[tokens] += shares  # a token is in a part only once
+            probabilities[tokens] += shares  # += works because a token is in a part only once
         np.log(probabilities, out=probabilities)
         return probabilities
 
 
 class _Contexts:
-    """What followed each context of one length.
+    """The tokens that followed each context of one length.
 
     Args:
-        grams: contexts and followers, [length], a follower in the lowest `bits`.
+        grams: [length], each a context with its follower in the lowest `bits`.
         bits: of a token.
         backoff: see `BACKOFF`.
         broken: see `NGramModel`.

@@ -1,42 +1,41 @@
-"""Ids drawn without a model, such that nearly no reply is what re-encoding its text gives."""
+"""Ids sampled without a model, such that the ids of almost no reply are those that encoding its text gives."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-from router.embedded.engine.sampling import Sampling
-from router.embedded.engine.source import Drawing, Scored, float32
-from router.embedded.models.vocabulary import Vocabulary
+from router.embedded.engine.sampling import SamplingParams
+from router.embedded.engine.source import Scored, TokenDistributions, float32
+from router.embedded.models.vocabulary import EngineVocabulary
 
 
 class NoiseSource:
-    """Draws half of its ids from all ordinary ones, half from the crumbs, whatever the context is.
+    """Takes half of its ids from all ordinary ones and half from the crumbs, whatever the context is.
 
-    Ids drawn evenly are long words, which re-encoding mostly finds again; crumbs between them it does not.
+    Evenly chosen ids are mostly long words, which encoding their text gives again. With crumbs between them it does not.
 
     Args:
-        vocabulary: to draw from.
-        sample_from: the only ids to draw.
-        eos_share: how likely the EOS is at each place.
+        vocabulary: has the ids.
+        sample_from: the only ids to sample.
+        eos_share: the probability of the EOS at each place.
     """
 
     burst = 64
 
     def __init__(
-        self, vocabulary: Vocabulary, *, sample_from: Sequence[int] | None = None, eos_share: float = 0.0
+        self, vocabulary: EngineVocabulary, *, sample_from: Sequence[int] | None = None, eos_share: float = 0.0
     ) -> None:
         self.vocabulary = vocabulary
         self.sample_from = sample_from
         self.eos_share = eos_share
 
-    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, seed: str) -> Drawing:
-        """A reply of noise."""
+    def begin(self, prompt_ids: Sequence[int], sampling: SamplingParams, seed: str) -> TokenDistributions:
         return _Noise(self, random.Random(seed))
 
 
 class _Noise:
-    """Each place is like any other, so this is the sequence and all of its distributions."""
+    """A sequence and all of its distributions, since all places are alike."""
 
     def __init__(self, source: NoiseSource, rng: random.Random) -> None:
         self._source = source
@@ -45,8 +44,8 @@ class _Noise:
     def next(self, output_ids: Sequence[int]) -> _Noise:
         return self
 
-    def read(self, position: int) -> _Text:
-        return _Text(self._source, self._rng)
+    def read(self, position: int) -> _PromptNoise:
+        return _PromptNoise(self._source, self._rng)
 
     def draw(self) -> int:
         source, rng = self._source, self._rng
@@ -67,8 +66,8 @@ class _Noise:
         return [(float32(-8 - token % 7 / 3), token) for token in tokens]
 
 
-class _Text(_Noise):
-    """A place of a prompt, where the noise has no say."""
+class _PromptNoise(_Noise):
+    """A place of a prompt, where no randomness is used up."""
 
     def logprob(self, token: int) -> float:
         return -1.5

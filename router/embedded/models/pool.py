@@ -1,8 +1,8 @@
-"""Replies out of a pool that was made beforehand, for measuring load: a reply is a slice of it.
+"""Replies out of a pool that was made beforehand, for measuring load: a reply is a slice of the pool.
 
-Nothing is sampled, nothing is stopped at, and no token costs Python anything. `max_new_tokens` is the length, whatever else a
-request's `sampling_params` say; of logprobs there are those of the sampled tokens. All the same a reply is consistent: its
-text is what its ids decode to, because only tokens are in the pool whose text is the same wherever they stand.
+Nothing is sampled, nothing stops a reply, and no token costs any Python. `max_new_tokens` is the length, whatever else the
+`sampling_params` of a request say, and only the sampled tokens have logprobs. Still a reply is consistent: its ids decode to
+its text, because the pool has only tokens whose text is the same at every place.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from router.embedded.engine.sample import Asked, Logprobs, Versions
-from router.embedded.engine.sampling import Sampling
+from router.embedded.engine.sample import Logprobs, ReturnOptions, Versions
+from router.embedded.engine.sampling import SamplingParams
 from router.embedded.engine.script import FREE
 from router.embedded.engine.source import float32
 from router.embedded.engine.stopping import FinishReason
-from router.embedded.models.vocabulary import Vocabulary
+from router.embedded.models.vocabulary import EngineVocabulary
 
 _WORDS = 4096  # different tokens
 _SIZE = 1 << 17  # tokens, 30 MB of them with their logprobs
@@ -26,10 +26,10 @@ class Pool:
     """Ids with their texts and logprobs.
 
     Raises:
-        ValueError: the vocabulary has no token that always decodes alike.
+        ValueError: the vocabulary has no token that decodes alike at every place.
     """
 
-    def __init__(self, vocabulary: Vocabulary, seed: int = 0) -> None:
+    def __init__(self, vocabulary: EngineVocabulary, seed: int = 0) -> None:
         rng = random.Random(seed)
         words = _words(vocabulary, rng)
         if not words:
@@ -43,20 +43,20 @@ class Pool:
         self._rng = rng
 
     def place(self, length: int) -> int:
-        """Where a reply of so many tokens begins."""
+        """Return the index in the pool of a new reply of `length` tokens."""
         return self._rng.randrange(max(1, _SIZE - length))
 
 
 class PooledReply:
-    """A slice of the pool, as far as it has been sampled."""
+    """A slice of the pool, which grows as it is sampled."""
 
-    def __init__(self, pool: Pool, prompt_ids: Sequence[int], sampling: Sampling, asked: Asked) -> None:
+    def __init__(self, pool: Pool, prompt_ids: Sequence[int], sampling: SamplingParams, returns: ReturnOptions) -> None:
         self.prompt_ids = prompt_ids
         self.sampling = sampling
         self.script = FREE
-        self.asked = Asked(logprobs=asked.logprobs, texts=asked.texts, prompt_ids=asked.prompt_ids)
+        self.returns = ReturnOptions(logprobs=returns.logprobs, texts=returns.texts, prompt_ids=returns.prompt_ids)
         self.versions = Versions()
-        self.beside = Logprobs()
+        self.details = Logprobs()
         self.finish: FinishReason | None = None
         self.burst = self.plain_interval = _SIZE
         self.output_ids: list[int] = []
@@ -68,11 +68,9 @@ class PooledReply:
 
     @property
     def logprobs(self) -> list[float]:
-        """Of what has been sampled."""
         return self._pool.logprobs[self._start : self._start + len(self.output_ids)]
 
     def advance(self, count: int, version: str) -> None:
-        """Go on in the pool."""
         count = min(count, self._length - len(self.output_ids))
         at = self._start + len(self.output_ids)
         self.output_ids += self._pool.ids[at : at + count]
@@ -81,21 +79,18 @@ class PooledReply:
             self.finish = {"type": "length", "length": self._length}
 
     def text(self) -> str:
-        """The slice's text."""
         ends = self._pool.ends
         return self._pool.text[ends[self._start] : ends[self._start + len(self.output_ids)]]
 
     def entries(self, start: int, end: int) -> list[tuple[float, int, None]]:
-        """The slice's."""
         return self._pool.entries[self._start + start : self._start + end]
 
     def holds_back(self) -> bool:
-        """Never."""
         return False
 
 
-def _words(vocabulary: Vocabulary, rng: random.Random) -> dict[int, str]:
-    """Ids that are a word with its space: behind each other, and behind a prompt, they decode as they do alone."""
+def _words(vocabulary: EngineVocabulary, rng: random.Random) -> dict[int, str]:
+    """Return ids that are a word with its space: they decode alike behind each other, behind a prompt, and alone."""
     tried = rng.sample(vocabulary.ordinary, min(len(vocabulary.ordinary), 8 * _WORDS))
 
     def decode(*ids: int) -> str:

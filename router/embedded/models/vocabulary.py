@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer folder, loaded by itself."""
+"""A Hugging Face tokenizer folder, loaded without the rest of the project."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from transformers import AutoTokenizer
 
 
 @dataclass(frozen=True, eq=False)
-class Vocabulary:
-    """What a worker knows about its ids."""
+class EngineVocabulary:
+    """A worker's tokenizer, and its ids by kind."""
 
     tokenizer: Tokenizer
     eos_id: int
-    eos_ids: frozenset[int]  # with those of generation_config.json, which SGLang heeds too
+    eos_ids: frozenset[int]  # with those of generation_config.json, which SGLang uses too
     size: int
     ordinary: tuple[int, ...]  # ids that are neither special nor added
     special: frozenset[int]
-    crumbs: tuple[int, ...]  # ordinary ids of one to three ASCII letters or digits: what an encoder would have merged
+    crumbs: tuple[int, ...]  # ordinary ids of one to three ASCII letters or digits, which an encoder mostly merges
 
     def encode(self, text: str) -> list[int]:
-        """As a worker encodes a prompt: with whatever special tokens the tokenizer adds by itself."""
+        """Encode a prompt as a worker does, with the special tokens that the tokenizer adds by itself."""
         return list(self.tokenizer.encode(text).ids)
 
     def encode_bare(self, text: str) -> list[int]:
-        """Without special tokens."""
+        """Encode without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of some ids."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 
 @lru_cache(maxsize=8)
-def load_vocabulary(folder: str | Path) -> Vocabulary:
+def load_vocabulary(folder: str | Path) -> EngineVocabulary:
     """Load a tokenizer folder, or a hub id, once per process."""
     wrapper = AutoTokenizer.from_pretrained(str(folder))
     tokenizer: Tokenizer = wrapper.backend_tokenizer
@@ -46,7 +45,7 @@ def load_vocabulary(folder: str | Path) -> Vocabulary:
     generation = Path(folder) / "generation_config.json"
     more = json.loads(generation.read_text()).get("eos_token_id", []) if generation.is_file() else []
     vocab = {token: number for token, number in tokenizer.get_vocab().items() if number not in added}
-    return Vocabulary(
+    return EngineVocabulary(
         tokenizer=tokenizer,
         eos_id=wrapper.eos_token_id,
         eos_ids=frozenset([wrapper.eos_token_id, *([more] if isinstance(more, int) else more)]),

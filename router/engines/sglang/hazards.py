@@ -21,23 +21,11 @@ _LONGEST_PATTERN, _MOST_PATTERNS = 256, 32
 """The worker itself refuses more patterns, or longer ones."""
 
 _ONE_EACH = frozenset(
-    {
-        "return_logprob",
-        "logprob_start_len",
-        "top_logprobs_num",
-        "token_ids_logprob",
-        "return_sampling_mask",
-        "sampling_logprobs_mode",
-        "lora_path",
-        "custom_logit_processor",
-        "video_data",
-        "audio_data",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "bootstrap_pair_key",
-        "decode_tp_size",
-    }
+    (
+        "return_logprob logprob_start_len top_logprobs_num token_ids_logprob return_sampling_mask "
+        "sampling_logprobs_mode lora_path custom_logit_processor video_data audio_data bootstrap_host "
+        "bootstrap_port bootstrap_room bootstrap_pair_key decode_tp_size"
+    ).split()
 )
 """Fields of a batch that may be a list with one entry per prompt."""
 
@@ -63,10 +51,10 @@ def check(
         _check_batch(fields, len(sampling), prompts)
     else:
         _check_single(fields, len(sampling), logprobs=logprobs)
-    if any(value < -1 for value in integers(fields, "logprob_start_len")):
+    if "logprob_start_len" in fields and any(value < -1 for value in integers(fields, "logprob_start_len")):
         raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
     for params in sampling:
-        if any(value > _LARGEST for value in integers(params, "top_k")):
+        if "top_k" in params and any(value > _LARGEST for value in integers(params, "top_k")):
             raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
         if "stop_regex" in params:
             _check_patterns(params)

@@ -8,9 +8,8 @@ publish over ZeroMQ (read off `disaggregation/kv_events.py` of SGLang 0.5.23):
 - A batch is the msgpack array `[ts, events, attn_dp_rank]`. An event is a map whose `type` is the name of its class or, from
   older workers, an array that starts with that name.
 - A ROUTER socket for replays, if there is a replay endpoint. It receives an empty frame and the number of a batch, and sends
-the
-  batches that it still has from that number on (it keeps 10,000 by default): each an empty frame and the frames of the message,
-  without the topic from older workers. The number -1 ends a replay.
+  the batches that it still has from that number on (it keeps 10,000 by default): each an empty frame and the frames of the
+  message, without the topic from older workers. The number -1 ends a replay.
 - `GET /server_info` has `kv_events` with ports, topic and block size. Older workers have only the text of the flag.
 """
 

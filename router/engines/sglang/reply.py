@@ -15,15 +15,10 @@ DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""
 
 LOGPROB_FIELDS = frozenset(
-    {
-        "input_token_logprobs",
-        "output_token_logprobs",
-        "output_token_logprobs_length",
-        "input_top_logprobs",
-        "output_top_logprobs",
-        "input_token_ids_logprobs",
-        "output_token_ids_logprobs",
-    }
+    (
+        "input_token_logprobs output_token_logprobs output_token_logprobs_length input_top_logprobs "
+        "output_top_logprobs input_token_ids_logprobs output_token_ids_logprobs"
+    ).split()
 )
 """Fields of `meta_info` that are there only if the request asked for logprobs."""
 
@@ -31,21 +26,13 @@ LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
 
 _COMMON_FIELDS = frozenset({"text", "output_ids", "meta_info", "index"})
-_COMMON_META = LOGPROB_FIELDS | {
-    "id",
-    "finish_reason",
-    "prompt_tokens",
-    "completion_tokens",
-    "reasoning_tokens",
-    "cached_tokens",
-    "cached_tokens_details",
-    "weight_version",
-    "weight_versions",
-    "num_retractions",
-    "dp_rank",
-    "e2e_latency",
-    "response_sent_to_client_ts",
-}
+_COMMON_META = LOGPROB_FIELDS.union(
+    (
+        "id finish_reason prompt_tokens completion_tokens reasoning_tokens cached_tokens "
+        "cached_tokens_details weight_version weight_versions num_retractions dp_rank e2e_latency "
+        "response_sent_to_client_ts"
+    ).split()
+)
 """Fields of `meta_info` that SGLang 0.5.23 sends with every reply."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -18,14 +18,38 @@ from router.errors import BadRequestError
 from router.http.json_cost import check_items, check_weight
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
-_MULTIMODAL = ("image_data", "video_data", "audio_data")
+UNRECORDABLE = {
+    **dict.fromkeys(("image_data", "video_data", "audio_data"), "multimodal"),
+    "session_params": "session_params",
+}
+"""Fields that make what a worker reads more than the tokens of a prompt, and what that is called."""
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
+_TYPED: dict[str, tuple[Any, str]] = {
+    "stream": (bool, "true or false"),
+    "return_trajectory": (bool, "true or false"),
+    "rid": (str | list[str | None], "a string, or a list of them"),
+    "lora_path": (str | list[str | None], "a string, or a list of them"),
+}
 LONGEST_NAME = 1024
 """Characters of a request id, or of a weight version: both are kept with every reply."""
 _NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
 _LIST = re.compile(rb"\s*\[")
+
+
+class PromptOptions(NamedTuple):
+    """What a request says about one of its prompts.
+
+    Attributes:
+        skips_special: `skip_special_tokens`.
+        logprobs: `return_logprob`.
+        rid: the client's request id; None with `n > 1`, where workers give every sample an id of its own.
+    """
+
+    skips_special: bool
+    logprobs: bool
+    rid: str | None
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -66,17 +90,20 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         texts, ids, parts, batch = _prompts(fields, limits)
         sampling = _sampling(fields)
         prompts = texts or ids or parts
-        asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
+        asked = None
+        if "return_logprob" in fields:
+            asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
         count = None if prompts is None else len(prompts)
         hazards.check(fields, sampling, count, batch=batch, logprobs=any(logprobs))
-        asked_for = [typed(one, "n", int, "an integer") for one in sampling]
+        asked_for = [typed(one, "n", int, "an integer") if "n" in one else None for one in sampling]
         counts = {1 if count is None else count for count in asked_for} or {1}
         if min(counts) < 1:
             raise BadRequestError(f"`n` must be at least 1, not {min(counts)}")
         if len(counts) > 1:
             raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
         limits.check_replies(max(counts) * len(prompts or "1"))
+        given = {key: typed(fields, key, *kind) for key, kind in _TYPED.items() if key in fields}
         return cls(
             fields,
             sampling,
@@ -85,11 +112,11 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             parts,
             batch,
             counts.pop(),
-            bool(typed(fields, "stream", bool, "true or false")),
+            bool(given.get("stream")),
             logprobs,
-            bool(typed(fields, "return_trajectory", bool, "true or false")),
-            _checked_rids(typed(fields, "rid", str | list[str | None], "a string, or a list of them")),
-            typed(fields, "lora_path", str | list[str | None], "a string, or a list of them"),
+            bool(given.get("return_trajectory")),
+            _checked_rids(given.get("rid")),
+            given.get("lora_path"),
         )
 
     @property
@@ -102,18 +129,30 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """Why a reply to this request cannot be recorded; None if it can."""
         if self.texts is None and self.ids is None and self.segments is None:
             return "input_embeds"
-        if any(not is_null(self.fields.get(key)) for key in _MULTIMODAL):
-            return "multimodal"
-        if not is_null(self.fields.get("session_params")):
-            return "session_params"
+        for key, reason in UNRECORDABLE.items():
+            if key in self.fields and not is_null(self.fields[key]):
+                return reason
         return None
 
+    @property
+    def prompts(self) -> int:
+        """The number of prompts; 0 if they are embeddings."""
+        return len(self.texts or self.ids or self.segments or ())
+
+    def options(self) -> list[PromptOptions]:
+        """Return what the request says about each prompt."""
+        return [
+            PromptOptions(self.skips_special(number), self.asked_for_logprobs(number), self.rid(number))
+            for number in range(self.prompts)
+        ]
+
     def skips_special(self, prompt: int) -> bool:
-        """`skip_special_tokens` of a prompt."""
-        return typed(_nth(self.sampling, prompt, {}), "skip_special_tokens", bool, "true or false") is not False
+        sampling: dict[str, Raw] = _nth(self.sampling, prompt, {})
+        return "skip_special_tokens" not in sampling or (
+            typed(sampling, "skip_special_tokens", bool, "true or false") is not False
+        )
 
     def asked_for_logprobs(self, prompt: int) -> bool:
-        """`return_logprob` of a prompt."""
         return _nth(self.wants_logprobs, prompt, False)
 
     def lora_path(self, prompt: int) -> str:
@@ -133,7 +172,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return hazards.held_back(self.sampling)
 
     def rid(self, prompt: int) -> str | None:
-        """The client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
+        """Return the client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
         rid = self.rids
         if self.samples > 1 or (self.batch and isinstance(rid, str)):
             return None
@@ -162,14 +201,21 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return msgspec.json.encode(out)
 
     def for_worker(
-        self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool
+        self, prompts: Sequence[Sequence[int]], outer: WorkerRequest | None = None, *, force_logprobs: bool
     ) -> tuple[bytes, WorkerRequest | None]:
-        """Return the body that a worker gets of a request that is recorded; and what is known of it, if that is anything."""
+        """Return the body that a worker gets of a request that is recorded; and what is known of it, if that is anything.
+
+        `outer`: what a layer outside says of this request. If that layer made up the ids, no client has chosen them.
+        """
         fields = self._with_ids(prompts, force_logprobs=force_logprobs)
         request = WorkerRequest.checked(
             fields, len(prompts), batch=self.batch, samples=self.samples, stream=self.stream
         )
-        return (msgspec.json.encode(fields) if request is None else request.body), request
+        if request is None:
+            return msgspec.json.encode(fields), None
+        if outer is not None and request.rids == outer.rids:
+            request.named = outer.named
+        return request.body, request
 
     def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
         """Return the same body with the ids of every prompt in the place of its text or its segments."""
@@ -233,7 +279,7 @@ def new_weight_version(body: bytes) -> str | None:
 def _prompts(
     fields: dict[str, Raw], limits: PromptLimits
 ) -> tuple[list[str] | None, list[list[int]] | None, list[list[Segment]] | None, bool]:
-    in_segments = segments.read(fields, limits)
+    in_segments = segments.read(fields, limits) if segments.FIELD in fields else None
     if in_segments is not None:
         return None, None, *in_segments
     nested = _NESTED.match(fields.get("input_ids", b"")) is not None

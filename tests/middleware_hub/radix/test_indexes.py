@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.spans.chain import names_of
-from tests.middleware_hub.radix.test_tree import NS, Talk
+from tests.middleware_hub.radix.talk import NS, Talk
 from tests.middleware_hub.toy import EOS, A, B
 
 

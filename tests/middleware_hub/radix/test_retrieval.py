@@ -11,7 +11,7 @@ from middleware_hub.radix.node import Generation
 from middleware_hub.radix.retrieval import SharedMask, replies_to_add
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.spans.trajectory import flatten
-from tests.middleware_hub.radix.test_tree import NS, Talk
+from tests.middleware_hub.radix.talk import NS, Talk
 from tests.middleware_hub.toy import AB, BA, EOS, SPACE, A, B
 
 REPLIES = ([A, EOS], [B, EOS], [AB, SPACE, BA], [A, A, B], [BA, EOS])

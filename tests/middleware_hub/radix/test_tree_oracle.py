@@ -20,6 +20,7 @@ from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, pack_logpr
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_context, align_reply
 from tests.conftest import examples
+from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.toy import EOS, EOT, PIECES, encode, toy_vocabulary
 
 NS = ("", "", "")
@@ -197,7 +198,7 @@ class History:
         record = Record(self.serial, text + visible, chain, len(text), best[0] if best else None)
         self.oracle.records.append(record)
         self.generations[self.serial] = generation
-        self.tree.check()
+        recount(self.tree)
         self.recall(record)
         return record.text
 
@@ -276,7 +277,7 @@ def test_collection_in_between_never_changes_what_is_left(steps: list[tuple], se
         play(history, texts, step)
         if number % 3 == 2:
             history.tree.collect()
-            history.tree.check()
+            recount(history.tree)
             history.forget_evicted()
             for record in history.oracle.records:
                 if record.alive:

@@ -278,7 +278,7 @@ class Room:
 
     @property
     def session(self) -> Session:
-        return self.app.store.get("", "s")
+        return self.app.registry.get("", "s")
 
     def ask(self, body: dict[str, Any], path: str = PATH, **headers: str) -> Client:
         """A turn; `again=...` is the header by which a library says that it sends it again."""

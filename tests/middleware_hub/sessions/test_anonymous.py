@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from middleware_hub.chat.keys import canonical
 from middleware_hub.sessions.anonymous import AnonymousSession
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.prompt.written_ids import Ids
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
+from middleware_hub.sessions.prompt.prompt_ids import PromptIds
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.prepared_turn import BranchHandle
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids
 
 SETTING = b"setting"
@@ -35,7 +36,7 @@ class Room:
         if context is None:
             context = TokenSpan(above, 0 if above is None else len(above), 0, pack_ids([len(messages)] * 3), 0)
             contexts.append(context)
-        return handle, ComposedPrompt(turn.checkpoint, context, 3, Ids.of(chain_ids(context, 3)), 0)
+        return handle, ComposedPrompt(turn.checkpoint, context, 3, PromptIds.of(chain_ids(context, 3)), 0)
 
     def end(self, handle: BranchHandle, prompt: ComposedPrompt, says: str) -> Checkpoint:
         span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")

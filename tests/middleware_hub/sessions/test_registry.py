@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from middleware_hub.chat.keys import canonical
 from middleware_hub.chat.refusals import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.registry import SessionStore
+from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.chain import TokenSpan, pack_ids
 
@@ -26,7 +26,7 @@ class Shop:
 
     def __init__(self, max_tokens: int = 1000) -> None:
         self.registry = CollectorRegistry()
-        self.store = SessionStore(SessionMetrics(self.registry), max_tokens=max_tokens)
+        self.store = SessionRegistry(SessionMetrics(self.registry), max_tokens=max_tokens)
 
     def counted(self, event: str) -> float:
         return self.registry.get_sample_value("tito_sessions_total", {"event": event}) or 0.0

@@ -26,14 +26,14 @@ def test_a_session_that_is_deleted_while_it_is_finalized(stream: bool) -> None:
         finalizing = asyncio.create_task(room.call("POST", "/sessions/s/finalize"))
         await until(lambda: session.trie.closed)
         deleting = asyncio.create_task(room.call("DELETE", "/sessions/s"))
-        await until(lambda: not len(room.app.store))
+        await until(lambda: not len(room.app.registry))
         assert not finalizing.done()
         says.go.set()
         status, found = await finalizing
         assert (status, found["error"]["type"]) == (409, "session_over")
         assert (await deleting)[0] == 200
         assert (await client.answer())[0] == (200 if stream else 409)
-        assert (room.app.store.tokens, session.samples, session.trie.nodes) == (0, 0, 0)
+        assert (room.app.registry.tokens, session.samples, session.trie.nodes) == (0, 0, 0)
         assert room.metric("tito_sessions_total", event="finalized") == 0
         assert (await room.call("POST", "/sessions/s/finalize"))[0] == 404
 

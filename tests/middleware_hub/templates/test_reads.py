@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from middleware_hub.chat.keys import KeyedMessage
+from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.reads import Reads, reads_of
-from middleware_hub.templates.rendering import ChatTemplate
 from tests.support.templates import CHATML, READING, folder, source
 
 DECIDES = "{{% for m in messages %}}{{% if {} %}}!{{% endif %}}{{{{ m.content }}}}{{% endfor %}}"

@@ -309,7 +309,7 @@ def test_what_is_no_request(raw: bytes) -> None:
 
 def test_only_public_names_of_the_server_are_overridden() -> None:
     """Private ones come and go with its versions, and what is called instead tells nobody."""
-    for ours, theirs in ((Connection, HttpToolsProtocol), (server._Server, uvicorn.Server)):
+    for ours, theirs in ((Connection, HttpToolsProtocol), (server._DrainingServer, uvicorn.Server)):
         private = {name for name in vars(ours) if name.startswith("_") and not name.startswith("__")}
         assert not [name for name in private if hasattr(theirs, name)]
 

@@ -16,7 +16,7 @@ from router.http.error_boundary import ErrorBoundary
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
-from router.observability.requests import REQUEST_ID, Phase, RequestRecord, Requests
+from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
 from tests.router.conftest import EchoWorker, GatedWorker, Running, answer, running
 from tests.support.serving import dead_url, serving
 
@@ -199,10 +199,10 @@ def test_the_application_finds_the_record_and_the_servers_own_state() -> None:
         (record,) = served.requests
         assert request_state(scope).record is record
         assert REQUEST_ID.get() == record.id == "me"
-        assert (record.method, record.path, record.phase) == ("GET", "/x", Phase.RECEIVING)
+        assert (record.method, record.path, record.phase) == ("GET", "/x", RequestPhase.RECEIVING)
         seen.append(record)
         await answer(send, 200, b"")
-        assert record.phase is Phase.ANSWERING
+        assert record.phase is RequestPhase.ANSWERING
 
     served, state = Served(inside), {"of_the_lifespan": 1}
     asyncio.run(served.get(state))

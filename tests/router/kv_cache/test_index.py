@@ -1,4 +1,4 @@
-"""What workers tell of their caches, in the events of SGLang."""
+"""The index of KV caches, fed with SGLang's events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A, B = "http://a:1", "http://b:1"
 
 
 def stored(ids: Sequence[Any], own: int = 0, parent: int | None = None, size: int = 2, **more: Any) -> BlockStored:
-    """The blocks of these ids; the worker calls them own, own + 1, ..."""
+    """Return an event for the blocks of these ids, with the own hashes own, own + 1, ..."""
     return BlockStored(list(range(own, own + len(ids) // size)), parent, list(ids), size, **more)
 
 
@@ -56,14 +56,14 @@ def test_a_prompt_is_continued_evicted_and_flushed() -> None:
     assert overlaps(index, [5, 6]) == {A: 1}
 
 
-def test_what_is_not_followed_has_nothing() -> None:
+def test_an_unknown_worker_has_nothing() -> None:
     index = KvIndex()
     assert overlaps(index, [1, 2]) == {}
     assert (index.tracked(A), index.block_size(A), index.tree_size(A)) == (False, None, 0)
     index.forget(A)
 
 
-def test_a_worker_that_is_forgotten() -> None:
+def test_a_worker_can_be_forgotten() -> None:
     index = follow(A, B)
     for url in (A, B):
         index.apply(url, [stored([1, 2])])
@@ -82,10 +82,10 @@ def test_ids_that_no_vocabulary_has_match_nothing() -> None:
 
 
 class TestCompleteness:
-    def test_of_one_that_was_heard_from_the_beginning(self) -> None:
+    def test_a_worker_followed_from_the_start_is_complete(self) -> None:
         assert follow(A).tracked(A)
 
-    def test_of_one_that_was_not_until_its_cache_is_empty(self) -> None:
+    def test_another_worker_is_complete_once_its_cache_is_emptied(self) -> None:
         index = KvIndex()
         index.apply(A, [stored([1, 2])])
         assert overlaps(index, [1, 2]) == {A: 1}
@@ -93,14 +93,14 @@ class TestCompleteness:
         index.apply(A, [AllBlocksCleared()])
         assert index.tracked(A)
 
-    def test_an_unknown_parent_ends_it(self) -> None:
+    def test_an_unknown_parent_makes_it_incomplete(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2, 3, 4], parent=99)])
         assert index.counts == {"unknown_parent": 2}
         assert not index.tracked(A)
         assert overlaps(index, [1, 2]) == {}
 
-    def test_all_ranks_are_to_be_known(self) -> None:
+    def test_all_ranks_must_be_complete(self) -> None:
         index = follow(A)
         index.reset(A, 1, complete=False)
         assert not index.tracked(A)
@@ -115,7 +115,7 @@ class TestCompleteness:
             BlockStored([1, 2], None, [1, 2, 3, -4], 2),
         ],
     )
-    def test_an_event_that_contradicts_itself_is_counted(self, event: BlockStored) -> None:
+    def test_a_malformed_event_is_counted(self, event: BlockStored) -> None:
         index = follow(A)
         index.apply(A, [event])
         assert index.counts == {"malformed": 2}
@@ -129,7 +129,7 @@ class TestCompleteness:
         assert not index.tracked(A)
         assert overlaps(index, [1, 2, 3]) == {A: 1}
 
-    def test_a_worker_that_begins_anew_may_have_another_block_size(self) -> None:
+    def test_a_restarted_worker_may_have_another_block_size(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2])])
         index.reset(A, complete=True)
@@ -151,7 +151,7 @@ class TestRanks:
         index.apply(A, [stored([5, 6], own=20)], rank=1)
         assert overlaps(index, [5, 6, 7, 8]) == {A: 2}
 
-    def test_one_rank_is_emptied_and_the_other_is_not(self) -> None:
+    def test_ranks_are_emptied_separately(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2])], rank=1)
         index.apply(A, [stored([1, 2])])
@@ -169,21 +169,21 @@ class TestNamespaces:
         assert overlaps(index, [1, 2], "x") == {A: 1}
         assert overlaps(index, [3, 4], "7") == {A: 1}
 
-    def test_salted_blocks_are_nobodys(self) -> None:
+    def test_salted_blocks_do_not_count(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2], cache_salt="s")])
         assert overlaps(index, [1, 2]) == {}
         assert index.tree_size(A) == 1
 
     def test_pairs_are_the_ids_of_the_prompt(self) -> None:
-        """EAGLE's caches tell of each id with the next one."""
+        """With EAGLE, an event has each id with the next one."""
         index = follow(A)
         index.apply(A, [stored([(1, 2), (2, 3), (3, 4), (4, 5)])])
         assert overlaps(index, [1, 2, 3, 4]) == {A: 2}
 
 
 class TestTiers:
-    def test_a_block_counts_while_it_is_anywhere(self) -> None:
+    def test_a_block_counts_while_it_is_on_any_tier(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2, 3, 4]), stored([1, 2], medium="CPU_PINNED"), BlockRemoved([0, 1], "GPU")])
         assert overlaps(index, [1, 2, 3, 4]) == {A: 1}
@@ -193,7 +193,7 @@ class TestTiers:
         index.apply(A, [BlockRemoved([0], "GPU")])
         assert overlaps(index, [1, 2]) == {}
 
-    def test_a_pool_that_all_share_tells_nothing(self) -> None:
+    def test_a_shared_pool_does_not_count(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2], medium="EXTERNAL"), stored([3, 4], own=5), BlockRemoved([5], "EXTERNAL")])
         assert overlaps(index, [1, 2]) == {}
@@ -219,7 +219,7 @@ class Tiers(RuleBasedStateMachine):
         self.index = follow(A)
         self.where: dict[int, set[str]] = {}
 
-    # Blocks 0, 1, 2 of one prompt, each behind the one before: it is stored where it, and its parent, can be.
+    # Blocks 0, 1, 2 of one prompt: a block is stored only where its parent is.
     @rule(own=st.integers(0, 2), medium=st.sampled_from(["GPU", "CPU_PINNED", "DISK"]))
     def store(self, own: int, medium: str) -> None:
         parent = own - 1 if own else None

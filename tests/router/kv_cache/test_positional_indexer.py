@@ -1,4 +1,4 @@
-"""The index of blocks, against an oracle that remembers every path it was told of."""
+"""The index of blocks, compared with an oracle that remembers every path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def indexer(*workers: str) -> PositionalIndexer:
 
 
 def stored(index: PositionalIndexer, worker: str, *contents: int, own: int = 0, parent: int | None = None) -> int:
-    """Blocks with these contents; the worker calls them own, own + 1, ..."""
+    """Store blocks with these contents and the own hashes own, own + 1, ..."""
     return index.apply_stored(worker, zip(range(own, own + len(contents)), contents, strict=True), parent)
 
 
@@ -54,7 +54,7 @@ class TestHashes:
     def test_blocks_of_no_size_are_none(self, size: int) -> None:
         assert list(content_hashes([1, 2, 3], size)) == []
 
-    def test_what_they_were_when_replicas_began_to_exchange_them(self) -> None:
+    def test_hashes_never_change(self) -> None:
         contents = list(content_hashes(range(8), 4))
         assert contents == GOLDEN_CONTENTS
         assert list(prefix_hashes(contents)) == GOLDEN_PREFIXES
@@ -66,7 +66,7 @@ class TestHashes:
         assert list(prefix_hashes([c0, c1, c2])) == [c0, p1, p2]
         assert prefix_hash(prefix_hash(prefix_hash(None, c0), c1), c2) == p2
 
-    def test_a_rest_is_no_block(self) -> None:
+    def test_an_incomplete_block_has_no_hash(self) -> None:
         assert len(list(content_hashes(range(47), 16))) == 2
         assert list(content_hashes(range(15), 16)) == list(content_hashes([], 16)) == []
 
@@ -77,22 +77,22 @@ class TestHashes:
         assert list(content_hashes(ids, 16)) == list(content_hashes(memoryview(ids), 16)) == expected
         assert list(content_hashes(memoryview(ids)[16:], 16)) == expected[1:]
 
-    def test_an_array_of_wider_numbers_is_packed_anew(self) -> None:
+    def test_an_array_of_wider_integers_is_converted(self) -> None:
         assert list(content_hashes(array("q", range(32)), 16)) == list(content_hashes(range(32), 16))
 
     @pytest.mark.parametrize("bad", [-1, 2**32])
-    def test_what_is_no_id_is_refused_at_once(self, bad: int) -> None:
+    def test_invalid_ids_are_refused_at_once(self, bad: int) -> None:
         with pytest.raises(OverflowError):
             content_hashes([bad] * 4, 4)
 
-    def test_names_share_with_nobody_else(self) -> None:
+    def test_names_make_distinct_roots(self) -> None:
         roots = [root_of("ab", "c"), root_of("a", "bc"), root_of("abc", None), root_of(None, "abc"), root_of("\ud800")]
         assert len(set(roots)) == 5
         assert root_of(None, None) is root_of("", None) is root_of() is None
 
 
 class TestMatches:
-    def test_each_worker_from_the_first_block_on(self) -> None:
+    def test_each_worker_counts_from_the_first_block_on(self) -> None:
         index = indexer(A, B, C)
         stored(index, A, 1, 2, 3)
         stored(index, B, 1, 9)
@@ -101,14 +101,14 @@ class TestMatches:
         assert found(index, 2, 3) == {}
         assert found(index) == {}
 
-    def test_the_same_block_behind_another_beginning_is_another(self) -> None:
+    def test_the_same_content_behind_another_prefix_is_another_block(self) -> None:
         index = indexer(A)
         stored(index, A, 1, 2, 3)
         stored(index, A, 7, 2, own=10)
         assert found(index, 7, 2, 3) == {A: 2}
 
-    def test_a_hole_ends_what_counts(self) -> None:
-        """However long the rest is: a jump from block 0 to block 127 would count 128."""
+    def test_a_gap_ends_the_count(self) -> None:
+        """The rest does not count, however long: a jump from block 0 to block 127 would count 128."""
         index = indexer(A, B)
         stored(index, A, *range(128))
         stored(index, B, *range(128))
@@ -117,7 +117,7 @@ class TestMatches:
         index.apply_removed(B, [0])
         assert found(index, *range(128)) == {A: 64}
 
-    def test_what_is_behind_a_hole_counts_again_when_it_is_closed(self) -> None:
+    def test_blocks_behind_a_gap_count_again_once_it_is_closed(self) -> None:
         index = indexer(A)
         stored(index, A, 1, 2, 3)
         index.apply_removed(A, [1])
@@ -125,14 +125,14 @@ class TestMatches:
         assert stored(index, A, 2, own=1, parent=0) == 1
         assert found(index, 1, 2, 3) == {A: 3}
 
-    def test_blocks_behind_a_root_are_only_met_there(self) -> None:
+    def test_blocks_behind_a_root_only_match_there(self) -> None:
         index = indexer(A)
         index.apply_stored(A, [(0, 1), (1, 2)], root=root_of("adapter"))
         index.apply_stored(A, [(2, 3)], parent=1)
         assert found(index, 1, 2, 3) == {}
         assert index.find_matches([1, 2, 3], root_of("adapter")) == {A: 3}
 
-    def test_a_prompt_is_read_no_further_than_anybody_has_it(self) -> None:
+    def test_a_prompt_is_hashed_no_further_than_any_worker_holds_it(self) -> None:
         index = indexer(A)
         stored(index, A, 1, 2)
         contents = iter([1, 2, 3, 4, 5])
@@ -186,7 +186,7 @@ class TestChanges:
             stored(index, A, 5, own=9, parent=0)
         assert stored(index, A, 5, own=9, parent=1) == 1
 
-    def test_who_is_not_tracked(self) -> None:
+    def test_an_untracked_worker_is_an_error(self) -> None:
         index = indexer(A)
         index.remove_worker(A)
         index.remove_worker(A)
@@ -200,12 +200,12 @@ class TestChanges:
             with pytest.raises(WorkerNotTrackedError):
                 change()
 
-    def test_removing_what_is_not_there(self) -> None:
+    def test_removing_an_unknown_block_does_nothing(self) -> None:
         index = indexer(A)
         assert index.apply_removed(A, [1, 2]) == 0
 
-    def test_two_names_of_one_block(self) -> None:
-        """A worker may tell blocks apart that look alike from here: it holds them until the last of them is gone."""
+    def test_two_own_hashes_of_one_block_count_once(self) -> None:
+        """A worker may distinguish blocks that look the same from here; it holds it until the last own hash is removed."""
         index = indexer(A)
         for own in (10, 20, 30):
             stored(index, A, 1, own=own)
@@ -216,7 +216,7 @@ class TestChanges:
         assert index.apply_removed(A, [30]) == 1
         assert found(index, 1) == {}
 
-    def test_a_name_given_to_another_block(self) -> None:
+    def test_an_own_hash_can_move_to_another_block(self) -> None:
         index = indexer(A)
         stored(index, A, 1)
         stored(index, A, 2)
@@ -232,7 +232,7 @@ class TestChanges:
 
 
 class TestClearing:
-    def test_it_is_empty_at_once_and_swept_later(self) -> None:
+    def test_a_cleared_cache_is_empty_at_once_and_swept_later(self) -> None:
         index = indexer(A, B)
         many = range(5 * positional_indexer._SWEEP)
         stored(index, A, *many)
@@ -249,15 +249,15 @@ class TestClearing:
         assert found(index, *many) == {A: 1, B: 10}
         assert len(index._holders) == 10
 
-    def test_an_empty_cache_is_cleared_for_nothing(self) -> None:
+    def test_clearing_an_empty_cache_costs_nothing(self) -> None:
         index = indexer(A)
         for _ in range(100):
             index.apply_cleared(A)
         check_indexer(index)
         assert len(index._owners) == 1
 
-    def test_stale_entries_go_faster_than_they_come(self) -> None:
-        """A fleet that empties its caches at each step of a training run."""
+    def test_sweeping_outruns_stale_entries(self) -> None:
+        """A fleet empties its caches at each step of a training run."""
         workers = [f"http://w{number}:1" for number in range(50)]
         index = indexer(*workers)
         for _ in range(40):
@@ -280,7 +280,7 @@ class TestClearing:
         assert len(index._owners) <= 2
         assert not index.tree_sizes
 
-    def test_names_of_the_sets_are_not_those_of_former_workers(self) -> None:
+    def test_cached_names_do_not_outlive_their_workers(self) -> None:
         index = indexer(A)
         stored(index, A, 1)
         assert found(index, 1) == {A: 1}
@@ -289,7 +289,7 @@ class TestClearing:
         stored(index, B, 1)
         assert found(index, 1) == {B: 1}
 
-    def test_remembered_sets_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_cache_of_names_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(positional_indexer, "_REMEMBERED", 4)
         workers = [f"http://w{number}:1" for number in range(10)]
         index = indexer(*workers)
@@ -305,7 +305,7 @@ NAMES = st.integers(-4, 30)
 
 
 class Stress(RuleBasedStateMachine):
-    """The oracle: by worker, the whole path of each block by its name."""
+    """The oracle has, by worker, the whole path of each block by its own hash."""
 
     @initialize(sweep=st.sampled_from([0, 1, 256]))
     def begin(self, sweep: int) -> None:

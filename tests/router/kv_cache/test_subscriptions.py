@@ -1,4 +1,4 @@
-"""Following a worker's cache over real ZeroMQ sockets: a publisher that speaks as SGLang's does, and may be told to forget."""
+"""Subscriptions over real ZeroMQ sockets, to a publisher that acts like SGLang's and can lose batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 def stored(own: int, *ids: int, parent: int | None = None) -> dict[str, Any]:
-    """One block of two ids for each two."""
+    """Return an event with a block for every two ids."""
     return {
         "type": "BlockStored",
         "block_hashes": list(range(own, own + len(ids) // 2)),
@@ -43,13 +43,13 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 class Publisher:
-    """A worker's two sockets. It has a clock of its own, so that no two batches are of one moment."""
+    """A worker's two sockets, with a clock of its own, so that no two batches have the same time."""
 
     def __init__(self, port: int = 0, replay_port: int | None = 0, *, topic: str = "", now: float = 1_000.0) -> None:
         self._context = zmq.asyncio.Context()
         self.topic = topic.encode()
         self.now = now
-        # An XPUB is a PUB that tells when it has got a subscriber.
+        # An XPUB is a PUB that reports its subscribers.
         self._pub = self._context.socket(zmq.XPUB)
         try:
             self._pub.bind(f"tcp://127.0.0.1:{port or '*'}")
@@ -67,10 +67,10 @@ class Publisher:
         self.numbers = 0
         self.asked: list[int] = []
         self.with_topic = True
-        """Whether a replay has the topic in it, as it has today."""
+        """Whether a replay contains the topic, as in today's SGLang."""
         self.answers = True
         self.dropped: set[int] = set()
-        """Numbers that get lost on their first way to whoever asks."""
+        """Numbers of batches that their first replay loses."""
         self._task = asyncio.create_task(self._serve())
 
     def source(self, **more: Any) -> KvSource:
@@ -80,7 +80,7 @@ class Publisher:
         assert await self._pub.recv() == b"\x01" + topic
 
     async def publish(self, *events: Any, kept: bool = True, sent: bool = True, payload: bytes | None = None) -> int:
-        """The next batch: kept for replays, and sent; or not."""
+        """Make the next batch; keep it for replays and send it, if so requested."""
         number, self.numbers, self.now = self.numbers, self.numbers + 1, self.now + 1.0
         if payload is None:
             payload = msgspec.msgpack.encode([self.now, events, 0])
@@ -121,7 +121,7 @@ def _port(socket: zmq.asyncio.Socket) -> int:
 
 
 class Following:
-    """The subscriptions under test, and what they have learned."""
+    """The subscriptions under test and their index."""
 
     def __init__(self) -> None:
         self.index = KvIndex()
@@ -135,7 +135,7 @@ class Following:
         return self.index.overlaps(ids).get(url, 0)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():  # noqa: ASYNC110 - an index is synchronous and tells nobody of its changes
+        while not condition():  # noqa: ASYNC110 - an index has no notification of changes
             await asyncio.sleep(0)
         check(self.index)
 
@@ -144,7 +144,7 @@ class Following:
         await self.settled()
 
     async def settled(self) -> None:
-        """Until no subscription is amid a batch."""
+        """Wait until no subscription is in the middle of a batch."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -153,7 +153,7 @@ class Following:
 async def following(*sources: tuple[str, KvSource]) -> AsyncIterator[Following]:
     made = Following()
     try:
-        async with asyncio.timeout(30):  # a test that hangs is to fail by itself
+        async with asyncio.timeout(30):  # so that a hanging test fails
             for url, source in sources:
                 made.subscriptions.start(url, source)
             yield made
@@ -172,7 +172,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_what_is_published_is_known(runner: Callable[[Any], None]) -> None:
+def test_published_events_reach_the_index(runner: Callable[[Any], None]) -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
             await worker.subscribed()
@@ -192,7 +192,7 @@ def test_what_is_published_is_known(runner: Callable[[Any], None]) -> None:
     runner(scenario())
 
 
-def test_requests_get_their_turn_amid_a_long_event() -> None:
+def test_requests_get_their_turn_during_a_long_event() -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
             await worker.subscribed()
@@ -238,8 +238,8 @@ def test_older_workers_write_events_as_arrays() -> None:
     run(scenario)
 
 
-def test_what_a_worker_held_before_the_router_came_is_replayed() -> None:
-    """A router is restarted in front of workers that say nothing new: their caches are known all the same."""
+def test_events_from_before_the_router_started_are_replayed() -> None:
+    """A restarted router knows the caches of workers that publish nothing new."""
 
     async def scenario() -> None:
         async with publishing() as worker:
@@ -254,7 +254,7 @@ def test_what_a_worker_held_before_the_router_came_is_replayed() -> None:
     run(scenario)
 
 
-def test_a_worker_that_has_said_nothing_has_nothing() -> None:
+def test_a_worker_without_events_has_an_empty_cache() -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
             assert not router.index.tracked(URL)
@@ -287,8 +287,8 @@ def test_a_gap_is_replayed(with_topic: bool) -> None:
     run(scenario)
 
 
-def test_without_replays_a_gap_empties_the_index() -> None:
-    """The block that was stored before the gap may be gone: it must not be believed in."""
+def test_without_replays_a_gap_empties_the_cache() -> None:
+    """A block that was stored before the gap may be gone, so it must not count."""
 
     async def scenario() -> None:
         async with publishing(replay_port=None) as worker, following((URL, worker.source())) as router:
@@ -307,7 +307,7 @@ def test_without_replays_a_gap_empties_the_index() -> None:
     run(scenario)
 
 
-def test_a_replay_that_does_not_go_back_far_enough_empties_the_index() -> None:
+def test_a_replay_that_starts_too_late_empties_the_cache() -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
             await worker.subscribed()
@@ -325,7 +325,7 @@ def test_a_replay_that_does_not_go_back_far_enough_empties_the_index() -> None:
     run(scenario)
 
 
-def test_batches_that_a_replay_loses_are_asked_for_again() -> None:
+def test_batches_lost_in_a_replay_are_requested_again() -> None:
     """A ROUTER socket drops what does not fit into its queue."""
 
     async def scenario() -> None:
@@ -342,7 +342,7 @@ def test_batches_that_a_replay_loses_are_asked_for_again() -> None:
     run(scenario)
 
 
-def test_what_comes_twice_counts_once() -> None:
+def test_a_repeated_batch_counts_once() -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
             await worker.subscribed()
@@ -358,7 +358,7 @@ def test_what_comes_twice_counts_once() -> None:
     run(scenario)
 
 
-def test_a_worker_that_numbers_anew_is_another_process() -> None:
+def test_restarted_numbers_mean_another_process() -> None:
     async def scenario() -> None:
         async with publishing(replay_port=None) as worker, following((URL, worker.source())) as router:
             await worker.subscribed()
@@ -376,7 +376,7 @@ def test_a_worker_that_numbers_anew_is_another_process() -> None:
 
 
 @pytest.mark.parametrize("replays", [True, False])
-def test_a_worker_that_is_restarted(replays: bool) -> None:
+def test_a_restarted_worker_is_followed(replays: bool) -> None:
     async def scenario() -> None:
         async with publishing(replay_port=0 if replays else None) as worker:
             source = worker.source()
@@ -390,7 +390,7 @@ def test_a_worker_that_is_restarted(replays: bool) -> None:
                 assert router.overlap(1, 1) == 0
                 assert not router.index.tracked(URL)
                 async with publishing(source.port, source.replay_port, now=9_000.0) as again:
-                    # Three were said already: without a look back, the next number would seem to follow.
+                    # Three batches were published before: without a replay, the next number would seem to follow.
                     for number in range(3):
                         await again.publish(stored(10 + number, 70 + number, 70), sent=False)
                     await again.subscribed()
@@ -403,7 +403,7 @@ def test_a_worker_that_is_restarted(replays: bool) -> None:
     run(scenario)
 
 
-def test_a_replay_that_is_never_answered() -> None:
+def test_an_unanswered_replay_times_out() -> None:
     async def scenario() -> None:
         async with publishing() as worker:
             worker.answers = False
@@ -427,7 +427,7 @@ def test_a_replay_that_is_never_answered() -> None:
 @pytest.mark.parametrize(
     "payload", [b"", b"\xff", msgspec.msgpack.encode([1.0]), msgspec.msgpack.encode([1.0, [{"type": "?"}], 0])]
 )
-def test_a_batch_that_cannot_be_read_empties_the_index(payload: bytes) -> None:
+def test_an_unreadable_batch_empties_the_cache(payload: bytes) -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
             await worker.subscribed()
@@ -443,7 +443,7 @@ def test_a_batch_that_cannot_be_read_empties_the_index(payload: bytes) -> None:
     run(scenario)
 
 
-def test_an_unreadable_batch_in_a_replay() -> None:
+def test_an_unreadable_batch_in_a_replay_empties_the_cache() -> None:
     async def scenario() -> None:
         async with publishing() as worker:
             await worker.publish(stored(10, 1, 2))
@@ -457,7 +457,7 @@ def test_an_unreadable_batch_in_a_replay() -> None:
     run(scenario)
 
 
-def test_only_the_workers_topic_is_heard() -> None:
+def test_only_the_workers_topic_counts() -> None:
     async def scenario() -> None:
         async with publishing(topic="kv") as worker, following((URL, worker.source(topic="kv"))) as router:
             await worker.subscribed(b"kv")
@@ -473,12 +473,12 @@ def test_only_the_workers_topic_is_heard() -> None:
 
 
 async def neighbours() -> tuple[Publisher, Publisher]:
-    """Two publishers, the second of them on the port behind the first one's."""
+    """Return two publishers on consecutive ports."""
     while True:
         first = Publisher(replay_port=None)
         try:
             return first, Publisher(first.port + 1, None)
-        except zmq.ZMQError:  # somebody has it
+        except zmq.ZMQError:  # the port is taken
             await first.aclose()
 
 
@@ -503,7 +503,7 @@ def test_each_rank_is_followed_on_its_own_port() -> None:
     run(scenario)
 
 
-def test_a_worker_that_is_stopped_is_forgotten_at_once() -> None:
+def test_a_stopped_worker_is_forgotten_at_once() -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
             await worker.subscribed()
@@ -524,7 +524,7 @@ def test_a_worker_that_is_stopped_is_forgotten_at_once() -> None:
     run(scenario)
 
 
-def test_starting_again_changes_nothing_and_another_source_does() -> None:
+def test_starting_again_only_matters_with_another_source() -> None:
     async def scenario() -> None:
         async with publishing() as worker, publishing() as other, following((URL, worker.source())) as router:
             await worker.publish(stored(10, 1, 2))
@@ -540,7 +540,7 @@ def test_starting_again_changes_nothing_and_another_source_does() -> None:
     run(scenario)
 
 
-def test_a_worker_that_is_not_there_yet() -> None:
+def test_a_worker_may_start_after_its_subscription() -> None:
     async def scenario() -> None:
         async with publishing() as worker:
             source = worker.source()
@@ -555,8 +555,8 @@ def test_a_worker_that_is_not_there_yet() -> None:
     run(scenario)
 
 
-def test_many_workers_have_room() -> None:
-    """ZeroMQ's own limit is 1,023 sockets, and a subscription takes three."""
+def test_many_workers_fit() -> None:
+    """ZeroMQ's default limit is 1,023 sockets, and a subscription takes three."""
 
     async def scenario() -> None:
         async with publishing() as worker:
@@ -569,5 +569,5 @@ def test_many_workers_have_room() -> None:
     run(scenario)
 
 
-def test_closing_without_having_started() -> None:
+def test_closing_without_a_start_is_no_error() -> None:
     run(lambda: KvSubscriptions(KvIndex()).close())

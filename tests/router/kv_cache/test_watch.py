@@ -1,4 +1,4 @@
-"""Who is followed: found out from the workers themselves, over HTTP and ZeroMQ."""
+"""Discovery of publishing workers, over HTTP and ZeroMQ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.serving import serving
 
 @contextlib.asynccontextmanager
 async def publisher() -> AsyncIterator[tuple[zmq.asyncio.Socket, int]]:
-    """As a worker has one. An XPUB is a PUB that tells when somebody subscribes."""
+    """A worker's publisher. An XPUB is a PUB that reports its subscribers."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.XPUB)
     socket.bind("tcp://127.0.0.1:*")
@@ -33,7 +33,7 @@ async def publisher() -> AsyncIterator[tuple[zmq.asyncio.Socket, int]]:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - an index is synchronous and tells nobody of its changes
+        while not condition():  # noqa: ASYNC110 - an index has no notification of changes
             await asyncio.sleep(0.01)
 
 
@@ -56,7 +56,7 @@ def index_of(app: Any) -> KvIndex:
     return policy.index
 
 
-def test_who_publishes_is_followed_and_who_is_removed_is_forgotten() -> None:
+def test_publishing_workers_are_followed_and_removed_workers_forgotten() -> None:
     async def main() -> None:
         async with publisher() as (socket, port):
             told = {"kv_events": {"publisher": "zmq", "endpoint_port_base": port, "dp_size": 1}}
@@ -82,7 +82,7 @@ def test_who_publishes_is_followed_and_who_is_removed_is_forgotten() -> None:
     asyncio.run(main())
 
 
-def test_without_the_flag_nobody_is_followed() -> None:
+def test_without_the_flag_no_worker_is_followed() -> None:
     app = create_app(RouterConfig(workers=WorkersConfig(policy="cache_aware"), middlewares=()))
     policy = app.pool._policy
     assert isinstance(policy, CacheAware)

@@ -1,4 +1,4 @@
-"""Where cache_aware sends what, and why."""
+"""The decisions of cache_aware, with their reasons."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ KINDS = pytest.mark.parametrize("kind", ["text", "list", "view"])
 
 
 @KINDS
-def test_the_next_turn_stays_where_its_reply_was_made(kind: str) -> None:
-    """However little of it the tree has seen: the reply is longer than all the rest, and the tree has not seen it."""
+def test_the_next_turn_stays_on_its_worker(kind: str) -> None:
+    """It stays even if the tree knows little of it: the unknown reply is longer than everything else."""
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     prompt = "Please write a long story.      "
     worker, reason = policy.select(workers, query(prompt, kind))
     assert reason == "least_loaded"
-    worker.inflight = 3  # others of its conversations
+    worker.inflight = 3  # from other conversations
     for _ in range(5):
         prompt += "and then " * 50 + "What comes next?"
         assert policy.select(workers, query(prompt, kind)) == (worker, "continued")
 
 
 @KINDS
-def test_a_prompt_of_which_enough_is_cached_goes_there(kind: str) -> None:
+def test_a_prompt_goes_where_enough_of_it_is_cached(kind: str) -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     worker = policy.select(workers, query("a" * 400 + "b" * 200, kind)).worker
     worker.inflight = 1
@@ -71,8 +71,8 @@ def test_the_threshold_is_a_parameter(matched: int, reason: str) -> None:
     assert policy.select(workers, query("a" * matched + "c" * (100 - matched))).reason == reason
 
 
-def test_what_more_than_half_of_the_fleet_has_is_everybodys() -> None:
-    """Though one of them has a few characters more of it, by chance."""
+def test_a_prefix_of_more_than_half_of_the_fleet_is_common() -> None:
+    """It is common even if one worker has a few more characters of it by chance."""
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     for worker in workers[:3]:
         policy.select((worker,), query(SYSTEM + f"{worker.id} asks something"))
@@ -82,7 +82,7 @@ def test_what_more_than_half_of_the_fleet_has_is_everybodys() -> None:
     assert policy.select(workers, query(SYSTEM + f"{chance} something else")) == (workers[3], "least_loaded")
 
 
-def test_of_two_who_have_it_the_less_loaded() -> None:
+def test_the_less_loaded_of_two_holders_is_chosen() -> None:
     policy, workers = CacheAware(), fleet(2, 1, 0, 0)
     for worker in workers[:2]:
         policy.select((worker,), query(SYSTEM))
@@ -93,16 +93,16 @@ def test_of_two_who_have_it_the_less_loaded() -> None:
     ("inflight", "reason"),
     [((70, 5), "imbalance"), ((69, 5), "cached"), ((200, 140), "cached"), ((211, 140), "imbalance")],
 )
-def test_out_of_balance_is_more_by_number_and_by_share(inflight: tuple[int, int], reason: str) -> None:
+def test_imbalance_is_a_difference_by_number_and_by_share(inflight: tuple[int, int], reason: str) -> None:
     policy, workers = CacheAware(), fleet(*inflight)
     policy.select((workers[0],), query(SYSTEM))
-    for number in range(200):  # so that none was given too much lately
+    for number in range(200):  # so that no worker has too much recent work
         policy.select((workers[1],), query(f"{number} other words " * 60))
     assert policy.select(workers, query(SYSTEM)).reason == reason
 
 
-def test_who_was_given_too_much_gets_no_more_for_the_caches_sake() -> None:
-    """A cold fleet and one system prompt: whoever was first does not keep it to himself."""
+def test_a_worker_with_too_much_recent_work_gets_no_more_for_its_cache() -> None:
+    """In a cold fleet with one system prompt, the first worker does not keep all requests."""
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     for number in range(64):
         policy.select(workers, query(SYSTEM + f"{number} {number * 7919} is my number")).worker.inflight += 1
@@ -110,8 +110,8 @@ def test_who_was_given_too_much_gets_no_more_for_the_caches_sake() -> None:
     assert loads[-1] <= 1.25 * 16, loads
 
 
-def test_a_request_of_nothing_but_the_system_prompt_is_not_continued_by_all() -> None:
-    """Such as one that warms up the fleet; and nothing is ever in flight, so that only what was routed tells."""
+def test_a_request_of_only_the_system_prompt_is_no_conversation_of_all() -> None:
+    """For example a warm-up request. Nothing is in flight, so only recent work decides."""
     policy, workers, served = CacheAware(), fleet(0, 0, 0, 0), Counter[str]()
     policy.select(workers, query(SYSTEM))
     for number in range(80):
@@ -119,7 +119,7 @@ def test_a_request_of_nothing_but_the_system_prompt_is_not_continued_by_all() ->
     assert max(served.values()) <= 1.25 * 20, served
 
 
-def test_forks_of_a_conversation_go_where_it_was() -> None:
+def test_forks_of_a_conversation_stay_on_its_worker() -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     prompt = "Think of something, and tell me what it is. " * 10
     first = policy.select(workers, query(prompt)).worker
@@ -128,7 +128,7 @@ def test_forks_of_a_conversation_go_where_it_was() -> None:
     assert [decision.reason for decision in told] == ["continued", "cached"]
 
 
-def test_forks_go_where_it_was_though_all_have_most_of_what_they_begin_with() -> None:
+def test_forks_stay_although_all_workers_have_most_of_their_prefix() -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     system = "".join(random.Random(1).choices("abcdefgh ", k=16_000))
     for number in range(800):
@@ -140,8 +140,8 @@ def test_forks_go_where_it_was_though_all_have_most_of_what_they_begin_with() ->
     assert told == [(first, "continued"), (first, "cached")]
 
 
-def test_a_group_that_comes_back_at_once_is_no_lack_of_balance() -> None:
-    """All of it, to the worker that has it and nothing else to do: others have nothing in flight meanwhile."""
+def test_a_group_that_returns_at_once_is_no_imbalance() -> None:
+    """The whole group goes to its worker, although the others have nothing in flight."""
     policy, workers, kept = CacheAware(), fleet(0, 0, 0, 0), 0
     talks = [(group, sample) for group in range(5) for sample in range(16)]
     at: dict[tuple[int, int], Worker] = {}
@@ -159,7 +159,7 @@ def test_a_group_that_comes_back_at_once_is_no_lack_of_balance() -> None:
 
 
 def test_a_lone_conversation_never_spills() -> None:
-    """It is all that was routed lately, and nobody is in anybody's way."""
+    """It is all of the recent work, but competes with nothing."""
     policy, workers, prompt = CacheAware(), fleet(0, 0, 0, 0), SYSTEM
     first = policy.select(workers, query(prompt)).worker
     for _ in range(100):
@@ -167,7 +167,7 @@ def test_a_lone_conversation_never_spills() -> None:
         assert policy.select(workers, query(prompt)) == (first, "continued")
 
 
-def test_a_matched_worker_that_is_not_there_is_replaced_and_the_replacement_learnt() -> None:
+def test_a_missing_holder_is_replaced_and_the_replacement_is_learnt() -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0)
     prompt = "To be continued. " * 10
     first = policy.select(workers, query(prompt)).worker
@@ -179,7 +179,7 @@ def test_a_matched_worker_that_is_not_there_is_replaced_and_the_replacement_lear
     assert policy.select(workers, query(prompt + "a, b, c")) == (first, "cached")
 
 
-def test_a_worker_with_much_is_forgotten_in_pieces_and_has_nothing_if_it_comes_back() -> None:
+def test_a_large_worker_is_forgotten_in_steps_and_returns_empty() -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0)
     prompts = [f"{number} " * 400 for number in range(100)]
     for prompt in prompts:
@@ -196,14 +196,14 @@ def test_a_worker_with_much_is_forgotten_in_pieces_and_has_nothing_if_it_comes_b
     check(policy.texts)
 
 
-def test_without_a_prompt_the_least_loaded_in_turn() -> None:
+def test_without_a_prompt_the_least_loaded_is_chosen_in_turn() -> None:
     policy, workers = CacheAware(), fleet(0, 1, 0)
     chosen = [policy.select(workers, RouteQuery()) for _ in range(4)]
     assert {decision.reason for decision in chosen} == {"no_prompt"}
     assert workers[1] not in {decision.worker for decision in chosen}
 
 
-def test_equals_are_told_apart_by_what_they_were_given_lately() -> None:
+def test_recent_work_decides_among_equally_loaded_workers() -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0)
     lengths = [300, 20, 100, 30, 25, 120]
     given = dict.fromkeys(workers, 0)
@@ -221,7 +221,7 @@ GENERATION = "<|assistant|><think></think>"
 
 
 class Talk:
-    """A conversation whose history drops the generation prompt, and strips what was said."""
+    """A conversation whose history drops the generation prompt and strips the replies."""
 
     def __init__(self, number: int, system: str, *, question: str = "What of {}? ") -> None:
         self.history = system + question.replace("{}", str(number))
@@ -247,8 +247,8 @@ class Talk:
 @KINDS
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("question", ["What of {}? ", "Tell me all there is to be known about the number {}. " * 4])
-def test_a_later_turn_stays_though_history_drops_the_generation_prompt(kind: str, heard: bool, question: str) -> None:
-    """Under a system prompt of 16,000, beside which all that is said is nothing, and with nothing in flight."""
+def test_a_later_turn_stays_although_history_drops_the_generation_prompt(kind: str, heard: bool, question: str) -> None:
+    """The system prompt of 16,000 units dwarfs the conversation, and nothing is in flight."""
     system = "".join(random.Random(1).choices("abcdefgh ", k=16_000))
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     talks = [Talk(number, system, question=question) for number in range(100, 164)]
@@ -262,8 +262,8 @@ def test_a_later_turn_stays_though_history_drops_the_generation_prompt(kind: str
     assert max(served.values()) <= 1.15 * served.total() / 4, served
 
 
-def test_a_question_that_is_nearly_the_same_is_no_later_turn() -> None:
-    """It ends with a generation prompt, too, but leaves the other one before that."""
+def test_a_similar_question_is_no_later_turn() -> None:
+    """It also ends with a generation prompt, but leaves the other prompt before that."""
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     system = "Answer the question. " * 200
     for worker in workers:
@@ -286,8 +286,8 @@ def test_a_stripped_reply_is_continued(kind: str) -> None:
 
 
 @KINDS
-def test_samples_of_one_prompt_are_told_apart_by_their_replies(kind: str) -> None:
-    """Groups of 16, of which some are spread because too much was in flight; all come back at once."""
+def test_replies_tell_samples_of_one_prompt_apart(kind: str) -> None:
+    """Groups of 16, some of them spread because too much was in flight, return all at once."""
     generator = random.Random(3)
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     later, kept, served, spread = 0, 0, Counter[str](), 0
@@ -314,8 +314,8 @@ def test_samples_of_one_prompt_are_told_apart_by_their_replies(kind: str) -> Non
     assert spread, "else their first prompt would tell where they are"
 
 
-def test_a_group_whose_replies_nobody_heard_stays_together() -> None:
-    """Sixteen conversations stand where one prompt ended: each may be continued once, though history drops its end."""
+def test_a_group_without_known_replies_stays_together() -> None:
+    """Sixteen conversations stand where one prompt ended; each can be continued once, although history drops its end."""
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     for number in range(800):
         policy.select((workers[number % 4],), query(f"{SYSTEM}{number * 7919} is my number. "))
@@ -330,7 +330,7 @@ def test_a_group_whose_replies_nobody_heard_stays_together() -> None:
     assert told[16].reason != "continued"
 
 
-def test_a_short_reply_and_no_reply_do_no_harm() -> None:
+def test_a_short_or_missing_reply_does_no_harm() -> None:
     policy, workers = CacheAware(), fleet(0, 0)
     asked = query("a question", "list")
     worker = policy.select(workers, asked).worker
@@ -341,7 +341,7 @@ def test_a_short_reply_and_no_reply_do_no_harm() -> None:
     assert (policy.ids.size, policy.texts.size) == (len("a question"), 0)
 
 
-def test_a_reply_of_a_worker_that_has_left_is_not_remembered() -> None:
+def test_a_reply_of_a_departed_worker_is_not_remembered() -> None:
     policy, workers = CacheAware(), fleet(0, 0)
     for number in range(40):
         policy.select(workers[:1], query(f"{number} " * 400))
@@ -351,7 +351,7 @@ def test_a_reply_of_a_worker_that_has_left_is_not_remembered() -> None:
     assert policy.texts.size == before > 0
 
 
-def test_only_the_beginning_of_a_reply_is_kept() -> None:
+def test_only_the_start_of_a_reply_is_remembered() -> None:
     policy, workers = CacheAware(), fleet(0, 0)
     for kind in ("text", "list"):
         policy.replied(workers[0], query("?", kind), "a" * 9_000 if kind == "text" else [7] * 9_000)
@@ -359,7 +359,7 @@ def test_only_the_beginning_of_a_reply_is_kept() -> None:
 
 
 @pytest.mark.parametrize("ids", [[2**31, 2**32 - 1, 5], array("I", [2**31, 5]), memoryview(array("I", [2**32 - 1]))])
-def test_ids_of_32_bits_are_ids(ids: Any) -> None:
+def test_all_32_bit_ids_are_accepted(ids: Any) -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0)
     worker = policy.select(workers, RouteQuery(token_ids=ids)).worker
     worker.inflight = 1
@@ -370,8 +370,8 @@ def test_ids_of_32_bits_are_ids(ids: Any) -> None:
 
 
 @KINDS
-def test_nothing_tells_a_tenant_what_another_one_has_sent(kind: str) -> None:
-    """Neither the reason nor the worker: both are those of a router to which nobody else has sent anything."""
+def test_a_decision_reveals_nothing_of_another_tenants_prompts(kind: str) -> None:
+    """The reason and the worker are those of a router to which no other tenant has sent anything."""
     alone, shared = CacheAware(), CacheAware()
     workers = fleet(0, 0, 0, 0)
     secret = "The launch code is 4711, and nobody must know. " * 10
@@ -397,7 +397,7 @@ def test_a_tenants_own_conversations_stay(kind: str) -> None:
         assert policy.select(workers, longer) == (worker, "continued")
 
 
-def test_what_workers_say_of_other_tenants_decides_nothing() -> None:
+def test_kv_events_of_other_tenants_decide_nothing() -> None:
     index = KvIndex()
     policy, workers = CacheAware(index=index), fleet(0, 0, 0)
     for worker in workers:
@@ -425,7 +425,7 @@ def test_a_snapshot_survives_a_restart(kind: str) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: b"", lambda data: data[:60] + b"?" + data[61:]])
-def test_a_damaged_snapshot_is_refused_and_nothing_is_half_loaded(spoil: Any) -> None:
+def test_a_damaged_snapshot_is_refused_as_a_whole(spoil: Any) -> None:
     before = CacheAware()
     before.select(fleet(0, 0), query("a prompt " * 20))
     before.select(fleet(0, 0), query("a prompt " * 20, "list"))
@@ -437,7 +437,7 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_half_loaded(spoil: Any) ->
 
 @KINDS
 def test_a_restart_keeps_every_conversation_under_a_long_system_prompt(kind: str) -> None:
-    """Sixteen of them, under 18,000 characters that all workers have."""
+    """Sixteen conversations under 18,000 characters that all workers have."""
     system = "".join(random.Random(2).choices("abcdefgh ", k=18_000))
     before, workers = CacheAware(), fleet(0, 0, 0, 0)
     talks = [Talk(number, system) for number in range(16)]
@@ -452,8 +452,8 @@ def test_a_restart_keeps_every_conversation_under_a_long_system_prompt(kind: str
     assert set(reasons) == {"continued"}
 
 
-def test_a_copy_that_is_taken_in_steps_holds_together_while_all_goes_on() -> None:
-    """Prompts come, workers leave, and what is too much is forgotten, between any two steps."""
+def test_a_copy_taken_in_steps_is_consistent_while_the_policy_goes_on() -> None:
+    """Between the steps, prompts arrive, workers leave, and the policy is trimmed."""
     generator = random.Random(4)
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
 
@@ -477,17 +477,17 @@ def test_a_copy_that_is_taken_in_steps_holds_together_while_all_goes_on() -> Non
         check(after.ids)
 
 
-# -- what workers say themselves ---------------------------------------------------------------------------------------
+# -- KV events ---------------------------------------------------------------------------------------------------------
 
 
 def stored(text: str, start: int = 1) -> list[KvEvent]:
-    """A worker's event for a prompt, in blocks of 16."""
+    """Return a worker's event for a prompt, in blocks of 16."""
     ids = [ord(character) for character in text]
     hashes = [start + number for number in range(len(ids) // 16)]
     return [BlockStored(hashes, None, ids[: 16 * len(hashes)], 16, None)]
 
 
-def test_a_workers_own_word_counts_more_than_the_tree() -> None:
+def test_kv_events_count_more_than_the_tree() -> None:
     index = KvIndex()
     policy, workers = CacheAware(index=index), fleet(0, 0, 0)
     for worker in workers:
@@ -502,7 +502,7 @@ def test_a_workers_own_word_counts_more_than_the_tree() -> None:
     assert policy.select(workers, query(prompt + "And now, tell me more?", "view")).reason == "least_loaded"
 
 
-def test_workers_that_tell_nothing_are_known_by_the_tree() -> None:
+def test_the_tree_counts_for_workers_without_kv_events() -> None:
     index = KvIndex()
     policy, workers = CacheAware(index=index), fleet(0, 0, 0)
     index.reset(workers[0].url, complete=True)
@@ -521,21 +521,21 @@ def test_workers_that_tell_nothing_are_known_by_the_tree() -> None:
 
 
 @pytest.mark.parametrize("inflight", [16, 64, 128])
-def test_a_run_under_one_system_prompt_neither_collapses_nor_wanders(inflight: int) -> None:
+def test_a_run_under_one_system_prompt_neither_collapses_nor_scatters(inflight: int) -> None:
     outcome = Simulation(CacheAware(), inflight).run(3000)
     assert outcome.busiest <= 1.25
     assert outcome.kept >= 0.9
 
 
 @pytest.mark.parametrize(("load", "inflight"), [("edited", 64), ("groups", 256)])
-def test_edited_histories_and_groups_of_samples_stay(load: str, inflight: int) -> None:
+def test_edited_histories_and_groups_of_samples_stay_on_their_worker(load: str, inflight: int) -> None:
     outcome = Simulation(CacheAware(), inflight, kind=LOADS[load]).run(3000)
     assert outcome.kept >= 0.95
     assert outcome.busiest <= 1.15
 
 
-def test_the_simulation_can_tell() -> None:
-    """The rule of the longest prefix, taken literally, collapses in it."""
+def test_the_simulation_detects_a_collapse() -> None:
+    """The plain rule of the longest prefix collapses in it."""
     assert Simulation(PlainCacheAware(), 64).run(3000).busiest > 1.5
 
 

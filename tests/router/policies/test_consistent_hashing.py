@@ -1,4 +1,4 @@
-"""The ring: who gets a key, and what changes when workers do."""
+"""The ring of consistent_hashing: owners of keys, and what changes with the fleet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def owners(policy: ConsistentHashing, workers: tuple[Worker, ...]) -> dict[str, 
     return {key: policy.select(workers, RouteQuery(routing_key=key)).worker.url for key in KEYS}
 
 
-def test_a_key_stays_on_its_worker_also_after_a_restart() -> None:
+def test_a_key_stays_on_its_worker_after_a_restart() -> None:
     workers = fleet(0, 0, 0, 0)
     policy = ConsistentHashing()
     assert owners(policy, workers) == owners(policy, workers) == owners(ConsistentHashing(), workers[::-1])
@@ -39,7 +39,7 @@ def test_keys_are_spread() -> None:
     assert all(350 < count < 650 for count in counts.values()), counts
 
 
-def test_a_worker_that_comes_takes_keys_only_for_itself() -> None:
+def test_a_new_worker_only_takes_keys_for_itself() -> None:
     workers = fleet(0, 0, 0, 0, 0)
     policy = ConsistentHashing()
     before, after = owners(policy, workers[:4]), owners(policy, workers)
@@ -49,8 +49,8 @@ def test_a_worker_that_comes_takes_keys_only_for_itself() -> None:
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
-def test_a_worker_that_goes_gives_only_its_own_keys(forgotten: bool) -> None:
-    """Gone for good, or only not offered, because its breaker is open or it was tried already."""
+def test_a_departed_worker_only_gives_up_its_own_keys(forgotten: bool) -> None:
+    """It is gone for good, or not offered because its breaker is open or it was tried already."""
     workers = fleet(0, 0, 0, 0)
     policy = ConsistentHashing()
     before = owners(policy, workers)
@@ -68,7 +68,7 @@ def test_the_client_names_a_worker_by_url_or_id() -> None:
         assert policy.select(workers, RouteQuery(routing_key="k", target_worker=name)) == (workers[1], "target")
 
 
-def test_a_worker_that_is_not_there_is_no_target() -> None:
+def test_a_missing_worker_is_no_target() -> None:
     workers = fleet(0, 0, 0)
     query = RouteQuery(routing_key="k", target_worker="http://elsewhere:1")
     assert ConsistentHashing().select(workers, query) == ConsistentHashing().select(
@@ -76,17 +76,17 @@ def test_a_worker_that_is_not_there_is_no_target() -> None:
     )
 
 
-def test_without_a_key_the_least_loaded() -> None:
+def test_without_a_key_the_least_loaded_is_chosen() -> None:
     workers = fleet(2, 1, 3)
     assert ConsistentHashing().select(workers, RouteQuery()) == (workers[1], "no_key")
 
 
-def test_a_key_spills_to_the_same_neighbour_and_comes_back() -> None:
+def test_a_key_spills_to_the_same_neighbour_and_returns() -> None:
     workers = fleet(10, 10, 10, 10)
     policy, query = ConsistentHashing(), RouteQuery(routing_key="k")
     own, reason = policy.select(workers, query)
     assert reason == "key"
-    own.inflight = 14  # of 45 with this one, 1.25 x the mean is 14.06
+    own.inflight = 14  # with this request 45 are in flight, and 1.25 times the mean is 14.06
     assert policy.select(workers, query) == (own, "key")
     own.inflight = 15
     spilled = policy.select(workers, query)
@@ -98,8 +98,8 @@ def test_a_key_spills_to_the_same_neighbour_and_comes_back() -> None:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.text(max_size=5))
-def test_it_is_the_ring_with_bounded_loads(inflight: list[int], key: str) -> None:
-    """Against the definition, computed anew."""
+def test_the_choice_follows_the_ring_with_bounded_loads(inflight: list[int], key: str) -> None:
+    """Compare with an independent implementation of the definition."""
     workers = fleet(*inflight)
     places = sorted(
         (xxh3_64_intdigest(f"{worker.url}#{number}".encode()), worker.url, worker)

@@ -1,4 +1,7 @@
-"""What holds for every policy, whatever its rule."""
+"""The contract that every policy of `POLICIES` must satisfy.
+
+A new policy is tested here without further work, except that `REASONS` lists its reasons if it gives any.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 
 from router.config import CacheAwareConfig
 from router.policies import POLICIES, create_policy
-from router.policies.base import Decision, ForgetsWorkers, Policy, RouteQuery
+from router.policies.base import Decision, ForgetsWorkers, Policy, ReadsPrompts, RouteQuery
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.workers.pool import Lease, WorkerPool
@@ -39,7 +42,7 @@ def decide(policy: Policy, workers: Sequence[Worker], query: RouteQuery) -> Deci
 
 
 def queries(generator: random.Random, count: int) -> list[RouteQuery]:
-    """Everything that may be known of a request, and nothing; prompts that begin alike."""
+    """Return queries with every combination of known and unknown fields, and prompts with a common prefix."""
     system = "You are helpful. " * 20
     found = []
     for _ in range(count):
@@ -57,21 +60,21 @@ def queries(generator: random.Random, count: int) -> list[RouteQuery]:
 
 @EVERY
 @pytest.mark.parametrize("count", [1, 2, 3, 512])
-def test_only_workers_that_were_offered(name: str, count: int) -> None:
-    """With one worker and with 512, whatever is known of the request; lists and tuples, in any order."""
+def test_only_offered_workers_are_chosen(name: str, count: int) -> None:
+    """With 1 to 512 workers, whatever is known of the request; lists and tuples, in any order."""
     generator, policy, workers = random.Random(count), create_policy(name), fleet(count)
     for query in queries(generator, 300):
         offered: Any = generator.sample(workers, generator.randrange(1, count + 1))
         offered = generator.choice((list, tuple))(offered)
         chosen, reason = decide(policy, offered, query)
         assert chosen in offered
-        assert reason in REASONS.get(name, {"policy"})
+        assert reason in REASONS.get(name, {"policy"}), f"list the reasons of {name} in REASONS"
         chosen.inflight += generator.randrange(2)
 
 
 @EVERY
-def test_nobody_starves(name: str) -> None:
-    """Different conversations reach every worker, each with its fair part of what is in flight."""
+def test_no_worker_starves(name: str) -> None:
+    """Different conversations under one system prompt reach every worker with a fair share."""
     policy, workers, served = create_policy(name), fleet(8), Counter[str]()
     for number in range(800):
         key = f"conversation {number}"
@@ -86,7 +89,7 @@ def test_nobody_starves(name: str) -> None:
 @settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_workers_come_and_go(name: str, seed: int) -> None:
-    """In a pool, with requests in flight: what is leased is routable, and who is gone leaves nothing behind."""
+    """In a pool with requests in flight, leased workers are routable, and departed workers leave nothing behind."""
     generator, policy = random.Random(seed), create_policy(name)
     pool, held = WorkerPool(policy), list[Lease]()
     urls = [f"http://w{number}:1" for number in range(6)]
@@ -108,8 +111,8 @@ def test_workers_come_and_go(name: str, seed: int) -> None:
 
 
 @EVERY
-def test_the_same_once_more(name: str) -> None:
-    """Two that were asked the same have the same answers and reasons (`random` ones given the same dice)."""
+def test_decisions_are_reproducible(name: str) -> None:
+    """Two policies with the same queries give the same decisions (random ones with the same generator)."""
     if name in ("random", "power_of_two"):
         make = type(create_policy(name))
         one, other = make(random.Random(1)), make(random.Random(1))  # type: ignore[call-arg]
@@ -121,8 +124,8 @@ def test_the_same_once_more(name: str) -> None:
 
 
 @EVERY
-def test_nothing_grows_with_the_requests(name: str) -> None:
-    """The same prompts again and again, and other ones beyond the limit, leave no more behind."""
+def test_memory_does_not_grow_with_requests(name: str) -> None:
+    """Repeated prompts add nothing, and other prompts are trimmed to the limit."""
     policy = (
         create_policy(name, CacheAwareConfig(max_tree_size=20_000)) if name == "cache_aware" else create_policy(name)
     )
@@ -144,15 +147,38 @@ def test_nothing_grows_with_the_requests(name: str) -> None:
         assert 19_000 < policy.texts.size <= 20_000
 
 
+class WatchedQuery:
+    """A query that records which of its fields are read."""
+
+    def __init__(self, query: RouteQuery) -> None:
+        self.query = query
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self.query, name)
+
+
 @EVERY
-def test_what_a_policy_keeps_it_forgets(name: str) -> None:
+def test_a_policy_that_reads_prompts_says_so(name: str) -> None:
+    """Otherwise it would get no prompts without a middleware; and nothing reads a prompt in vain."""
+    policy, read = create_policy(name), set[str]()
+    for query in queries(random.Random(11), 50):
+        watched: Any = WatchedQuery(query)
+        policy.select(fleet(3), watched)
+        read |= watched.read
+    assert isinstance(policy, ReadsPrompts) == bool(read & {"text", "token_ids"}), f"see ReadsPrompts about {name}"
+
+
+@EVERY
+def test_a_policy_forgets_its_workers(name: str) -> None:
     policy, workers = create_policy(name), fleet(4)
     for query in queries(random.Random(5), 100):
         decide(policy, workers, query)
     if isinstance(policy, ForgetsWorkers):
         for worker in workers:
             policy.forget(worker)
-            policy.forget(worker)  # again is no error
+            policy.forget(worker)  # repeating it is no error
     assert remembered(policy) == set()
 
 

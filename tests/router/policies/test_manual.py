@@ -1,4 +1,4 @@
-"""The policy `manual`: a key stays where it was first."""
+"""The policy `manual`: a key stays on its first worker."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_new_key_goes_to_the_least_loaded() -> None:
 
 
 @pytest.mark.parametrize("key", [None, ""])
-def test_without_a_key_the_least_loaded_in_turn(key: str | None) -> None:
+def test_without_a_key_the_least_loaded_is_chosen_in_turn(key: str | None) -> None:
     policy, workers = Manual(), fleet(3)
     told = [policy.select(workers, query(key)) for _ in range(3)]
     assert {decision.worker for decision in told} == set(workers)
@@ -55,7 +55,7 @@ def test_without_a_key_the_least_loaded_in_turn(key: str | None) -> None:
     assert len(policy) == 0
 
 
-def test_a_lost_workers_keys_are_given_out_again_and_stay_there() -> None:
+def test_keys_of_a_lost_worker_move_once() -> None:
     pool = WorkerPool(Manual())
     workers = fleet(3, pool)
     first = pool.lease(query("k"))
@@ -71,8 +71,8 @@ def test_a_lost_workers_keys_are_given_out_again_and_stay_there() -> None:
     assert len(workers) == 3
 
 
-def test_a_worker_that_is_only_not_to_be_asked_now_keeps_its_keys() -> None:
-    """Such as on another attempt, after it had no room."""
+def test_a_worker_that_is_not_offered_keeps_its_keys() -> None:
+    """For example on a retry, after it had no room."""
     policy, workers = Manual(), fleet(3)
     first = policy.select(workers, query("k")).worker
     others = tuple(worker for worker in workers if worker is not first)
@@ -81,7 +81,7 @@ def test_a_worker_that_is_only_not_to_be_asked_now_keeps_its_keys() -> None:
     assert policy.select(workers, query("k")) == (first, "key")
 
 
-def test_a_full_worker_is_waited_for_and_the_others_take_other_keys() -> None:
+def test_a_key_waits_for_its_full_worker_while_others_take_other_keys() -> None:
     pool = WorkerPool(Manual(), max_inflight_per_worker=1)
     fleet(2, pool)
     held = pool.lease(query("k"))
@@ -93,7 +93,7 @@ def test_a_full_worker_is_waited_for_and_the_others_take_other_keys() -> None:
     assert pool.lease(query("k")).worker is held.worker
 
 
-def test_a_key_that_nobody_uses_is_forgotten() -> None:
+def test_an_idle_key_is_forgotten() -> None:
     clock = Clock()
     policy, workers = Manual(10.0, clock), fleet(2)
     for key in ("old", "new"):
@@ -105,7 +105,7 @@ def test_a_key_that_nobody_uses_is_forgotten() -> None:
     assert policy.select(workers, query("old")).reason == "new_key"
 
 
-def test_a_generation_of_hours_uses_its_key_all_the_time_and_the_idle_time_begins_at_its_end() -> None:
+def test_a_key_is_in_use_during_a_long_generation() -> None:
     clock = Clock()
     pool = WorkerPool(Manual(10.0, clock))
     fleet(2, pool)
@@ -121,17 +121,17 @@ def test_a_generation_of_hours_uses_its_key_all_the_time_and_the_idle_time_begin
     assert pool.lease(query("k")).worker is long.worker
 
 
-def test_keys_of_tenants_are_not_each_others() -> None:
+def test_tenants_do_not_share_keys() -> None:
     policy, workers = Manual(), fleet(2)
     first = policy.select(workers, query("k", "one"))
     assert policy.select(workers, query("k", "two")).reason == "new_key"
     assert policy.select(workers, query("k", "one")) == (first.worker, "key")
-    # Names that run into keys are no way around it.
+    # A tenant's name cannot be extended into another tenant's key.
     policy.select(workers, query("bc", "a"))
     assert policy.select(workers, query("c", "ab")).reason == "new_key"
 
 
-def test_keys_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manual, "MOST_KEYS", 10)
     policy, workers = Manual(), fleet(2)
     for number in range(100):

@@ -1,4 +1,4 @@
-"""What each policy chooses."""
+"""The choices of the simple policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums that fade, against sums that are computed anew."""
+"""Fading sums, compared with sums that are recomputed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = st.sampled_from("abcd")
     st.lists(st.one_of(st.tuples(NAMES, st.integers(0, 10_000)), st.tuples(NAMES, st.none())), max_size=200),
     st.sampled_from([0.25, 1.0, 7.0, 1000.0]),
 )
-def test_sums_are_those_of_the_definition(steps: list[tuple[str, int | None]], half_life: float) -> None:
+def test_sums_follow_their_definition(steps: list[tuple[str, int | None]], half_life: float) -> None:
     recent, naive = RecentWork(half_life), dict[str, float]()
     for name, units in steps:
         if units is None:
@@ -33,8 +33,8 @@ def test_sums_are_those_of_the_definition(steps: list[tuple[str, int | None]], h
     assert len(recent) == len(naive)
 
 
-def test_it_goes_on_for_ever() -> None:
-    """Weights that grow without end would be infinite after a thousand half-lives."""
+def test_weights_never_overflow() -> None:
+    """Without rescaling, the weight would be infinite after a thousand half-lives."""
     recent = RecentWork(1.0)
     for _ in range(5000):
         recent.add("a", 1)

@@ -1,4 +1,4 @@
-"""The flags of the policy cache_aware: SGLang's names and defaults, each checked once."""
+"""The flags of the policies: SGLang's names and defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_defaults_are_those_of_sglangs_gateway() -> None:
     )
 
 
-def test_every_flag_arrives() -> None:
+def test_every_flag_reaches_the_configuration() -> None:
     flags = (
         *("--policy", "cache_aware", "--cache-threshold", "0.5", "--balance-abs-threshold", "32"),
         *("--balance-rel-threshold", "1.1", "--eviction-interval-secs", "30", "--max-tree-size", "1000"),
@@ -49,18 +49,18 @@ def test_every_flag_arrives() -> None:
         ("--max-idle-secs", "0"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(flag: str, value: str) -> None:
+def test_invalid_values_are_refused_by_flag_name(flag: str, value: str) -> None:
     with pytest.raises(BadRequestError, match=flag):
         parse_config((*PLAIN, flag, value))
 
 
-def test_how_long_manual_remembers_a_key() -> None:
+def test_manual_has_a_flag_for_idle_keys() -> None:
     assert parse_config((*PLAIN, "--policy", "manual")).workers.max_idle == 3600
     assert parse_config((*PLAIN, "--policy", "manual", "--max-idle-secs", "5")).workers.max_idle == 5
 
 
 @pytest.mark.parametrize("flags", [("--kv-events",), ("--policy-snapshot", "file")])
-def test_what_another_policy_would_ignore_is_refused(flags: tuple[str, ...]) -> None:
+def test_flags_that_the_policy_would_ignore_are_refused(flags: tuple[str, ...]) -> None:
     with pytest.raises(BadRequestError, match=f"{flags[0]}.*cache_aware"):
         parse_config((*PLAIN, "--policy", "round_robin", *flags))
 

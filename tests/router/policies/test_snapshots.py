@@ -1,4 +1,4 @@
-"""What is done for a policy that remembers prompts, from the start of an application to its end."""
+"""The snapshots and the trimming of a policy during the lifetime of an application."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def copied(policy: CacheAware) -> PolicyCopy:
     return copy
 
 
-def test_it_is_cut_back_while_it_runs_and_saved_at_the_end(tmp_path: Path) -> None:
+def test_a_policy_is_trimmed_while_it_runs_and_saved_at_the_end(tmp_path: Path) -> None:
     config = CacheAwareConfig(eviction_interval=0.001, max_tree_size=500, snapshot=tmp_path / "policy")
 
     async def main() -> None:
         policy = filled(config)
         async with asyncio.timeout(10), PolicySnapshots(policy, config):
-            while policy.texts.size > 500:  # noqa: ASYNC110 - a tree tells nobody of its changes
+            while policy.texts.size > 500:  # noqa: ASYNC110 - a tree has no notification of changes
                 await asyncio.sleep(0.001)
         again = CacheAware(config)
         async with PolicySnapshots(again, config):
@@ -47,7 +47,7 @@ def test_it_is_cut_back_while_it_runs_and_saved_at_the_end(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_a_policy_that_remembers_nothing_needs_nothing(tmp_path: Path) -> None:
+def test_other_policies_get_no_snapshot(tmp_path: Path) -> None:
     async def main() -> None:
         async with PolicySnapshots(LeastInflight(), CacheAwareConfig(snapshot=tmp_path / "policy")):
             assert len(asyncio.all_tasks()) == 1
@@ -56,19 +56,17 @@ def test_a_policy_that_remembers_nothing_needs_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "policy"
     write_snapshot(copied(filled()), path)
     before = path.read_bytes()
-    (tmp_path / "policy.partial").mkdir()  # so that it cannot be written
+    (tmp_path / "policy.partial").mkdir()  # makes writing fail
     write_snapshot(copied(CacheAware()), path)
     assert path.read_bytes() == before
     assert str(path) in caplog.text
 
 
-def test_a_file_of_another_version_or_none_is_no_reason_to_fail(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_or_missing_file_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, policy = tmp_path / "policy", CacheAware()
     with caplog.at_level(logging.WARNING):
         read_snapshot(policy, path)
@@ -82,8 +80,8 @@ def test_a_file_of_another_version_or_none_is_no_reason_to_fail(
     assert policy.dump() == CacheAware().dump()
 
 
-def test_it_is_saved_while_it_runs_and_only_when_there_is_something_new(tmp_path: Path) -> None:
-    """So a router that is killed has not forgotten everything."""
+def test_a_policy_is_saved_while_it_runs_if_something_is_new(tmp_path: Path) -> None:
+    """So a killed router does not lose everything."""
     path = tmp_path / "policy"
     config = CacheAwareConfig(snapshot=path, snapshot_interval=0.001)
 
@@ -92,7 +90,7 @@ def test_it_is_saved_while_it_runs_and_only_when_there_is_something_new(tmp_path
         async with asyncio.timeout(10), PolicySnapshots(policy, config):
             policy.select(WORKERS, RouteQuery(text="a new one " * 50))
             expected = policy.dump()
-            while not path.exists():  # noqa: ASYNC110 - a file tells nobody
+            while not path.exists():  # noqa: ASYNC110 - a file has no notification
                 await asyncio.sleep(0.001)
             assert path.read_bytes() == expected
             path.unlink()
@@ -105,8 +103,8 @@ def test_it_is_saved_while_it_runs_and_only_when_there_is_something_new(tmp_path
     asyncio.run(main())
 
 
-def test_the_end_waits_for_what_is_being_written(tmp_path: Path) -> None:
-    """Then it writes what is new since: never two at once, and never the older one last."""
+def test_the_end_waits_for_a_write_in_progress(tmp_path: Path) -> None:
+    """Then it writes what is new: never two writes at once, and never the older one last."""
     path = tmp_path / "policy"
     config = CacheAwareConfig(snapshot=path, snapshot_interval=0.0001)
 

@@ -1,4 +1,4 @@
-"""What a prefix tree says, worked out the slow way: nothing but whole keys and when they were used.
+"""An oracle for prefix trees that works the slow way, with whole keys and the times of their use.
 
 Keys are texts; for a tree over ids each letter stands for a page of them. A *mark* is where the tree has a node: where a key
 ended, or where two keys part.
@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 
 def common(one: str, other: str) -> str:
-    """What both begin with."""
+    """Return the common prefix."""
     end = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
     return one[: min(end, len(other))]
 
@@ -35,7 +35,7 @@ class NaivePrefixes:
         mine.update({mark: self.ticks for mark in self.marks() if key.startswith(mark)})
 
     def mark(self, key: str) -> None:
-        """Put marks where this key parts from others. Who holds what is behind a new mark holds the mark."""
+        """Add marks where this key parts from others. A tenant of a mark behind a new mark also holds the new mark."""
         for mark in self.marks() | {key}:
             fork = common(mark, key)
             behind = min((m for m in self.marks() if m.startswith(fork)), key=len, default=None)
@@ -45,7 +45,7 @@ class NaivePrefixes:
                         marks[fork] = marks[behind]
 
     def holders(self, key: str) -> tuple[list[str], int]:
-        """Who holds the longest known beginning, the last user last; how long it is."""
+        """Return the holders of the longest known prefix, the last user last, and its length."""
         matched = max((len(common(mark, key)) for mark in self.marks()), default=0)
         if not matched:
             return [], 0
@@ -54,7 +54,7 @@ class NaivePrefixes:
         return [tenant for _, tenant in sorted(found)], matched
 
     def lengths(self, key: str) -> dict[str, int]:
-        """How much of this key each tenant holds."""
+        """Return how much of this key each tenant holds."""
         return {tenant: max(len(common(mark, key)) for mark in marks) for tenant, marks in self.held.items()}
 
     def sizes(self) -> dict[str, int]:
@@ -64,7 +64,7 @@ class NaivePrefixes:
         return found
 
     def leaves(self, tenant: str) -> list[tuple[int, str]]:
-        """Marks that no longer one of the same tenant begins with; the least recent first."""
+        """Return the marks that are no prefix of another mark of the tenant, least recently used first."""
         marks = self.held[tenant]
         return sorted(
             (tick, mark) for mark, tick in marks.items() if not any(m != mark and m.startswith(mark) for m in marks)
@@ -76,9 +76,9 @@ class NaivePrefixes:
             del self.held[tenant]
 
     def evict(self, tenants: Collection[str], max_letters: int, gone: Collection[tuple[str, str]]) -> bool:
-        """Least recent leaves go until these tenants hold no more. Whether that can be just what is gone from a tree.
+        """Evict the least recently used leaves of these tenants. Return whether that can be exactly what a tree has evicted.
 
-        It can be in more than one way where accesses of two replicas have the same tick.
+        Several evictions are possible if accesses of two replicas have the same tick.
         """
         if sum(self.sizes().get(tenant, 0) for tenant in tenants) <= max_letters:
             return not gone

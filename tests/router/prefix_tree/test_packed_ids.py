@@ -22,6 +22,6 @@ def test_packed_ids_come_back(ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [2**32, -1])
-def test_what_is_no_id_is_refused(wrong: int) -> None:
+def test_invalid_ids_are_refused(wrong: int) -> None:
     with pytest.raises(ValueError, match="from 0 to"):
         pack_ids([1, wrong])

@@ -1,4 +1,4 @@
-"""Snapshots of prefix trees: what survives a restart, what two replicas agree on, and what is refused."""
+"""Snapshots of prefix trees: restarts, merging, and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def example() -> StringTree:
 
 
 def signed(*payload: Any, version: int = 2) -> bytes:
-    """A snapshot with a checksum that is right, whatever it says."""
+    """Return a snapshot of any content with a valid checksum."""
     packed = msgspec.msgpack.encode(payload)
     return struct.pack("<4sH8s", b"PFXT", version, blake3.blake3(packed).digest(8)) + packed
 
@@ -67,8 +67,8 @@ def test_a_loaded_tree_is_the_same_tree(turns: list[tuple[str, str]]) -> None:
 
 
 @given(turns)
-def test_the_order_of_keys_does_not_show(turns: list[tuple[str, str]]) -> None:
-    """The children of a node are sorted, so replicas that were told the same have the same bytes."""
+def test_the_order_of_insertion_does_not_change_the_bytes(turns: list[tuple[str, str]]) -> None:
+    """The children of a node are sorted, so replicas with the same keys have the same bytes."""
     tree = filled(turns)
     other = StringTree()
     for key, accesses in reversed(list(entries(tree))):
@@ -80,8 +80,8 @@ def test_the_order_of_keys_does_not_show(turns: list[tuple[str, str]]) -> None:
 
 
 @given(turns, turns, st.integers(0, 12))
-def test_merging_keeps_the_newer_access(one: list[tuple[str, str]], two: list[tuple[str, str]], before: int) -> None:
-    """Whichever is merged into which; and a second time changes nothing."""
+def test_merging_keeps_the_later_access(one: list[tuple[str, str]], two: list[tuple[str, str]], before: int) -> None:
+    """In either direction; and merging a second time changes nothing."""
     left, right = filled(one), filled(two, before)
     snapshots = left.dump(), right.dump()
     left.merge(snapshots[1])
@@ -98,19 +98,19 @@ def test_merging_keeps_the_newer_access(one: list[tuple[str, str]], two: list[tu
 
 
 def used(snapshot: bytes, tenant: str, key: str) -> int:
-    """When a tenant used this beginning last: when it used what begins with it last."""
+    """Return when a tenant last used this prefix, or anything that starts with it."""
     found = entries(StringTree.load(snapshot))
     return max((accesses.get(tenant, 0) for longer, accesses in found if longer.startswith(key)), default=0)
 
 
-def test_time_goes_on_behind_a_snapshot() -> None:
+def test_time_goes_on_after_a_snapshot() -> None:
     tree = filled([("new", B)])
     tree.merge(filled([("old", A)], before=10).dump())
     tree.insert("newest", B)
     assert dict(entries(tree)) == {"old": {A: 11}, "new": {B: 12}, "newest": {B: 12}}
 
 
-def test_a_tree_of_many_is_the_same_behind_a_restart() -> None:
+def test_a_large_tree_survives_a_restart() -> None:
     generator = random.Random(3)
     tree = TokenTree()
     for _ in range(300):
@@ -157,8 +157,8 @@ def test_every_damage_is_found() -> None:
         (signed("text", 1, [A], [[b"a", [0, 1], 0, -1]]), "fewer than no"),
     ],
 )
-def test_what_is_no_snapshot_is_refused(snapshot: bytes, reason: str) -> None:
-    """With its reason, and without a trace in the tree."""
+def test_invalid_snapshots_are_refused(snapshot: bytes, reason: str) -> None:
+    """The error gives the reason, and the tree is unchanged."""
     tree = example()
     before = tree.dump()
     with pytest.raises(SnapshotError, match=reason):

@@ -1,4 +1,4 @@
-"""What a prefix tree does with keys of every size and kind, and what goes first when it gets too large."""
+"""Prefix trees: keys of every size and kind, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ def test_matching_does_not_make_a_prefix_look_used() -> None:
     assert held(tree) == {"two": [A]}
 
 
-def test_a_walk_tells_who_shares_how_much() -> None:
+def test_a_descent_shows_the_holders_and_lengths() -> None:
     tree = text_tree(("system", A), ("system", B), ("system, more", C), ("system, more", A))
-    walk = tree.descend("system, mo!")
-    assert [(node.end, list(node.tenants)) for node in walk.path] == [(6, [B, C, A]), (12, [C, A])]
-    assert (walk.matched, walk.cut) == (10, 4)
+    descent = tree.descend("system, mo!")
+    assert [(node.end, list(node.tenants)) for node in descent.path] == [(6, [B, C, A]), (12, [C, A])]
+    assert (descent.matched, descent.cut) == (10, 4)
     assert tree.descend("what").path == []
 
 
-def test_a_walk_is_followed_without_another_descent_and_also_when_the_tree_has_changed() -> None:
+def test_a_descent_can_be_followed_even_after_the_tree_has_changed() -> None:
     tree = text_tree(("one more", A), ("one", B))
     node = tree.follow(tree.descend("one two"), C)
     assert node is not None
     assert (node.edge, node.end, list(node.tenants)) == ("two", 7, [C])
-    walk = tree.descend("one more")
+    descent = tree.descend("one more")
     for tenant in (A, B, C):
         tree.remove_tenant(tenant)
-    tree.follow(walk, C)
+    tree.follow(descent, C)
     check(tree)
     assert held(tree) == {"one more": [C]}
 
 
-def test_an_empty_key_has_no_place() -> None:
+def test_an_empty_key_matches_nothing() -> None:
     tree = text_tree(("", A))
     assert tree.match("") == Match(None, 0, 0)
     assert tree.follow(tree.descend(""), B) is None
@@ -81,7 +81,7 @@ def test_an_empty_key_has_no_place() -> None:
 
 
 @pytest.mark.parametrize("length", [1, PAGE - 1])
-def test_a_rest_of_a_page_is_ignored(length: int) -> None:
+def test_an_incomplete_page_is_ignored(length: int) -> None:
     tree = TokenTree()
     tree.insert([7] * length, A)
     assert (tree.tenant_sizes(), tree.nodes) == ({}, 0)
@@ -124,7 +124,7 @@ def test_ids_may_come_in_any_form(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("ids", [[2**32], [-1], ["1"], [1.0], b"abc"])
-def test_what_are_no_ids_is_refused(ids: Any) -> None:
+def test_invalid_keys_are_refused(ids: Any) -> None:
     tree = TokenTree()
     with pytest.raises(ValueError, match=r"32"):
         tree.insert(ids, A)
@@ -132,7 +132,7 @@ def test_what_are_no_ids_is_refused(ids: Any) -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 4_999, 5_000, 5_001, 9_998, 9_999])
 @pytest.mark.parametrize("other", ["!", "é", "…", "😀"])
-def test_a_long_edge_is_left_at_any_character(cut: int, other: str) -> None:
+def test_a_key_can_leave_a_long_edge_at_any_character(cut: int, other: str) -> None:
     tree = text_tree((LONG, A), (LONG[:cut] + other + LONG[cut:], B))
     assert tree.tenant_sizes() == {A: 10_000, B: 10_001}
     assert tree.match(LONG[:cut] + "?") == Match(B, cut, cut + 1)
@@ -141,7 +141,7 @@ def test_a_long_edge_is_left_at_any_character(cut: int, other: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 312, 313, 624])
-def test_a_long_edge_is_left_at_any_page(cut: int) -> None:
+def test_a_key_can_leave_a_long_edge_at_any_page(cut: int) -> None:
     ids = list(range(PAGE * 625))
     other = ids.copy()
     other[PAGE * cut] = 5_000_000
@@ -154,8 +154,8 @@ def test_a_long_edge_is_left_at_any_page(cut: int) -> None:
     assert tree.match(other) == Match(B, len(ids), len(ids))
 
 
-def test_the_place_where_an_edge_is_left_is_found_exactly() -> None:
-    """At every length there is, short of the edge and short of the key."""
+def test_bisection_finds_the_exact_place() -> None:
+    """At every length, with the edge or the key being the shorter one."""
     for cut in range(1, 300):
         edge = LONG[: cut + cut % 3] if cut % 2 else LONG[:300]
         key = "before" + LONG[:cut] + "!" * (cut % 5)
@@ -164,7 +164,7 @@ def test_the_place_where_an_edge_is_left_is_found_exactly() -> None:
 
 
 def test_units_are_code_points() -> None:
-    """Not bytes, and not UTF-16: an emoji counts one, a flag two, half of a surrogate pair, which JSON can spell, one."""
+    """Neither bytes nor UTF-16: an emoji counts one, a flag two, a lone surrogate, which JSON can spell, one."""
     tree = text_tree(("a😀é", A), ("a😀🇩🇪", B), ("a\ud83d", C))
     assert tree.tenant_sizes() == {A: 3, B: 4, C: 2}
     assert tree.match("a😀🇩🇫") == Match(B, 3, 4)
@@ -193,10 +193,10 @@ def test_a_hundred_tenants_on_one_path() -> None:
         tree.remove_tenant(tenant)
     check(tree)
     assert sorted(tree.descend(LONG).path[-1].tenants) == sorted(tenants[50:])
-    assert tree.nodes == 4  # the one that parted is gone, the place where it did stays
+    assert tree.nodes == 4  # the branch is gone, but the node at the branch stays
 
 
-def test_workers_that_come_and_go_leave_nothing() -> None:
+def test_departed_workers_leave_nothing_behind() -> None:
     generator = random.Random(2)
     tree = StringTree()
     for turn in range(300):
@@ -212,7 +212,7 @@ def test_workers_that_come_and_go_leave_nothing() -> None:
     assert (tree.nodes, tree.size, tree.holdings, tree.root.children) == (0, 0, {}, {})
 
 
-def test_inserting_again_lets_nothing_grow() -> None:
+def test_repeated_insertions_do_not_grow_the_tree() -> None:
     tree = text_tree((LONG, A))
     for _ in range(10_000):
         tree.insert(LONG, A)
@@ -223,7 +223,7 @@ def test_inserting_again_lets_nothing_grow() -> None:
 
 
 def test_a_conversation_of_thousands_of_turns() -> None:
-    """Nothing here recurses."""
+    """Nothing recurses."""
     tree = StringTree()
     for end in range(5, 10_001, 5):
         tree.insert(LONG[:end], A)
@@ -241,7 +241,7 @@ def test_a_conversation_of_thousands_of_turns() -> None:
     assert tree.nodes == 0
 
 
-def test_leaves_go_first_and_then_what_was_above() -> None:
+def test_leaves_are_evicted_before_their_parents() -> None:
     tree = text_tree(("system: one", A), ("system: two", A), ("else", A))
     tree.insert("system: one", A)
     assert tree.evict(A, 15) == 3
@@ -264,7 +264,7 @@ def test_a_shared_prefix_outlives_its_leaves() -> None:
 
 
 def test_the_budget_of_a_tree_is_shared() -> None:
-    """The least recently used leaf goes, whoever holds it; nobody has to be over a limit of his own."""
+    """The least recently used leaf of any tenant goes; no tenant has a limit of its own."""
     tree = text_tree(("aaaa", A), ("bbbb", B), ("cccc", C), ("aaaa", C))
     assert tree.evict_all(16) == 0
     assert tree.evict_all(11) == 8
@@ -273,7 +273,7 @@ def test_the_budget_of_a_tree_is_shared() -> None:
     assert tree.tenant_sizes() == {}
 
 
-def test_trees_and_their_parts_tell_what_they_are() -> None:
+def test_trees_and_their_parts_have_a_repr() -> None:
     tree = text_tree(("one", A), (LONG, A))
     assert repr(tree) == "<StringTree 10003 units of 1 tenants in 2 nodes>"
     assert repr(tree.holdings[A]) == "<Holding http://a:1: 10003>"
@@ -281,8 +281,7 @@ def test_trees_and_their_parts_tell_what_they_are() -> None:
     assert repr(tree.root.children[LONG[0]]) == f"<PrefixNode {LONG[:20]!r} to 10000, 1 tenants, 0 children>"
 
 
-def test_what_is_not_as_it_should_be_is_found() -> None:
-    """The check itself."""
+def test_the_recount_finds_corruption() -> None:
     for spoil in (
         lambda tree: setattr(tree, "nodes", 7),
         lambda tree: setattr(tree, "ticks", 0),
@@ -303,7 +302,7 @@ def test_what_is_not_as_it_should_be_is_found() -> None:
             check(tree)
 
 
-def test_pages_of_one_id_tell_apart_what_a_longer_page_does_not() -> None:
+def test_pages_of_one_id_distinguish_short_keys() -> None:
     tree = ExactTokenTree()
     tree.insert([1, 2, 3], A)
     tree.insert([1, 2, 4, 5], B)

@@ -1,4 +1,4 @@
-"""Random histories of prefix trees of both kinds, against whole keys that are compared one by one."""
+"""Random histories of both kinds of prefix trees, compared with an oracle of whole keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Texts:
 
 
 class Ids:
-    """A letter is a page of ids that differs from the other ones in its last id; a rest of a page follows."""
+    """A letter is a page of ids that differs from other pages in its last id; an incomplete page follows."""
 
     tree: ClassVar[type[PrefixTree[Any, Any]]] = TokenTree
     unit = 16
@@ -54,7 +54,7 @@ class Ids:
 
 
 class History(RuleBasedStateMachine):
-    """Everything a tree can be told, and after each step everything it can be asked."""
+    """Every operation of a tree, and after each step every query."""
 
     kind: type[Texts] | type[Ids] = Texts
 
@@ -87,23 +87,23 @@ class History(RuleBasedStateMachine):
 
     @rule(key=keys, tenant=tenants)
     def insert_again(self, key: str, tenant: str) -> None:
-        """No size changes."""
+        """A repeated insertion changes no size."""
         self.insert(key, tenant)
         sizes, nodes = self.tree.tenant_sizes(), self.tree.nodes
         self.insert(key, tenant)
         assert (self.tree.tenant_sizes(), self.tree.nodes) == (sizes, nodes)
 
     @rule(key=keys, tenant=tenants, forget=st.booleans())
-    def walk_and_follow(self, key: str, tenant: str, forget: bool) -> None:
-        """The walk is that of before; who had the longest beginning may be removed meanwhile."""
+    def descend_and_follow(self, key: str, tenant: str, forget: bool) -> None:
+        """Follow an earlier descent, after its longest holder may have been removed."""
         holders, matched = self.naive.holders(key)
-        walk = self.tree.descend(self.kind.key(key))
-        assert walk.matched == self.units(matched) * self.tree.width
-        assert list(walk.path[-1].tenants if walk.path else ()) == holders
+        descent = self.tree.descend(self.kind.key(key))
+        assert descent.matched == self.units(matched) * self.tree.width
+        assert list(descent.path[-1].tenants if descent.path else ()) == holders
         if forget and holders:
             self.tree.remove_tenant(holders[0])
             del self.naive.held[holders[0]]
-        self.tree.follow(walk, tenant)
+        self.tree.follow(descent, tenant)
         self.naive.insert(key, tenant)
 
     @rule(tenant=tenants, max_letters=st.integers(-1, 25))
@@ -140,14 +140,14 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """A tree out of a snapshot goes on where the old one stopped."""
+        """Replace the tree by one from its snapshot."""
         snapshot = self.tree.dump()
         self.tree = self.kind.tree.load(snapshot)
         assert self.tree.dump() == snapshot
 
     @rule(key=keys)
     def ask(self, key: str) -> None:
-        """And nothing is changed by it."""
+        """Queries change nothing."""
         before = self.tree.dump()
         asked = self.kind.key(key)
         given = self.units(len(key)) + self.kind.rest
@@ -156,9 +156,11 @@ class History(RuleBasedStateMachine):
         match = self.tree.match(asked)
         assert match == Match(last, self.units(matched), given)
         assert self.tree.match(asked).tenant == last
-        walk = self.tree.descend(asked)
+        descent = self.tree.descend(asked)
         lengths = {
-            tenant: min(node.end, walk.matched) // self.tree.width for node in walk.path for tenant in node.tenants
+            tenant: min(node.end, descent.matched) // self.tree.width
+            for node in descent.path
+            for tenant in node.tenants
         }
         assert lengths == {t: self.units(length) for t, length in self.naive.lengths(key).items() if length}
         assert self.tree.dump() == before

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from middleware_hub.sessions.export.per_token import UNTOLD, PerTokenArray, TurnRows, joined
+from middleware_hub.sessions.export.per_token import MISSING, PerTokenArray, TurnRows, joined
 
 
 def encoded(rows: NDArray[Any]) -> Raw:
@@ -23,7 +23,7 @@ def encoded(rows: NDArray[Any]) -> Raw:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """One turn: its tokens, how many of them its branch keeps, and the first row that it told; None: it told nothing."""
 
     tokens: int
@@ -37,7 +37,7 @@ class Told:
         return (places + number * 10_000_000).astype(np.int32)
 
 
-def values(turns: list[Told], width: int) -> list[TurnRows]:
+def values(turns: list[Reported], width: int) -> list[TurnRows]:
     return [
         TurnRows(str(number), turn.tokens, turn.kept, encoded(turn.rows(number, width)))
         for number, turn in enumerate(turns)
@@ -45,7 +45,7 @@ def values(turns: list[Told], width: int) -> list[TurnRows]:
     ]
 
 
-def oracle(turns: list[Told], width: int) -> tuple[list[list[int]], list[str | None]]:
+def oracle(turns: list[Reported], width: int) -> tuple[list[list[int]], list[str | None]]:
     """Each row, and who told it."""
     found: dict[int, tuple[list[int], str]] = {}
     for number, turn in enumerate(turns):
@@ -56,7 +56,7 @@ def oracle(turns: list[Told], width: int) -> tuple[list[list[int]], list[str | N
                 found.setdefault(place, (row, str(number)))
     places = range(turns[-1].tokens - 1)
     return (
-        [found[place][0] if place in found else [UNTOLD] * width for place in places],
+        [found[place][0] if place in found else [MISSING] * width for place in places],
         [found[place][1] if place in found else None for place in places],
     )
 
@@ -69,16 +69,16 @@ def tellers(found: PerTokenArray) -> list[str | None]:
     return spread
 
 
-def must(turns: list[Told], width: int) -> PerTokenArray:
+def must(turns: list[Reported], width: int) -> PerTokenArray:
     found = joined(values(turns, width), turns[-1].tokens)
     assert found is not None
     return found
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[Told]:
+def conversations(draw: st.DrawFn) -> list[Reported]:
     """Turns of which at least one told all of its rows; some leave sampled tokens out for what comes behind them."""
-    turns: list[Told] = []
+    turns: list[Reported] = []
     kept = 0
     count = draw(st.integers(1, 6))
     for number in range(count):
@@ -86,14 +86,14 @@ def conversations(draw: st.DrawFn) -> list[Told]:
         sampled = draw(st.integers(1, 5))
         tokens = kept + context + sampled
         kept = tokens - (draw(st.integers(0, sampled)) if number < count - 1 else 0)
-        turns.append(Told(tokens, kept, draw(st.none() | st.just(0) | st.integers(0, tokens - 1))))
+        turns.append(Reported(tokens, kept, draw(st.none() | st.just(0) | st.integers(0, tokens - 1))))
     whole = draw(st.integers(0, count - 1))
-    turns[whole] = Told(turns[whole].tokens, turns[whole].kept, 0)
+    turns[whole] = Reported(turns[whole].tokens, turns[whole].kept, 0)
     return turns
 
 
 @given(conversations(), st.integers(1, 7))
-def test_every_row_is_of_the_first_turn_that_told_it(turns: list[Told], width: int) -> None:
+def test_every_row_is_of_the_first_turn_that_told_it(turns: list[Reported], width: int) -> None:
     found = must(turns, width)
     rows, who = oracle(turns, width)
     assert found.described()["shape"] == [turns[-1].tokens - 1, width]
@@ -103,28 +103,28 @@ def test_every_row_is_of_the_first_turn_that_told_it(turns: list[Told], width: i
 
 
 def test_a_prompt_that_was_read_anew_changes_nothing_of_what_was_sampled_before() -> None:
-    found = must([Told(5, 5, 0), Told(10, 10, 0)], 1)
+    found = must([Reported(5, 5, 0), Reported(10, 10, 0)], 1)
     assert tellers(found) == ["0"] * 4 + ["1"] * 5
 
 
 def test_it_is_the_same_whether_a_turn_tells_all_or_only_what_is_new() -> None:
-    whole = must([Told(5, 5, 0), Told(10, 10, 0)], 3)
-    assert must([Told(5, 5, 0), Told(10, 10, 4)], 3).array().tolist() == whole.array().tolist()
+    whole = must([Reported(5, 5, 0), Reported(10, 10, 0)], 3)
+    assert must([Reported(5, 5, 0), Reported(10, 10, 4)], 3).array().tolist() == whole.array().tolist()
 
 
 def test_rows_that_nobody_told_are_marked() -> None:
-    found = must([Told(4, 4, 0), Told(8, 8, None), Told(12, 12, 9)], 2)
-    assert found.array()[3:9].tolist() == [[UNTOLD, UNTOLD]] * 6
+    found = must([Reported(4, 4, 0), Reported(8, 8, None), Reported(12, 12, 9)], 2)
+    assert found.array()[3:9].tolist() == [[MISSING, MISSING]] * 6
     assert tellers(found) == ["0"] * 3 + [None] * 6 + ["2"] * 2
 
 
 def test_a_stop_token_that_was_left_out_gives_no_row() -> None:
-    found = must([Told(6, 4, 0), Told(9, 9, None)], 2)
+    found = must([Reported(6, 4, 0), Reported(9, 9, None)], 2)
     assert tellers(found) == ["0"] * 4 + [None] * 4
 
 
 def test_long_ones_come_in_pieces() -> None:
-    turns = [Told(301, 301, 0), Told(700, 700, None), Told(1200, 1200, 850)]
+    turns = [Reported(301, 301, 0), Reported(700, 700, None), Reported(1200, 1200, 850)]
     found = must(turns, 97)
     pieces = list(found.as_base64())
     assert max(map(len, pieces)) <= 64 * 1024 + 4 < sum(map(len, pieces))
@@ -137,12 +137,12 @@ class TestWhatIsNotJoined:
     """What has another shape stays as it came."""
 
     def test_where_no_turn_told_all_the_width_is_not_guessed(self) -> None:
-        assert joined(values([Told(8, 8, 2)], 3), 8) is None
-        assert joined(values([Told(8, 8, 2), Told(20, 20, 7)], 3), 20) is None
+        assert joined(values([Reported(8, 8, 2)], 3), 8) is None
+        assert joined(values([Reported(8, 8, 2), Reported(20, 20, 7)], 3), 20) is None
 
     def test_turns_with_different_widths(self) -> None:
         other = TurnRows("other", 20, 20, encoded(np.zeros((19, 4))))
-        assert joined([*values([Told(8, 8, 0)], 3), other], 20) is None
+        assert joined([*values([Reported(8, 8, 0)], 3), other], 20) is None
 
     @pytest.mark.parametrize(
         "value",

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.sessions.prompt.verifier import EXCERPT, Difference, Part, differences
+from middleware_hub.sessions.prompt.verifier import EXCERPT, ChainPart, Difference, differences
 
 SPECIAL = re.compile(r"<\|im_start\|>|<\|im_end\|>")
 USER = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def chain(*parts: tuple[str, bool]) -> list[Part]:
-    return [Part(*part) for part in parts]
+def chain(*parts: tuple[str, bool]) -> list[ChainPart]:
+    return [ChainPart(*part) for part in parts]
 
 
-def kinds(expected: str, parts: Sequence[Part], *, header: str = "", skip_head: bool = False) -> list[str]:
+def kinds(expected: str, parts: Sequence[ChainPart], *, header: str = "", skip_head: bool = False) -> list[str]:
     found = differences(expected, parts, SPECIAL, header=header, skip_head=skip_head)
     return [difference.kind for difference in found]
 
@@ -53,7 +53,7 @@ def test_a_scaffold_that_the_model_closed_at_once_is_soft() -> None:
         pytest.param(chain((USER, False), ("Hello<|im_end|>", True), ("\n\n", False)), id="behind it"),
     ],
 )
-def test_context_that_differs_is_hard(parts: list[Part]) -> None:
+def test_context_that_differs_is_hard(parts: list[ChainPart]) -> None:
     (difference,) = differences(USER + "Hello<|im_end|>\n", parts, SPECIAL)
     assert difference.kind == "context"
     assert difference.hard

@@ -17,9 +17,9 @@ from middleware_hub.chat.keys import canonical, setting_of
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
-from middleware_hub.sessions.export.trajectories import topology
-from middleware_hub.sessions.trie.memo import MOST_BODIES, KnownBody, MemoRoom, MessageMemo
-from middleware_hub.sessions.trie.nodes import Landmark, PreparedTurn
+from middleware_hub.sessions.export.topology import topology
+from middleware_hub.sessions.trie.memo import MOST_BODIES, KnownBody, Landmark, MemoRoom, MessageMemo
+from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, pack_ids
 from router.errors import BadRequestError

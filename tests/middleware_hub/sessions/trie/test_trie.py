@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from middleware_hub.chat.keys import adapter_of, strict, tools_of
 from middleware_hub.chat.messages import Message
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, PreparedTurn
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.prepared_turn import BranchHandle, PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids, unpack_ids
 from tests.conftest import examples
@@ -264,7 +265,7 @@ class TestPending:
         talk = Talk()
         turn, handle = talk.open(user("a"), assistant("The answer"))
         span = TokenSpan(None, 0, 0, pack_ids([7]), 0, versions="1")
-        made = talk.trie.commit_in_place(handle, assistant("The answer is 4"), span, finish="stop")
+        made = talk.trie.commit(handle, assistant("The answer is 4"), span, in_place=True, finish="stop")
         talk.trie.check()
         assert talk.trie.nodes == 2
         following, _ = talk.open(user("a"), assistant("The answer is 4"), user("sure?"))
@@ -283,7 +284,7 @@ class TestPending:
         assert turn.checkpoint is cut
         handle.goes_on_from(cut, apart=apart)
         span = TokenSpan(cut.span, len(cut.span), 0, pack_ids([7]), 0, versions="1")
-        made = talk.trie.commit_in_place(handle, assistant("The answer" + more), span, finish="stop")
+        made = talk.trie.commit(handle, assistant("The answer" + more), span, in_place=True, finish="stop")
         talk.trie.check()
         assert (made.parent, made.apart, made.node.depth) == (cut, apart, cut.node.depth)
         assert talk.trie.checkpoints(terminal=True) == ([cut, made] if apart else [made])

@@ -160,9 +160,9 @@ class TestWhatIsKept:
             await room.open()
             await undelivered(room)
             now = time.monotonic()
-            room.app.store.sweep(now + KEPT_SECONDS - 1)
+            room.app.registry.sweep(now + KEPT_SECONDS - 1)
             assert kept(room) == 1
-            room.app.store.sweep(now + KEPT_SECONDS + 1)
+            room.app.registry.sweep(now + KEPT_SECONDS + 1)
             assert kept(room) == 0
             status, _ = await room.ask(BODY, again="1").answer()
             assert (status, room.session.samples) == (200, 2)
@@ -177,7 +177,7 @@ class TestWhatIsKept:
             orphan, reader = room.ask(BODY), room.ask(BODY)
             await room.engine.arrived(2)
             await orphan.leave()
-            room.app.store.sweep(time.monotonic() + 10 * KEPT_SECONDS)
+            room.app.registry.sweep(time.monotonic() + 10 * KEPT_SECONDS)
             assert kept(room) == 2
             for one in says:
                 one.go.set()

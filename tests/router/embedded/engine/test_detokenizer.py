@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.embedded.engine.detokenizer import Detokenizer
-from router.embedded.engine.sampling import Sampling
+from router.embedded.engine.sampling import SamplingParams
 from router.embedded.models.vocabulary import load_vocabulary
 from tests.support.vocabularies import NAMES, Name, vocabulary
 
@@ -18,7 +18,7 @@ def test_incremental_text_is_the_text_of_the_ids(name: Name) -> None:
     ids = known.tokenizer.encode(prompt_text := "x" + text, add_special_tokens=False).ids
     assert known.decode([*prompt, *ids], skip_special_tokens=True).endswith(prompt_text)
     for size in (1, 2, 3, 7, 50):
-        detokenizer = Detokenizer(known, prompt, Sampling())
+        detokenizer = Detokenizer(known, prompt, SamplingParams())
         out = ""
         for at in range(0, len(ids), size):
             last = at + size >= len(ids)

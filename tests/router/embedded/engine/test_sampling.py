@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from router.embedded.engine.errors import Broken, Refused
-from router.embedded.engine.sampling import AS_MANY, Sampling, parse_sampling
+from router.embedded.engine.sampling import AS_MANY, SamplingParams, parse_sampling
 
 
-def parse(**params: Any) -> Sampling:
+def parse(**params: Any) -> SamplingParams:
     return parse_sampling(params, 100)
 
 
 def test_null_is_the_default_but_for_the_length() -> None:
-    assert parse() == parse(temperature=None, top_p=None, stop=None, ignore_eos=None) == Sampling()
+    assert parse() == parse(temperature=None, top_p=None, stop=None, ignore_eos=None) == SamplingParams()
     assert parse(max_new_tokens=None).max_new_tokens == AS_MANY
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.embedded.engine.detokenizer import Detokenizer
-from router.embedded.engine.sampling import Sampling
+from router.embedded.engine.sampling import SamplingParams
 from router.embedded.engine.source import float32
 from router.embedded.models.vocabulary import load_vocabulary
 from router.embedded.worker import EmbeddedWorker
@@ -28,7 +28,7 @@ def test_the_text_is_what_the_ids_decode_to_behind_the_prompt(name: Name | None,
     assert len(record.output_ids) == 500
     finish = reply["meta_info"]["finish_reason"]
     assert finish == {"type": "length", "length": 500}
-    detokenizer = Detokenizer(known, record.input_ids, Sampling())
+    detokenizer = Detokenizer(known, record.input_ids, SamplingParams())
     assert detokenizer.push(record.output_ids, finish) == reply["text"] == record.text
     entries = reply["meta_info"]["output_token_logprobs"]
     assert [entry[1] for entry in entries] == record.output_ids

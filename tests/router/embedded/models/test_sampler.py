@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from router.embedded.engine.sampling import Sampling
+from router.embedded.engine.sampling import SamplingParams
 from router.embedded.engine.source import float32
 from router.embedded.models.sampler import ModelSource, Place, penalized
-from router.embedded.models.vocabulary import Vocabulary, load_vocabulary
+from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
 from tests.support.vocabularies import vocabulary
 
 SIZE = 12
@@ -33,11 +33,11 @@ class Stub:
 
 
 @pytest.fixture(scope="module")
-def known() -> Vocabulary:
+def known() -> EngineVocabulary:
     return load_vocabulary(str(vocabulary("qwen")))
 
 
-def place(sampling: Sampling, seed: int = 0, logits: NDArray[np.float32] = LOGITS) -> Place:
+def place(sampling: SamplingParams, seed: int = 0, logits: NDArray[np.float32] = LOGITS) -> Place:
     return Place(logits, sampling, np.random.default_rng(seed))
 
 
@@ -46,7 +46,7 @@ def softmax(logits: Sequence[float], temperature: float) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def naive(logits: Sequence[float], sampling: Sampling) -> list[float]:
+def naive(logits: Sequence[float], sampling: SamplingParams) -> list[float]:
     """What may be drawn, and how likely."""
     told = softmax(logits, sampling.temperature)
     order = sorted(range(len(told)), key=lambda token: (-told[token], token))
@@ -61,19 +61,19 @@ def naive(logits: Sequence[float], sampling: Sampling) -> list[float]:
 
 
 SAMPLINGS = [
-    Sampling(),
-    Sampling(temperature=0.5),
-    Sampling(temperature=2.0),
-    Sampling(top_k=4),
-    Sampling(top_p=0.61),
-    Sampling(min_p=0.3),
-    Sampling(temperature=0.7, top_k=6, top_p=0.9, min_p=0.05),
-    Sampling(top_k=1),
+    SamplingParams(),
+    SamplingParams(temperature=0.5),
+    SamplingParams(temperature=2.0),
+    SamplingParams(top_k=4),
+    SamplingParams(top_p=0.61),
+    SamplingParams(min_p=0.3),
+    SamplingParams(temperature=0.7, top_k=6, top_p=0.9, min_p=0.05),
+    SamplingParams(top_k=1),
 ]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_what_is_drawn_and_what_is_told(sampling: Sampling) -> None:
+def test_what_is_drawn_and_what_is_told(sampling: SamplingParams) -> None:
     found = place(sampling)
     told = softmax(LOGITS.tolist(), sampling.temperature)
     assert np.exp(found.logprobs) == pytest.approx(told, rel=1e-5)
@@ -82,7 +82,7 @@ def test_what_is_drawn_and_what_is_told(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_draws_follow_the_distribution(sampling: Sampling) -> None:
+def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
     """Pearson's chi-squared; with at most 11 degrees of freedom 35 is passed once in ten thousand times."""
     count, expected = 4000, naive(LOGITS.tolist(), sampling)
     drawn = Counter(place(sampling, seed).draw() for seed in range(count))
@@ -93,7 +93,7 @@ def test_draws_follow_the_distribution(sampling: Sampling) -> None:
 
 
 def test_greedy_takes_the_likeliest_and_tells_the_logprob_of_temperature_one() -> None:
-    found = place(Sampling(temperature=0), logits=np.roll(LOGITS, 3))
+    found = place(SamplingParams(temperature=0), logits=np.roll(LOGITS, 3))
     assert found.draw() == 3
     assert found.logprob(3) == pytest.approx(math.log(0.3), rel=1e-5)
 
@@ -101,11 +101,11 @@ def test_greedy_takes_the_likeliest_and_tells_the_logprob_of_temperature_one() -
 def test_what_cannot_be_drawn_has_a_logprob_that_json_can_say() -> None:
     logits = LOGITS.copy()
     logits[2] = -np.inf
-    assert math.isfinite(place(Sampling(), logits=logits).logprob(2))
+    assert math.isfinite(place(SamplingParams(), logits=logits).logprob(2))
 
 
 def test_the_likeliest_and_the_chosen() -> None:
-    found = place(Sampling())
+    found = place(SamplingParams())
     assert [token for _, token in found.top((None, 0), 3)] == [0, 1, 2]
     assert [token for _, token in found.top((None, 0), 99)][:9] == list(range(9))
     assert found.chosen([7, 2]) == [(found.logprob(7), 7), (found.logprob(2), 2)]
@@ -114,14 +114,14 @@ def test_the_likeliest_and_the_chosen() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(frequency_penalty=0.5),
-        Sampling(presence_penalty=-0.7),
-        Sampling(repetition_penalty=1.3),
-        Sampling(frequency_penalty=0.5, presence_penalty=0.2, repetition_penalty=0.8, logit_bias={4: 2.5, 0: -1}),
+        SamplingParams(frequency_penalty=0.5),
+        SamplingParams(presence_penalty=-0.7),
+        SamplingParams(repetition_penalty=1.3),
+        SamplingParams(frequency_penalty=0.5, presence_penalty=0.2, repetition_penalty=0.8, logit_bias={4: 2.5, 0: -1}),
     ],
     ids=str,
 )
-def test_penalties_and_bias(sampling: Sampling) -> None:
+def test_penalties_and_bias(sampling: SamplingParams) -> None:
     outputs = [1, 1, 1, 5, 1, 0]
     expected = []
     for token, given in enumerate(LOGITS.tolist()):
@@ -134,30 +134,32 @@ def test_penalties_and_bias(sampling: Sampling) -> None:
 
 
 def test_no_end_before_its_time() -> None:
-    sampling = Sampling(min_new_tokens=3)
+    sampling = SamplingParams(min_new_tokens=3)
     assert penalized(LOGITS, [1, 1], sampling, [9])[9] == -np.inf
     assert penalized(LOGITS, [1, 1, 1], sampling, [9])[9] == LOGITS[9]
 
 
 def test_nothing_asked_for_leaves_the_logits_alone() -> None:
-    assert penalized(LOGITS, [1], Sampling(), [9]) is LOGITS
+    assert penalized(LOGITS, [1], SamplingParams(), [9]) is LOGITS
 
 
-def test_a_seed_depends_on_the_place_and_on_nothing_else(known: Vocabulary) -> None:
+def test_a_seed_depends_on_the_place_and_on_nothing_else(known: EngineVocabulary) -> None:
     """Two replies of one `sampling_seed` are the same, whatever the worker's own seed says."""
     source = ModelSource(Stub(known.size), known)
 
-    def draw(sampling: Sampling, seed: str) -> list[int]:
+    def draw(sampling: SamplingParams, seed: str) -> list[int]:
         drawing, ids = source.begin([3], sampling, seed), list[int]()
         for _ in range(12):
             ids.append(drawing.next(ids).draw())
         return ids
 
-    assert draw(Sampling(sampling_seed=5), "0/1") == draw(Sampling(sampling_seed=5), "0/2")
-    assert draw(Sampling(sampling_seed=5), "0/1") != draw(Sampling(sampling_seed=-5), "0/1")
-    assert draw(Sampling(), "0/1") == draw(Sampling(), "0/1") != draw(Sampling(), "0/2")
+    assert draw(SamplingParams(sampling_seed=5), "0/1") == draw(SamplingParams(sampling_seed=5), "0/2")
+    assert draw(SamplingParams(sampling_seed=5), "0/1") != draw(SamplingParams(sampling_seed=-5), "0/1")
+    assert draw(SamplingParams(), "0/1") == draw(SamplingParams(), "0/1") != draw(SamplingParams(), "0/2")
 
 
-def test_a_prompt_is_read_without_the_sampling_parameters(known: Vocabulary) -> None:
-    drawing = ModelSource(Stub(known.size), known).begin([3, 4, 5], Sampling(temperature=0.1, logit_bias={4: 9}), "s")
+def test_a_prompt_is_read_without_the_sampling_parameters(known: EngineVocabulary) -> None:
+    drawing = ModelSource(Stub(known.size), known).begin(
+        [3, 4, 5], SamplingParams(temperature=0.1, logit_bias={4: 9}), "s"
+    )
     assert drawing.read(1).logprob(4) == pytest.approx(float(np.roll(LOGITS, 3)[4]), rel=1e-4)

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.registry import MOST_NAMESPACES, SessionStore
+from middleware_hub.sessions.registry import MOST_NAMESPACES, SessionRegistry
 from tests.middleware_hub.sessions.in_process import Room
 from tests.middleware_hub.sessions.trie.test_trie import Talk, assistant, user
 
@@ -21,7 +21,7 @@ class TestNamespaces:
 
     def test_one_that_is_used_outlives_those_that_are_not(self) -> None:
         async def work() -> None:
-            store = SessionStore(SessionMetrics(CollectorRegistry()), max_tokens=1000)
+            store = SessionRegistry(SessionMetrics(CollectorRegistry()), max_tokens=1000)
             used, unused = store.anonymous("t", "used"), store.anonymous("t", "unused")
             for number in range(MOST_NAMESPACES - 2):
                 store.anonymous("t", f"n{number}")
@@ -35,7 +35,7 @@ class TestNamespaces:
 
     def test_there_are_never_more_than_that(self) -> None:
         async def work() -> None:
-            store = SessionStore(SessionMetrics(CollectorRegistry()), max_tokens=1000)
+            store = SessionRegistry(SessionMetrics(CollectorRegistry()), max_tokens=1000)
             first = [store.anonymous("t", f"n{number}") for number in range(MOST_NAMESPACES)]
             assert [store.anonymous("t", f"n{number}") for number in range(MOST_NAMESPACES)] == first
             assert store.anonymous("other", "n0") is not first[0]
@@ -76,7 +76,7 @@ class TestUse:
             assert session.exported
             await room.ask(BODY).answer()
             assert not session.exported
-            room.app.store.sweep(session.used + session.ttl + 1)
+            room.app.registry.sweep(session.used + session.ttl + 1)
             assert room.metric("tito_sessions_total", event="expired_unexported") == 1
             assert room.metric("tito_sessions_total", event="expired") == 0
             await asyncio.sleep(0)
@@ -92,13 +92,13 @@ class TestRoom:
         async def work() -> None:
             room = Room()
             await room.ask(BODY, "/v1/chat/completions").answer()
-            assert room.app.store.anonymous("", "").tokens > 0
-            assert room.app.store.tokens == 0
+            assert room.app.registry.anonymous("", "").tokens > 0
+            assert room.app.registry.tokens == 0
             session = await room.open()
             await room.ask(BODY).answer()
-            assert room.app.store.tokens == session.tokens > 0
+            assert room.app.registry.tokens == session.tokens > 0
             await room.call("DELETE", "/sessions/s")
-            assert room.app.store.tokens == 0
+            assert room.app.registry.tokens == 0
 
         asyncio.run(work())
 

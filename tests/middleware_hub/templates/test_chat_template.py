@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.rendering import ChatTemplate
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import BadRequestError
 from tests.support.templates import CHATML, SPECIAL_TOKENS, folder, source

@@ -1,8 +1,8 @@
 """The ids of whole prompts, packed and as JSON, kept for the next turn.
 
-A worker is sent all ids of a conversation at every turn. Nearly all of them are old, and to gather and print 10,000 takes
-longer than all else that is done for a turn. So the prompt of a checkpoint is kept for as long as there is room, least
-recently used ones go first; where it is gone, it is gathered from the spans, and printed anew.
+A worker receives all ids of a conversation at every turn. Nearly all of them are old, and gathering and printing 10,000 ids
+takes longer than everything else in a turn. So the prompt of each checkpoint is kept as long as there is room; the least
+recently used goes first. A prompt that is gone is gathered from its spans and printed again.
 """
 
 from __future__ import annotations
@@ -21,50 +21,47 @@ ROOM = 64 * 1024 * 1024
 _encode = msgspec.json.Encoder().encode
 
 
-class Ids(NamedTuple):
-    """The same ids twice: as spans keep them, and as a JSON list."""
+class PromptIds(NamedTuple):
+    """The same ids twice: packed as spans keep them, and written as a JSON list."""
 
     packed: bytes
     written: bytes
 
     @classmethod
-    def of(cls, packed: bytes) -> Ids:
-        """Print them."""
+    def of(cls, packed: bytes) -> PromptIds:
         return cls(packed, _encode(unpack_ids(packed)))
 
-    def then(self, packed: bytes) -> Ids:
-        """These, and further ones."""
+    def then(self, packed: bytes) -> PromptIds:
         if not packed:
             return self
         if not self.packed:
-            return Ids.of(packed)
-        return Ids(self.packed + packed, b"%b,%b" % (self.written[:-1], _encode(unpack_ids(packed))[1:]))
+            return PromptIds.of(packed)
+        return PromptIds(self.packed + packed, b"%b,%b" % (self.written[:-1], _encode(unpack_ids(packed))[1:]))
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return len(self.packed) + len(self.written)
 
 
-class WrittenIds:
-    """The ids of checkpoints' prompts; what was sampled behind one is put to it when a turn goes on from there."""
+class PromptIdsCache:
+    """The ids of checkpoints' prompts. A turn that continues one appends what was sampled behind it."""
 
     def __init__(self, room: int = ROOM) -> None:
         self._room = room
-        self._kept: OrderedDict[str, Ids] = OrderedDict()
+        self._kept: OrderedDict[str, PromptIds] = OrderedDict()
         self._size = 0
 
-    def of(self, span: TokenSpan, take: int, checkpoint: Checkpoint | None) -> Ids:
-        """The ids of a chain, which may be one that begins with all of a checkpoint's."""
+    def of(self, span: TokenSpan, take: int, checkpoint: Checkpoint | None) -> PromptIds:
+        """Return the ids of a chain, which may begin with all of a checkpoint's chain."""
         prompt = None if checkpoint is None else self._kept.get(checkpoint.id)
         if prompt is None or checkpoint is None:
-            return Ids.of(chain_ids(span, take))
+            return PromptIds.of(chain_ids(span, take))
         self._kept.move_to_end(checkpoint.id)
         sampled = checkpoint.span.ids
         return prompt.then(sampled if span is checkpoint.span else sampled + span.ids[: ID_BYTES * take])
 
-    def keep(self, checkpoint: Checkpoint, prompt: Ids) -> None:
-        """Remember those of a new checkpoint, in the place of the one that it goes on from: most conversations only go on."""
+    def keep(self, checkpoint: Checkpoint, prompt: PromptIds) -> None:
+        """Remember the prompt of a new checkpoint in place of its parent's: most conversations only grow."""
         if checkpoint.parent is not None:
             gone = self._kept.pop(checkpoint.parent.id, None)
             self._size -= 0 if gone is None else gone.size

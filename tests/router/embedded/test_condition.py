@@ -6,50 +6,50 @@ import asyncio
 
 import pytest
 
-from router.embedded.engine.condition import Bell
+from router.embedded.condition import Condition
 
 
 def test_a_ring_wakes_those_whose_condition_holds() -> None:
     async def run() -> None:
-        bell, seen = Bell(), set[int]()
-        tasks = [asyncio.create_task(bell.wait_for(lambda number=number: number in seen)) for number in range(2)]
+        condition, seen = Condition(), set[int]()
+        tasks = [asyncio.create_task(condition.wait_for(lambda number=number: number in seen)) for number in range(2)]
         await asyncio.sleep(0)
         seen.add(1)
-        bell.ring()
+        condition.notify()
         await tasks[1]
         assert not tasks[0].done()
-        assert bell.waited_for
+        assert condition.has_waiters
         seen.add(0)
-        bell.ring()
+        condition.notify()
         await tasks[0]
-        assert not bell.waited_for
+        assert not condition.has_waiters
 
     asyncio.run(run())
 
 
 def test_what_held_at_a_ring_has_been_seen_even_if_it_is_over() -> None:
     async def run() -> None:
-        bell, count = Bell(), 0
-        task = asyncio.create_task(bell.wait_for(lambda: count == 1))
+        condition, count = Condition(), 0
+        task = asyncio.create_task(condition.wait_for(lambda: count == 1))
         await asyncio.sleep(0)
         for count in range(3):  # noqa: B007 - the condition looks at it
-            bell.ring()
+            condition.notify()
         await task
 
     asyncio.run(run())
 
 
-def test_what_holds_already_is_not_waited_for() -> None:
-    asyncio.run(Bell().wait_for(lambda: True))
+def test_what_holds_already_is_not_has_waiters() -> None:
+    asyncio.run(Condition().wait_for(lambda: True))
 
 
 def test_a_condition_that_fails_is_its_waiters_error() -> None:
     async def run() -> None:
-        bell, broken = Bell(), list[int]()
-        task = asyncio.create_task(bell.wait_for(lambda: bool(broken and broken[1])))
+        condition, broken = Condition(), list[int]()
+        task = asyncio.create_task(condition.wait_for(lambda: bool(broken and broken[1])))
         await asyncio.sleep(0)
         broken.append(1)
-        bell.ring()
+        condition.notify()
         with pytest.raises(IndexError):
             await task
 
@@ -58,10 +58,10 @@ def test_a_condition_that_fails_is_its_waiters_error() -> None:
 
 def test_one_who_gives_up_is_forgotten() -> None:
     async def run() -> None:
-        bell = Bell()
+        condition = Condition()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(bell.wait_for(lambda: False), 0.01)
-        assert not bell.waited_for
-        bell.ring()
+            await asyncio.wait_for(condition.wait_for(lambda: False), 0.01)
+        assert not condition.has_waiters
+        condition.notify()
 
     asyncio.run(run())

@@ -1,7 +1,7 @@
-"""What a chat template writes around sampled turns: these themselves are never rendered, their tokens come from the store.
+"""What a chat template writes around sampled turns. The turns are never rendered: their tokens come from the store.
 
 A start is the template's rendering of all messages. Every later turn renders only the **tail**: what the template writes
-behind the turn that was sampled last. It is found by rendering a conversation with a sentinel in that turn: it stands behind.
+behind the turn that was sampled last. It is found by rendering a conversation with a sentinel in that turn:
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nSENTINEL<|im_end|>\\n<|im_start|>user\\n...<|im_start|>assistant\\n
                                                                   `-- the tail ------------------------------------------'
@@ -9,18 +9,18 @@ behind the turn that was sampled last. It is found by rendering a conversation w
     ...<tool_call>\\n{"name": "f", "arguments": {"x": "SENTINEL"}}\\n</tool_call><|im_end|>\\n<|im_start|>user\\n<tool_res...
                                                              `- own ---------'`-- the tail --------------------
 
-A turn with calls holds the sentinel in their arguments, for many templates drop its content then, and what closes a call is
-the turn's own, not the tail's. It is what such a turn writes more than one without calls, see `turn_forms`.
+A turn with calls holds the sentinel in their arguments, because many templates drop its content then. The text that closes
+a call belongs to the turn, not to the tail: it is what such a turn writes in addition to one without calls (`turn_forms`).
 
-That conversation is a short one, a user's message in front and no tools, as long as the template's tails do not depend on
-what came earlier, nor on tools. Whether they do is found out by trying (`_probe`), and remembered; if so, all is rendered.
-Templates may also look for words in what came earlier (`/no_think` in a system prompt): where it holds one of those that
-stand in the template, all is rendered, too (see `template_reads`). What is still missed is found by comparing
+The rendered conversation is a short one, a user's message in front and no tools, as long as the template's tails depend
+neither on earlier messages nor on tools. `_probe` finds out by trying, and the result is remembered; if they do, everything
+is rendered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word
+that the template spells, everything is rendered, too (see `reads`). What is still missed is found by comparing
 (`composing`), and from then on (`distrust`) this template has no short conversations any more.
 
 A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. In front of a sentinel
-stands what opens the turn, and that is not always what the model was asked with (history has lost a `<think>`, or gained one):
-it is known from short conversations, and cut off. A turn with another opening is not told from its surroundings.
+stands the opening of the turn, which is not always what the model was asked with (history has lost a `<think>`, or gained
+one): short conversations show it, and it is cut off. A turn with an unknown opening cannot be separated.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from middleware_hub.chat.messages import Message, Tool
-from middleware_hub.templates.renderer import Options, RenderingError, check_options
+from middleware_hub.chat.messages import Message
+from middleware_hub.templates.renderer import Messages, Options, RenderingError, Tools, check_options
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL
 from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms, options_key, remember
 from router.errors import BadRequestError
 
 
 class _Plan(NamedTuple):
-    """How to find tails: in a short conversation or the full one, with tools in sight or without."""
+    """How to find tails: in a short conversation or the full one, with tools or without."""
 
     short: bool
     tools: bool
@@ -47,8 +47,8 @@ class Transcript(NamedTuple):
     """A rendering without some of its turns.
 
     Attributes:
-        pieces: what stands in front of each of these turns, from the end of the one before; without what opens the turn.
-        tail: what stands behind the last one.
+        pieces: the text in front of each of these turns, from the end of the previous one, without the turn's opening.
+        tail: the text behind the last one.
     """
 
     pieces: tuple[str, ...]
@@ -56,7 +56,7 @@ class Transcript(NamedTuple):
 
 
 class ChatTemplate(TurnForms):
-    """Renders conversations, and what of a conversation stands around sampled turns.
+    """Renders conversations, and the text around the sampled turns of a conversation.
 
     Args:
         template: Jinja source, as in `tokenizer_config.json`.
@@ -71,35 +71,34 @@ class ChatTemplate(TurnForms):
         self._plans: dict[tuple[object, ...], _Plan | None] = {}
         for tools in (False, True):
             for called in (False, True):
-                self._plans[options_key({}), tools, called] = self._probe(
-                    {}, tools, called
-                )  # no request waits for these
+                # Made now, so that no request waits for these.
+                self._plans[options_key({}), tools, called] = self._probe({}, tools, called)
 
     def tail(
         self,
         last: Message,
-        behind: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        behind: Messages,
+        tools: Tools,
         options: Options,
         *,
-        earlier: Sequence[Message],
+        earlier: Messages,
         continue_final: bool = False,
         whole: bool | None = None,
     ) -> str:
-        """What stands behind the text that the model sampled for `last`, an assistant's message, perhaps with calls.
+        """Return the text behind what the model sampled for `last`, an assistant's message that may have calls.
 
-        That is its closing (`<|im_end|>\\n`), the messages `behind`, and the generation prompt. `earlier` are the messages
-        in front of `last`. With `continue_final` the last message behind is the assistant's, and the tail ends with its
-        content; with none behind it is `last` itself that goes on, and the tail is empty. `whole`: whether all must be
-        rendered; None: if these messages say so (`reads`).
+        That is its closing (`<|im_end|>\\n`), the messages `behind`, and the generation prompt. `earlier` are the messages in
+        front of `last`. With `continue_final` the last message behind is the assistant's, and the tail ends with its content;
+        with none behind, `last` itself goes on, and the tail is empty. `whole` says whether everything must be rendered; None:
+        decide by these messages (`reads`).
 
         Raises:
             BadRequestError: the template refuses, in its own words.
-            RenderingError: the tail cannot be told from the turn, or does not hold all the messages behind it.
+            RenderingError: the tail cannot be separated from the turn, or does not hold all the messages behind it.
         """
         if continue_final and not behind:
             return ""
-        calls: Sequence[Message] = last.get("tool_calls") or ()
+        calls: Messages = last.get("tool_calls") or ()
         check_options(options)
         following = [self._plain(message) for message in behind]
         if self.reads((*earlier, last, *behind)) if whole is None else whole:
@@ -114,32 +113,26 @@ class ChatTemplate(TurnForms):
             else:
                 text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
         for message in following:
-            # Some templates write every system message at the head, where nothing can be added any more.
+            # Some templates write every system message at the head, where nothing can be added later.
             if message["role"] in ("system", "developer") and not _holds(text, message["content"]):
                 raise RenderingError(f"the template does not write a {message['role']} message where it stands")
         return text
 
     def transcript(
-        self,
-        messages: Sequence[Message],
-        marked: Sequence[int],
-        tools: Sequence[Tool] | None,
-        options: Options,
-        *,
-        continue_final: bool = False,
+        self, messages: Messages, marked: Sequence[int], tools: Tools, options: Options, *, continue_final: bool = False
     ) -> Transcript:
-        """A rendering of the whole, cut at the turns `marked` (indices of the assistant's messages, rising).
+        """Render everything, cut at the turns `marked` (indices of the assistant's messages, rising).
 
         Raises:
             BadRequestError: the template refuses, in its own words.
-            RenderingError: a turn cannot be told from what is around it.
+            RenderingError: a turn cannot be separated from its surroundings.
         """
         check_options(options)
         plain = [self._plain(message) for message in messages]
         shown = [TOOL] if tools else None
-        turns: list[tuple[str, Sequence[Message], Own | None]] = []
+        turns: list[tuple[str, Messages, Own | None]] = []
         for number, at in enumerate(marked):
-            calls: Sequence[Message] = messages[at].get("tool_calls") or ()
+            calls: Messages = messages[at].get("tool_calls") or ()
             own = self._own_of(calls, tools, shown, options) if calls else None
             sentinel = f"{self._sentinel}{number:06}"
             turns.append((sentinel, calls, own))
@@ -166,14 +159,14 @@ class ChatTemplate(TurnForms):
         return Transcript(tuple(pieces), text[at:])
 
     def closing(self, options: Options, *, calls: bool = False) -> str:
-        """What closes an assistant's turn, one that ends with its text or with calls; empty where the next role does it."""
+        """Return what closes an assistant's turn that ends with text, or with calls; empty where the next role closes it."""
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]} if calls else SAID
         return self.tail(turn, (), None, options, earlier=SHORT).removesuffix(self.scaffold(None, options))
 
     def stop_literals(self, options: Options) -> tuple[str, ...]:
-        """The special tokens that a model of this template ends its turns with, as far as their look tells.
+        """Return the special tokens that a model of this template ends its turns with, judged by their look.
 
-        They are what a tail begins with: `("<|im_end|>",)`, or what opens the next role (`("<|user|>", "<|observation|>")`).
+        They begin a tail: `("<|im_end|>",)`, or what opens the next role (`("<|user|>", "<|observation|>")`).
         """
         found: dict[str, None] = {}
         calling: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
@@ -188,18 +181,18 @@ class ChatTemplate(TurnForms):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether a user's text parts may stay a list. Where they may not, they are joined by a space, as a worker does it."""
+        """Return whether a user's text parts may stay a list. Otherwise a space joins them, as a worker does it."""
         return "user" in self._roles_of_parts
 
     # Finding what is a turn's own -----------------------------------------------------------------------------------------
 
     def _behind(
         self,
-        before: Sequence[Message],
-        calls: Sequence[Message],
+        before: Messages,
+        calls: Messages,
         own: Own | None,
-        following: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        following: Messages,
+        tools: Tools,
         options: Options,
         *,
         continue_final: bool = False,
@@ -215,17 +208,17 @@ class ChatTemplate(TurnForms):
 
     def _behind_all(
         self,
-        earlier: Sequence[Message],
+        earlier: Messages,
         last: Message,
-        following: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        following: Messages,
+        tools: Tools,
         options: Options,
         *,
         continue_final: bool,
     ) -> str:
-        """The tail in the conversation itself. The turn keeps its own text in front of the sentinel, for who reads it."""
+        """Return the tail in the conversation itself. The turn keeps its own text, for templates that read it."""
         before = [self._plain(message) for message in earlier]
-        calls: Sequence[Message] = last.get("tool_calls") or ()
+        calls: Messages = last.get("tool_calls") or ()
         if calls:
             with suppress(BadRequestError, RenderingError):
                 own = self._own_of(calls, tools, tools, options)
@@ -241,7 +234,7 @@ class ChatTemplate(TurnForms):
         return self._behind(before, (), None, following, tools, options, continue_final=continue_final)
 
     def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
-        """Options seen for the first time are not tried: that takes some 10 ms, and a date may never be seen again."""
+        """Return the plan for these options. New options are not tried: that takes 10 ms, and a date may never recur."""
         key = (options_key(options), tools, called)
         if key not in self._plans:
             remember(self._plans, key, None)
@@ -252,9 +245,9 @@ class ChatTemplate(TurnForms):
         return plan
 
     def _probe(self, options: Options, tools: bool, called: bool) -> _Plan:
-        """Try a few shapes of conversations: are the tails of a short one those of longer ones, and do tools matter?
+        """Try a few conversations: does a short one have the tails of longer ones, and do tools matter?
 
-        Shapes that the template refuses tell nothing. With no shape left, nothing is known, and all is rendered.
+        Shapes that the template refuses say nothing. With no shape left everything is rendered.
         """
         shown = [TOOL] if tools else None
         short = self._tails(SHORT, shown, options, called)
@@ -268,10 +261,8 @@ class ChatTemplate(TurnForms):
             return _Plan(short=False, tools=tools)
         return _Plan(short=True, tools=tools and self._tails(SHORT, None, options, called) != short)
 
-    def _tails(
-        self, before: Iterable[Message], tools: Sequence[Tool] | None, options: Options, called: bool
-    ) -> list[str | None]:
-        """The tails of all shapes behind these messages; None for what is refused."""
+    def _tails(self, before: Iterable[Message], tools: Tools, options: Options, called: bool) -> list[str | None]:
+        """Return the tails of all shapes behind these messages; None for each that is refused."""
         earlier = [self._plain(message) for message in before]
         found: list[str | None] = []
         owns: dict[int, Own | None] = {0: None}

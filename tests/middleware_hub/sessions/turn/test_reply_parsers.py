@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from middleware_hub.chat.messages import Reasoning, Text
 from middleware_hub.parsers.think import Think
-from middleware_hub.sessions.turn.reasoning import Resumed
+from middleware_hub.sessions.turn.reply_parsers import ResumedParser
 
 PIECES = st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "hm", "well", "<", "ok\n\n"]), max_size=12)
 
 
-def read(parser: Think | Resumed, text: str) -> list[Text | Reasoning]:
+def read(parser: Think | ResumedParser, text: str) -> list[Text | Reasoning]:
     return [*(piece for character in text for piece in parser.feed(character)), *parser.finish()]
 
 
@@ -33,9 +33,9 @@ def test_cut_between_tags_it_tells_the_same(pieces: list[str], inside: bool, dat
     found: list[Text | Reasoning] = []
     before = ""
     for begin, end in zip([0, *cuts], [*cuts, len(pieces)], strict=True):
-        parser: Think | Resumed = Think(starts_inside=inside)
+        parser: Think | ResumedParser = Think(starts_inside=inside)
         if before:
-            parser = Resumed(parser, Think(starts_inside=inside), before)
+            parser = ResumedParser(parser, Think(starts_inside=inside), before)
         text = "".join(pieces[begin:end])
         found += read(parser, text)
         before += text
@@ -46,10 +46,10 @@ def test_half_a_tag_is_told_once() -> None:
     for rest, expected in (("nk>Yes", [Text("Yes")]), ("ng", [Reasoning("ng")])):
         first = Think(starts_inside=True)
         assert told(read(first, "hm</thi")) == ("hm</thi", "")
-        resumed = Resumed(Think(starts_inside=True), Think(starts_inside=True), "hm</thi")
+        resumed = ResumedParser(Think(starts_inside=True), Think(starts_inside=True), "hm</thi")
         assert told(read(resumed, rest)) == told(expected)
 
 
 def test_newlines_in_a_thought_are_told_once() -> None:
-    resumed = Resumed(Think(starts_inside=True), Think(starts_inside=True), "one\n")
+    resumed = ResumedParser(Think(starts_inside=True), Think(starts_inside=True), "one\n")
     assert "".join(piece.text for piece in read(resumed, "\ntwo\n")) == "\ntwo\n"

@@ -145,7 +145,7 @@ class Histories(RuleBasedStateMachine):
             self.engine.holds = False
             for gate in self.engine.waiting.values():
                 gate.set()
-            self.do(self.app.store.close())
+            self.do(self.app.registry.close())
             for pending in self.pending:
                 pending.task.cancel()
             self.do(asyncio.sleep(0))
@@ -290,7 +290,7 @@ class Histories(RuleBasedStateMachine):
     def exported_is_what_the_engine_saw(self) -> None:
         if not hasattr(self, "app"):
             return
-        (session,) = self.app.store
+        (session,) = self.app.registry
         session.trie.check()
         status, reply = self.do(self.call("GET", "/sessions/s/trajectories", {}))
         assert status == 200

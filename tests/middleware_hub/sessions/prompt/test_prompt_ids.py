@@ -1,4 +1,4 @@
-"""Ids that are kept for the next turn are the ones that gathering and printing them anew gives, whatever was forgotten."""
+"""The ids of a prompt that are kept for the next turn equal those gathered and printed again, whatever was forgotten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.sessions.prompt.written_ids import WrittenIds
+from middleware_hub.sessions.prompt.prompt_ids import PromptIdsCache
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids, unpack_ids
 
@@ -18,7 +18,7 @@ NODE = MessageNode(b"", "assistant", b"{}", None, 1)
 @given(st.lists(st.tuples(st.integers(0, 20), IDS, IDS.filter(bool)), min_size=1, max_size=20), st.integers(0, 300))
 def test_they_are_the_chains_own(turns: list[tuple[int, list[int], list[int]]], room: int) -> None:
     """Turns go on from any earlier one, with some context or none; there is room for a few of them at the most."""
-    written = WrittenIds(room)
+    written = PromptIdsCache(room)
     made: list[Checkpoint] = []
     for at, context, sampled in turns:
         parent = made[at % len(made)] if made and at else None

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.templates.chat_template import ChatTemplate, Transcript
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.rendering import ChatTemplate, Transcript
 from router.errors import BadRequestError
 from tests.conftest import examples
-from tests.middleware_hub.templates.test_rendering import (
+from tests.middleware_hub.templates.test_chat_template import (
     LOOP,
     MARK,
     NAMES,

@@ -1,0 +1,27 @@
+"""What a call to a session says: the fields of its body, and its query."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+from msgspec import Raw
+from starlette.types import Receive, Scope
+
+from router.engines.sglang.json import parse_object
+from router.http.asgi import read_json
+
+
+async def fields_of(scope: Scope, receive: Receive, max_body_bytes: int) -> dict[str, Raw]:
+    """Return the fields of a body; an empty body has none. Raises BadRequestError, BodyTooLargeError."""
+    body = await read_json(scope, receive, max_body_bytes)
+    return parse_object(body) if body.strip() else {}
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the last value of each parameter in the query."""
+    return {key: values[-1] for key, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()}
+
+
+def is_on(given: str | None) -> bool:
+    """Whether a parameter of the query is switched on."""
+    return given in ("1", "true")

@@ -1,0 +1,140 @@
+"""The calls that export a session: `finalize`, and `trajectories`, which exports it as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+from msgspec import Raw
+from starlette.types import Receive, Scope, Send
+
+from middleware_hub.sessions.call_fields import fields_of, is_on, query_of
+from middleware_hub.sessions.export.formats import FORMATS
+from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
+from middleware_hub.sessions.export.trajectory_json import as_json
+from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.sessions.session import Act, Session, SessionPhase
+from router.engines.sglang.json import typed
+from router.errors import BadRequestError
+from router.http.disconnect import ClientConnection
+
+_FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids"})
+"""The fields of `POST /sessions/{id}/finalize`. Others are ignored, and named in the reply: one may be misspelt."""
+_PIECE_BYTES = 64 * 1024
+
+
+class _Export(msgspec.Struct, frozen=True):
+    """What a client wants to have of a session; see `branches`.
+
+    Attributes:
+        every: one trajectory for each sample.
+        shared: which trajectories have the mask of a shared turn.
+        form: `json`, or one of `FORMATS`.
+        expected: the replies that the client received; None if it does not say.
+        ignored: the fields of the request that mean nothing.
+    """
+
+    every: bool
+    shared: SharedTurns
+    form: str
+    expected: Sequence[str] | None
+    ignored: Sequence[str]
+
+    @classmethod
+    def of(cls, fields: dict[str, Raw], query: Mapping[str, str]) -> _Export:
+        """Read a request; its body overrides its query. Raises BadRequestError."""
+        every = typed(fields, "export_all_checkpoints", bool, "true or false")
+        if every is None:
+            every = is_on(query.get("export_all_checkpoints"))
+        shared = typed(fields, "shared_turns", str, "a string") or query.get("shared_turns") or "once"
+        if shared not in get_args(SharedTurns):
+            raise BadRequestError(f"`shared_turns` must be one of {', '.join(get_args(SharedTurns))}, not {shared!r}")
+        form = typed(fields, "format", str, "a string") or query.get("format") or "json"
+        if form != "json" and form not in FORMATS:
+            raise BadRequestError(f"`format` must be one of json, {', '.join(FORMATS)}, not {form!r}")
+        expected = typed(fields, "expect_request_ids", list[str], "a list of request ids")
+        if expected is None and "expect_request_ids" in query:
+            expected = [name for name in query["expect_request_ids"].split(",") if name]
+        return cls(every, shared, form, expected, sorted(fields.keys() - _FINALIZE_FIELDS))  # type: ignore[arg-type] # checked
+
+
+class Exports:
+    """Serves the calls that export a session."""
+
+    def __init__(self, metrics: SessionMetrics, *, max_body_bytes: int) -> None:
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+
+    async def finalize(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        export = _Export.of(await fields_of(scope, receive, self._max_body_bytes), query_of(scope))
+        first = session.phase is not SessionPhase.FINALIZED
+        await session.finalize()
+        session.require(Act.EXPORT)  # it may have been deleted meanwhile
+        if first:
+            self._metrics.sessions.labels("finalized").inc()
+        await _send_export(session, export, receive, send)
+
+    async def trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        session.require(Act.EXPORT)
+        await _send_export(session, _Export.of({}, query_of(scope)), receive, send)
+
+
+async def _send_export(session: Session, export: _Export, receive: Receive, send: Send) -> None:
+    """Raises ClientDisconnectedError if the client leaves before everything was sent: then the export reached nobody."""
+    session.touch()
+    missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
+    found = branches(
+        session.trie,
+        session.reward_info,
+        every_checkpoint=export.every,
+        shared_turns=export.shared,
+        missing=missing,
+    )
+    head: dict[str, Any] = {
+        "session_id": session.id,
+        "phase": session.phase.value,
+        "metadata": session.metadata,
+        **({} if export.expected is None else {"missing": missing}),
+        **({"ignored": export.ignored} if export.ignored else {}),
+    }
+    samples = session.samples
+    # A server does not tell an application whether its client is still there; `ClientConnection` does.
+    async with ClientConnection(receive) as client:
+        if export.form == "json":
+            await _send_json(found, head, send)
+        else:
+            kind, encode = FORMATS[export.form]
+            body = await asyncio.to_thread(lambda: encode(list(found), head))
+            start = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": 200, "headers": start})
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        client.stop_watching()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    # A turn that was committed meanwhile has not been exported.
+    session.exported = session.samples == samples
+    session.touch()
+
+
+async def _send_json(found: Iterator[BranchTrajectory], head: dict[str, Any], send: Send) -> None:
+    pieces = _joined(as_json(found, head))
+    first = next(pieces)  # an error must come before the head of the reply is out
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await asyncio.sleep(0)
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small pieces until they are worth a packet."""
+    held, size = [], 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)

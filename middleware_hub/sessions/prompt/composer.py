@@ -1,0 +1,288 @@
+"""From a prepared turn to the ids that a worker receives: append, else splice, else (counted) encode text.
+
+*Append*: only what follows the checkpoint is rendered and encoded. *Splice*: everything is rendered, and earlier turns keep
+their ids as far as the text between them is unchanged (see `splice`). *Text*: everything is encoded, earlier turns as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.sessions.prompt import shared_contexts
+from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt
+from middleware_hub.sessions.prompt.edited_turns import Echo, KeptEcho, echoes, keep, manner, prompt_of, usable
+from middleware_hub.sessions.prompt.join import OPENING, Join, join, join_in_place
+from middleware_hub.sessions.prompt.prompt_ids import PromptIdsCache
+from middleware_hub.sessions.prompt.tails import Tails
+from middleware_hub.sessions.prompt.whole_rendering import Resident, WholeRendering, codec_of
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
+from middleware_hub.templates.chat_template import ChatTemplate
+from middleware_hub.templates.renderer import RenderingError
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.config import History
+from router.errors import BadRequestError
+
+logger = logging.getLogger(__name__)
+
+EncodeStart = Callable[[str], Awaitable[tuple[Sequence[int], int]]]
+"""Encodes a whole prompt; returns its ids and how many of them were remembered."""
+
+T = TypeVar("T")
+_SCAFFOLD_TOKENS = 64
+"""More than any generation prompt has."""
+MANY_MESSAGES = 64
+"""Rendering this many messages takes some milliseconds."""
+
+
+class Composer:
+    """Composes prompts.
+
+    Args:
+        tokenizer: encodes.
+        template: renders.
+        history: with `keep` the chain is what the model saw; with `template`, what the template makes of it.
+        verify_rate: the share of continued prompts that is compared with a rendering of the whole, 0 to 1.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, *, history: History = "keep", verify_rate: float = 0.0
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._tails = Tails(template)
+        self._history = history
+        self._verify_rate = verify_rate
+        self._ids = PromptIdsCache()
+        self._dice = random.Random(0)
+        self._codec = codec_of(tokenizer, template.stop_literals({}))
+        self._whole = WholeRendering(tokenizer, template, self._codec)
+
+    async def compose(
+        self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None = None
+    ) -> ComposedPrompt:
+        """Return the prompt of a turn. Raises BadRequestError if the template refuses the conversation.
+
+        `start` encodes prompts that are encoded as a whole; without it nothing of them is remembered.
+        """
+        for echo in turn.edited:
+            kept = await _offload(request, partial(self._edited, turn, echo, request))
+            if kept is not None:
+                edited, joined, all_kept = kept
+                at = msgspec.structs.replace(turn, checkpoint=edited, covered=echo.at)
+                prompt = await self._behind(edited, joined, at, request, verify=None if all_kept else False)
+                how = manner(edited, request.messages[echo.at - 1])
+                reasons = (EDITED_TURN, *prompt.reasons)
+                return msgspec.structs.replace(prompt, reasons=reasons, apart=not all_kept, edited=how)
+        if turn.elsewhere is None:
+            return await self._own(turn, request, start)
+        found = await self._residents(turn.elsewhere, request)
+        if turn.checkpoint is None or (found.last is not None and found.last.node.depth > turn.covered):
+            return await self._spliced(found, turn, request, "setting", start)
+        return _without(await self._own(turn, request, start), "setting", found.reason)
+
+    def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
+        """Note that a turn was sampled behind a prompt: the next turn will continue it."""
+        self._ids.keep(checkpoint, prompt.ids)
+
+    async def _own(self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None) -> ComposedPrompt:
+        """Return the prompt of a turn that has nothing to do with other settings."""
+        checkpoint = turn.checkpoint
+        if checkpoint is None:
+            return await self._started(turn, request, (), start)
+        if checkpoint.span.flags & SpanFlag.MISMATCH:
+            # It is unknown where the turn's text ends in its ids, so the text that the client saw is encoded.
+            why = "engine_mismatch"
+        elif self._history == "template" and not await _offload(
+            request, partial(self._whole.extends, checkpoint, request)
+        ):
+            why = "rewritten"
+        else:
+            span = shared_contexts.find(turn, request, checkpoint.span)
+            if span is not None:
+                return self._composed(checkpoint, span, len(span), await self._scaffold_at(span, request))
+            try:
+                return await self._appended(checkpoint, turn, request, start)
+            except RenderingError as error:
+                logger.warning("the tail of a turn could not be rendered: %s", error)
+            why = "template_error"
+        return await self._spliced(await self._residents(checkpoint, request), turn, request, why, start)
+
+    async def _appended(
+        self, checkpoint: Checkpoint, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None
+    ) -> ComposedPrompt:
+        """Return a checkpoint's chain and what the template writes behind it. Raises RenderingError."""
+        if request.continue_final and turn.covered == len(request.messages):
+            joined = join_in_place(checkpoint, self._codec)
+            prompt = await self._behind(checkpoint, joined, turn, request)
+            # Only a trajectory of all checkpoints has the token that the turn had stopped with.
+            return _with_reason(prompt, LEFT_OUT) if joined.left_out and not joined.recut else prompt
+        whole, new = self._tails.whole(request), self._tails.new(turn, request)
+        render = partial(self._tails.of, turn, request, whole=whole, compare=new)
+        tail = await _offload(request, render) if whole or new else render()
+        if new and tail.known:
+            self._tails.compared(turn, request)
+        joined = join(checkpoint, tail.text, self._codec)
+        if joined.take == 0 and checkpoint.span.parent is None:
+            return await self._started(turn, request, ("template_error",), start)
+        prompt = await self._behind(checkpoint, joined, turn, request, verify=True if new else None)
+        return _with_reason(prompt, "rendered_whole") if tail.healed else prompt
+
+    async def _behind(
+        self,
+        checkpoint: Checkpoint,
+        joined: Join,
+        turn: PreparedTurn,
+        request: ChatRequest,
+        *,
+        verify: bool | None = None,
+    ) -> ComposedPrompt:
+        """Return a checkpoint's chain with a text behind it.
+
+        `verify` says whether to compare it with a rendering of the whole; None stands for the given rate.
+        """
+        span, take = checkpoint.span, joined.take
+        if joined.text:
+            ids = await self._tokenizer.encode(joined.text, start=False)
+            flags = SpanFlag.WHOLE | (SpanFlag.RECUT if joined.recut else SpanFlag.NONE)
+            span = shared_contexts.share(turn, request, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags))
+            take = len(span)
+            if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
+                await _offload(request, partial(self._whole.verify, span, take, request, checkpoint, joined))
+        return self._composed(checkpoint, span, take, await self._scaffold(joined.text, request))
+
+    def _edited(
+        self, turn: PreparedTurn, edited: EditedMessage, request: ChatRequest
+    ) -> tuple[Checkpoint, Join, bool] | None:
+        """Return the sampled turn of which an edited echo keeps the most, how it is joined, and whether all of it is kept.
+
+        None if the echo keeps no token of any turn.
+        """
+        vocabulary, echo = self._tokenizer.vocabulary, request.messages[edited.at - 1]
+        whole = ""
+        with suppress(RenderingError, BadRequestError):
+            whole = self._whole.text(request)
+        found: list[KeptEcho] = []
+        for checkpoint in filter(usable, edited.samples):
+            prompt = prompt_of(checkpoint, vocabulary)
+            written = [Echo(whole[len(prompt) :], rendered=True)] if whole.startswith(prompt) else []
+            if self._history == "keep":
+                written += echoes(checkpoint, echo, vocabulary)
+            found += [keep(checkpoint, one, vocabulary) for one in written]
+        best = max(found, key=lambda one: one.take, default=None)
+        if best is None or not best.take:
+            return None
+        rest = best.text
+        if not best.rendered:
+            try:
+                at = msgspec.structs.replace(turn, covered=edited.at)
+                rest += self._tails.of(at, request, whole=self._tails.whole(request), compare=False).text
+            except RenderingError as error:
+                logger.info("the tail of an edited turn could not be rendered: %s", error)
+                return None
+        if best.all and not rest:
+            return best.checkpoint, join_in_place(best.checkpoint, self._codec), True
+        if best.all:
+            opens = self._codec.encode_tail(rest[:OPENING])
+            if not (best.rendered or best.text) or (opens and opens[0] in self._codec.special_ids):
+                return best.checkpoint, join(best.checkpoint, rest, self._codec), True
+            # Otherwise the text continues where the model had stopped.
+        return best.checkpoint, Join(best.take, rest), False
+
+    async def _spliced(
+        self, found: Resident, turn: PreparedTurn, request: ChatRequest, why: str, start: EncodeStart | None
+    ) -> ComposedPrompt:
+        """Render everything again, with the ids of the resident turns. `why` says why the chain is not appended to."""
+        last, tail = found.last, found.tail
+        if last is None:
+            return _without(await self._started(turn, request, (), start), why, found.reason)
+        # Nothing stands behind a turn that is continued in place, not even the token that ended it.
+        joined = join(last, tail, self._codec) if tail else join_in_place(last, self._codec)
+        prompt = await self._behind(last, joined, turn, request)
+        fallbacks = (found.reason,) if found.reason else ()
+        return msgspec.structs.replace(
+            prompt,
+            reasons=(why, "spliced", *fallbacks, *prompt.reasons),
+            # A template that cannot write a tail by itself has not rewritten anything: the branch goes on.
+            apart=why != "template_error" or bool(found.reason),
+            spliced=found.messages,
+            fallbacks=fallbacks,
+        )
+
+    async def _residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
+        return await _offload(request, partial(self._whole.residents, checkpoint, request))
+
+    async def _started(
+        self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...], start: EncodeStart | None
+    ) -> ComposedPrompt:
+        span = shared_contexts.find(turn, request, None) if start is None else None
+        if span is not None:
+            return self._composed(None, span, len(span), await self._scaffold_at(span, request), reasons)
+        try:
+            text = await _offload(request, partial(self._whole.text, request))
+        except RenderingError as error:
+            raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
+        ids, known = (await self._tokenizer.encode(text, start=True), 0) if start is None else await start(text)
+        if not ids:
+            raise BadRequestError(
+                "the chat template makes nothing of these messages: there is nothing to send to a worker"
+            )
+        span = shared_contexts.share(turn, request, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE))
+        prompt = self._composed(None, span, len(span), await self._scaffold(text, request), reasons)
+        return msgspec.structs.replace(prompt, reused=known)
+
+    def _composed(
+        self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, scaffold: str, reasons: tuple[str, ...] = ()
+    ) -> ComposedPrompt:
+        if checkpoint is None:
+            ids = self._ids.of(span, take, None)
+            return ComposedPrompt(None, span, take, ids, 0, reasons, scaffold=scaffold)
+        if span.flags & SpanFlag.UNLIKE:
+            reasons = (*reasons, "template_mismatch")
+        kept, sampled = take if span is checkpoint.span else span.take, len(checkpoint.span)
+        ids = self._ids.of(span, take, checkpoint if kept == sampled else None)
+        reused = checkpoint.span.offset + kept
+        return ComposedPrompt(checkpoint, span, take, ids, reused, reasons, sampled - kept, scaffold=scaffold)
+
+    async def _scaffold(self, text: str, request: ChatRequest) -> str:
+        """Return the generation prompt at the end of a text: it is kept as it was sent, whatever other renderings write."""
+        if request.continue_final:
+            return ""
+        known = self._template.asked_with(text, request.messages, request.tools, request.template)
+        if known is not None:
+            return known
+        here = partial(self._template.asked_here, text, request.messages, request.tools, request.template)
+        return await _offload(request, here)
+
+    async def _scaffold_at(self, span: TokenSpan, request: ChatRequest) -> str:
+        """Return the generation prompt at the end of a context that another request has left."""
+        ends = unpack_ids(span.ids[-ID_BYTES * _SCAFFOLD_TOKENS :])
+        return await self._scaffold(self._tokenizer.vocabulary.spell(ends), request)
+
+
+def _with_reason(prompt: ComposedPrompt, reason: str) -> ComposedPrompt:
+    return msgspec.structs.replace(prompt, reasons=(reason, *prompt.reasons))
+
+
+def _without(prompt: ComposedPrompt, why: str, reason: str) -> ComposedPrompt:
+    """Return a prompt in which turns did not keep their ids: `why` they had to be spliced, and the `reason` they were not."""
+    new = tuple(one for one in dict.fromkeys((why, reason)) if one and one not in prompt.reasons)
+    fallbacks = (*prompt.fallbacks, reason) if reason else prompt.fallbacks
+    return msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *new), fallbacks=fallbacks)
+
+
+async def _offload(request: ChatRequest, rendering: Callable[[], T]) -> T:
+    """Run what renders all messages: in a thread if there are many, so that other requests go on meanwhile."""
+    if len(request.messages) < MANY_MESSAGES:
+        return rendering()
+    return await asyncio.to_thread(rendering)

@@ -1,0 +1,71 @@
+"""Prompts of chats without a session, which may be known by their text where they are not known by their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.types import Scope
+
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.hub import Hub
+from middleware_hub.radix import prompting
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.http.asgi import header
+from router.observability.tracing import Tracer
+
+
+class RememberedText:
+    """Encodes the whole prompts of one request as the radix tree remembers their text.
+
+    Args:
+        tree, tokenizer, namespace, tracer: see `prompting.from_text`.
+        parent: the reply that the request names.
+
+    Attributes:
+        knew_parent: whether the parent's tokens are in the prompt.
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        tokenizer: Tokenizer,
+        namespace: tuple[str, str, str],
+        parent: str | None,
+        tracer: Tracer,
+    ) -> None:
+        self._tree = tree
+        self._tokenizer = tokenizer
+        self._namespace = namespace
+        self._parent = parent
+        self._tracer = tracer
+        self.knew_parent = False
+
+    @classmethod
+    def of(
+        cls, hub: Hub, tenant: str, request: ChatRequest, scope: Scope, parent: str | None, tracer: Tracer
+    ) -> RememberedText | None:
+        """Return the encoder of a request; None if nothing remembers texts."""
+        if hub.tree is None:
+            return None
+        adapter = request.extra.get("lora_path")
+        lora = "" if adapter is None else msgspec.json.decode(adapter)
+        if not isinstance(lora, str):
+            return None
+        namespace = tenant, lora, header(scope, b"x-radix-namespace") or ""
+        return cls(hub.tree, hub.tokenizer, namespace, parent, tracer)
+
+    async def __call__(self, text: str) -> tuple[Sequence[int], int]:
+        """Return the ids of a prompt and how many of them were remembered."""
+        prompt = await prompting.from_text(
+            self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer
+        )
+        self._tree.unpin(prompt.match)
+        if self._tokenizer.spell_prompt(prompt.ids) != text:
+            # A hidden end of turn stays in a text that continues behind it; a template that writes none there means none.
+            ids = await self._tokenizer.encode(text, start=True)
+            if self._tokenizer.spell_prompt(ids) != self._tokenizer.spell_prompt(prompt.ids):
+                return ids, 0
+        self.knew_parent = self._parent is not None and not prompt.match.unknown_parent
+        return prompt.ids, prompt.reused

@@ -1,0 +1,144 @@
+"""The parser of each reply, which must know where the reply begins: inside reasoning or outside.
+
+Usually the template says so: it opens reasoning in the generation prompt, or does not. A turn that continues the last message
+begins where that message ended, and a turn that was cut inside its reasoning ends there:
+
+    <|im_start|>assistant\\n<think>\\nFirst I              cut: `reasoning_content` is "First I", `content` is empty
+    <|im_start|>assistant\\n<think>\\nFirst I| look.\\n</think>\\n\\nHere.
+                                     `-- the beginning -'`-- sampled now: " look." is reasoning, too
+
+So the parser reads the beginning of the turn before anything new. The text that it holds back of the beginning (newlines in
+front of a possible end tag, half a tag) was sent to the client when the turn was cut, and is not sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from middleware_hub import parsers
+from middleware_hub.chat.messages import ChatRequest, Reasoning, Text, Tool
+from middleware_hub.parsers.base import ReasoningParser
+from middleware_hub.parsers.reply import ReplyParser
+from middleware_hub.sessions.turn.plan import TurnPlan
+from middleware_hub.spans.chain import ID_BYTES, unpack_ids
+from middleware_hub.tokenizer.vocabulary import Vocabulary
+
+_TOKENS_A_CHARACTER = 4
+"""At most: one for each byte of UTF-8."""
+_MARKERS = 64
+"""More tokens than any template writes around reasoning."""
+
+
+class _Beginning(NamedTuple):
+    """The beginning of a turn, and whether it stands inside reasoning that was opened in front of it."""
+
+    inside: bool
+    text: str
+
+
+class ReplyParsers:
+    """Makes parsers for replies.
+
+    Args:
+        vocabulary: spells prompts.
+        call_parser, reasoning_parser: their names. Raises BadRequestError for unknown names.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, call_parser: str, reasoning_parser: str) -> None:
+        self._vocabulary = vocabulary
+        self.call_parser = call_parser
+        self._reasoning_parser = reasoning_parser
+        self._reader = parsers.reasoning_parser(reasoning_parser)
+        self._special = {name: self._plain(name, None).needs_special for name in (call_parser, "none")}
+
+    def needs_special(self, request: ChatRequest) -> bool:
+        """Whether the parser of this request's replies must see special tokens."""
+        return self._special[self._calls(request)]
+
+    def parser(self, plan: TurnPlan) -> ReplyParser:
+        """Return a parser for one sample of a turn."""
+        if self._reader is None:
+            return self._plain(self._calls(plan.request), plan.request.tools)
+        beginning = self._beginning(plan)
+        reader: ReasoningParser = self._reader(starts_inside=beginning.inside)
+        if beginning.text:
+            reader = ResumedParser(reader, self._reader(starts_inside=beginning.inside), beginning.text)
+        return ReplyParser(parsers.call_parser(self._calls(plan.request))(plan.request.tools or ()), reader)
+
+    def open(self, plan: TurnPlan) -> bool:
+        """Whether the prompt ends inside reasoning."""
+        if self._reader is None:
+            return False
+        beginning = self._beginning(plan)
+        reader = self._reader(starts_inside=beginning.inside)
+        reader.feed(beginning.text)
+        found = [*reader.feed("x"), *reader.finish()]
+        return bool(found) and isinstance(found[-1], Reasoning)
+
+    def _calls(self, request: ChatRequest) -> str:
+        return "none" if request.call_choice == "none" or not request.tools else self.call_parser
+
+    def _plain(self, calls: str, tools: Sequence[Tool] | None) -> ReplyParser:
+        return parsers.create(calls, self._reasoning_parser, tools, starts_inside=False)
+
+    def _beginning(self, plan: TurnPlan) -> _Beginning:
+        assert self._reader is not None
+        if not plan.request.continue_final:
+            # Read from this very prompt: a template may end it differently behind a tool's answer than behind a greeting.
+            return _Beginning(self._reader.is_open(self._end_of(plan, _MARKERS)), "")
+        content = plan.request.messages[-1].get("content")
+        said = content if isinstance(content, str) else ""
+        length = len(said) + len(plan.reasoning_before())
+        spelled = self._end_of(plan, _TOKENS_A_CHARACTER * length + _MARKERS)
+        front = spelled.removesuffix(said)
+        if self._reader.last_opening(said) >= 0:
+            return _Beginning(self._reader.is_open(front), said)  # the message itself opens its reasoning
+        # The tokens decide: a template may leave the same reasoning open in one prompt and close it in another.
+        at = self._reader.last_opening(front)
+        return _Beginning(True, spelled[at:]) if at >= 0 else _Beginning(False, said)
+
+    def _end_of(self, plan: TurnPlan, tokens: int) -> str:
+        return self._vocabulary.lossy(unpack_ids(plan.prompt.ids.packed[-tokens * ID_BYTES :]))
+
+
+class ResumedParser:
+    """A parser that has read the beginning of its text and yields only what comes behind."""
+
+    needs_special: ClassVar[bool] = False
+    """Part of the interface; the parser that is resumed was asked instead."""
+
+    def __init__(self, reader: ReasoningParser, other: ReasoningParser, text: str) -> None:
+        """`other` is a second parser in the same state as `reader`, used to find out what `reader` holds back."""
+        self._reader = reader
+        reader.feed(text)
+        other.feed(text)
+        self._sent = "".join([piece.text for piece in other.finish()])
+
+    @classmethod
+    def is_open(cls, prompt: str) -> bool:
+        return False
+
+    @classmethod
+    def last_opening(cls, text: str) -> int:
+        return -1
+
+    def feed(self, text: str) -> list[Text | Reasoning]:
+        return self._new(self._reader.feed(text))
+
+    def finish(self) -> list[Text | Reasoning]:
+        return self._new(self._reader.finish())
+
+    def _new(self, found: Sequence[Text | Reasoning]) -> list[Text | Reasoning]:
+        new: list[Text | Reasoning] = []
+        for piece in found:
+            text = piece.text
+            if text.startswith(self._sent):
+                text, self._sent = text[len(self._sent) :], ""
+            elif self._sent.startswith(text):
+                text, self._sent = "", self._sent[len(text) :]
+            else:
+                self._sent = ""  # the text has taken another course than what was held back
+            if text:
+                new.append(type(piece)(text))
+        return new

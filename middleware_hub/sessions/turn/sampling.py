@@ -1,0 +1,97 @@
+"""The `sampling_params` of a turn: the session's, overridden by the request's, with a limit that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.chat.refusals import context_length_error
+from middleware_hub.radix import prompting
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.session import Session
+from middleware_hub.sessions.turn.forced_calls import structural_tag
+from middleware_hub.sessions.turn.plan import TurnPlan
+from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.engines.sglang import GenerateRequest
+
+REMEMBERED = 1024
+"""Sets of options that were found harmless: in a conversation they are the same at every turn."""
+
+
+class TurnSampling:
+    """Works out the `sampling_params` of turns.
+
+    Args:
+        tokenizer: knows the vocabulary, which options must fit.
+        parsers: read the replies.
+        max_context: the tokens that the model takes; None if the worker is to decide.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, parsers: ReplyParsers, *, max_context: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._parsers = parsers
+        self._max_context = max_context
+        self._checked: set[bytes] = set()
+
+    def of(self, session: Session, plan: TurnPlan) -> dict[str, Any]:
+        """Return the `sampling_params` of a turn. Raises BadRequestError."""
+        request = plan.request
+        sampling = {**session.sampling, **request.sampling}
+        # A stop string that the text shows would stand there twice when the turn is continued.
+        sampling.pop("no_stop_trim", None)
+        if request.call_choice not in ("auto", "none"):
+            sampling["structural_tag"] = structural_tag(
+                self._parsers.call_parser,
+                request.tools or (),
+                request.call_choice,
+                parallel=request.parallel_calls,
+                reasoning=self._parsers.open(plan),
+            )
+        if self._parsers.needs_special(request):
+            sampling["skip_special_tokens"] = False
+        self._check(request, sampling)
+        wanted = sampling.get("max_new_tokens")
+        limit = sampling["max_new_tokens"] = self._limit(session, wanted, plan.prompt)
+        least = sampling.get("min_new_tokens")
+        if limit is not None and limit != wanted and isinstance(least, int) and (wanted is None or least <= wanted):
+            # The client's two limits fitted together. It must not be refused because one was lowered here.
+            sampling["min_new_tokens"] = min(least, limit)
+        return sampling
+
+    def _check(self, request: ChatRequest, sampling: dict[str, Any]) -> None:
+        """Raise BadRequestError for options that end a worker's process, as `/generate` does."""
+        fields = {"input_ids": [0], "sampling_params": sampling, "return_logprob": True}
+        if request.top_logprobs:
+            fields["top_logprobs_num"] = request.top_logprobs
+        options = msgspec.json.encode({**request.extra, **fields})
+        if options in self._checked:
+            return
+        prompting.check_options(self._tokenizer, GenerateRequest.parse(options))
+        if len(self._checked) >= REMEMBERED:
+            self._checked.clear()
+        self._checked.add(options)
+
+    def _limit(self, session: Session, wanted: Any, prompt: ComposedPrompt) -> int | None:
+        limits = [wanted] if isinstance(wanted, int) else []
+        if self._max_context is not None:
+            room = self._max_context - prompt.tokens
+            if room < 1:
+                raise context_length_error(
+                    f"this conversation has {prompt.tokens} tokens, and the model's context {self._max_context}: "
+                    "shorten it, or condense what came first"
+                )
+            limits.append(room)
+        if session.response_budget is not None:
+            limits.append(max(0, session.response_budget - _response_tokens(prompt)))
+        return min(limits, default=None)
+
+
+def _response_tokens(prompt: ComposedPrompt) -> int:
+    """Return the number of tokens behind the first prompt of a branch."""
+    if prompt.checkpoint is None:
+        return 0
+    first = list(prompt.checkpoint.lineage())[-1]
+    return prompt.tokens - first.span.offset

@@ -1,0 +1,74 @@
+"""A worker's reply to one generation, whole or as its stream comes, and the error that it may stand for."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Raw
+from starlette.types import Message
+
+from middleware_hub.chat import refusals
+from router.engines.sglang import Reply, StreamedReply, read_reply
+from router.engines.sglang.reply import read_fields
+from router.engines.sglang.stream import DONE
+from router.errors import RouterError, UpstreamError
+
+
+class ReplyReader(Protocol):
+    """Follows a reply as it comes."""
+
+    def head(self, start: Message) -> None: ...
+
+    def event(self, streamed: StreamedReply) -> None:
+        """Take an event of a stream that adds to the reply."""
+
+
+class WorkerReply:
+    """The watcher (see `router.http.reply`) of one generation's reply."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        self.streamed = StreamedReply(added=[])
+        self._reader = reader
+        self._status = 0
+        self._body = b""
+        self._error: RouterError | None = None
+        """The error that came as an event, in a stream whose own status is 200."""
+
+    def head(self, start: Message) -> None:
+        self._status = start["status"]
+        self._reader.head(start)
+
+    def event(self, data: bytes) -> None:
+        """Take the payload of an event. Nothing behind an error counts."""
+        if self._error is None and (data.startswith(b"{") or data == DONE):
+            try:
+                refusals.feed(self.streamed, data)
+            except RouterError as error:
+                self._error = error
+            else:
+                if data != DONE:
+                    self._reader.event(self.streamed)
+
+    def end(self, body: bytes) -> None:
+        self._body = body
+
+    def result(self, *, stream: bool) -> tuple[Reply, dict[str, Raw], dict[str, Raw]]:
+        """Return the whole reply, its top level and its `meta_info`, when all of it has come.
+
+        Raises RouterError for what came instead of a reply, and UnreadableReplyError.
+        """
+        if self._status != 200:
+            raise refusals.refusal(self._status, self._body)
+        if not stream:
+            reply, short = read_reply(self._body)
+            return reply, *read_fields(short)
+        if self._error is not None:
+            raise self._error
+        streamed = self.streamed.reply()
+        if streamed is None or not self.streamed.done:
+            raise UpstreamError("the worker's stream ended before its end")
+        return streamed, self.streamed.last_fields, self.streamed.last_meta
+
+    def alternatives(self) -> dict[str, Raw]:
+        """Return the `meta_info` of a reply in one piece with all of its logprobs."""
+        return read_fields(self._body)[1]
