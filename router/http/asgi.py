@@ -184,21 +184,6 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return replaying
 
 
-async def collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
-    """Return the reply of an application: its start message, and all of its body."""
-    start: Message = {}
-    chunks: list[bytes] = []
-
-    async def collect(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-        else:
-            chunks.append(message.get("body", b""))
-
-    await app(scope, receive, collect)
-    return start, b"".join(chunks)
-
-
 def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:
     """Return a copy of the scope whose headers describe `body`, to send a rewritten request onward.
 
