@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import (
     BadRequestError,
@@ -182,21 +182,6 @@ def replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": whole, "more_body": False}
 
     return replaying
-
-
-async def collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
-    """Return the reply of an application: its start message, and all of its body."""
-    start: Message = {}
-    chunks: list[bytes] = []
-
-    async def collect(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-        else:
-            chunks.append(message.get("body", b""))
-
-    await app(scope, receive, collect)
-    return start, b"".join(chunks)
 
 
 def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:
