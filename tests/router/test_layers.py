@@ -18,13 +18,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.cli",
         "router.flags",
         "router.routes",
-        "router.server",
         "router.auth.guard",
+        "router.serving.*",
         "router.demo.*",
-        "router.http.body_timeout",
-        "router.http.connection",
-        "router.http.descriptors",
-        "router.http.error_boundary",
         "router.observability.logs",
         "middleware_hub.completions_middleware",
         "middleware_hub.radix_tree_middleware",
@@ -104,7 +100,7 @@ FRAMEWORKS = frozenset({"starlette", "aiohttp", "transformers", "tenacity", "asy
 ONLY_IN = {
     "aiohttp": ("router.http.upstream",),
     "opentelemetry": ("router.observability.otel",),
-    "uvicorn": ("router.server", "router.http.connection", "router.embedded.http.serve"),
+    "uvicorn": ("router.serving.server", "router.serving.connection", "router.embedded.http.serve"),
     "transformers": (
         "middleware_hub.tokenizer.tokenizer",
         "middleware_hub.templates.renderer",
