@@ -42,7 +42,6 @@ class RequestState(msgspec.Struct, frozen=True):
     Attributes:
         record: tells how far the request has come.
         caller: who sent it.
-        body_read: a middleware has read the body, within the limit. What it made of the body may be longer.
         request: what the body of a `/generate` asks for, if a layer outside has parsed or made that body. It counts only while
             the body that is received is `request.body`: a middleware in between may have written another one.
         hint: what a middleware tells the routing policy.
@@ -52,7 +51,6 @@ class RequestState(msgspec.Struct, frozen=True):
 
     record: RequestRecord
     caller: Caller = ANYBODY
-    body_read: bool = False
     request: WorkerRequest | None = None
     hint: RouteHint | None = None
     kept: bool = False

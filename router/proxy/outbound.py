@@ -6,7 +6,8 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from router.engines.sglang.worker_request import RoutePrompt, route_prompt
-from router.http.asgi import HeaderList, first_values, gather_body, has_body, read_body, request_headers, request_target
+from router.http.bodies import gather_body, read_body
+from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
 from router.http.request_state import RequestState, request_state
 from router.policies.base import RouteQuery
 from router.proxy.request_ids import RequestIds

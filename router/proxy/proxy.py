@@ -22,8 +22,8 @@ from router.engines.events import END_BYTES, has_ended
 from router.engines.sglang.beginnings import ReplyBeginnings
 from router.engines.sglang.outcome import is_error, refusal_status
 from router.errors import NoWorkerError
-from router.http.asgi import HeaderList, reply_headers
 from router.http.disconnect import ClientConnection
+from router.http.headers import HeaderList, reply_headers
 from router.http.reply import EditedReply, WatchedReply, is_event_stream
 from router.http.upstream import (
     ClosedBeforeReplyError,

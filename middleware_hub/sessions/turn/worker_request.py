@@ -10,6 +10,7 @@ from starlette.types import Message, Scope
 
 from middleware_hub.sessions.turn.plan import TurnPlan
 from router.engines.sglang.worker_request import WorkerRequest
+from router.http.bodies import noted_as_read
 from router.http.request_state import RouteHint, with_state
 
 _PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
@@ -47,7 +48,7 @@ def worker_request(plan: TurnPlan, rid: str, *, logprobs: bool) -> tuple[Scope, 
         if plan.parent is not None:
             headers.append((b"x-radix-parent", plan.parent.encode()))
     inner = {
-        **with_state(plan.scope, body_read=True, kept=plan.lasting, hint=hint, request=sent),
+        **noted_as_read(with_state(plan.scope, kept=plan.lasting, hint=hint, request=sent)),
         "method": "POST",
         "path": "/generate",
         "raw_path": b"/generate",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.engines.json import JSON_ERRORS, decode_object, is_list, is_null
+from router.engines.json import JSON_ERRORS, NULL, decode_object, is_list
 from router.errors import BadRequestError
 from router.http.json_cost import MAX_ITEMS, check_items
 
@@ -24,9 +24,9 @@ def parse_object(body: bytes | Raw, what: str = "the request body") -> dict[str,
 def typed(fields: dict[str, Raw], key: str, kind: Any, expected: str) -> Any:
     """Return a field as a value of this type; None if it is absent or null. Raise BadRequestError."""
     raw = fields.get(key)
-    if raw is None or is_null(raw):
+    if raw is None or bytes(raw) == NULL:
         return None
-    if is_list(raw):
+    if len(memoryview(raw)) > MAX_ITEMS and is_list(raw):
         check_items(raw, MAX_ITEMS, f"`{key}` has more items")
     return decoded(raw, key, kind, expected)
 

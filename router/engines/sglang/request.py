@@ -257,7 +257,7 @@ def _prompts(
     in_segments = segments.read(fields, limits) if segments.FIELD in fields else None
     if in_segments is not None:
         return None, None, *in_segments
-    nested = is_nested(fields.get("input_ids"))
+    nested = "input_ids" in fields and is_nested(fields["input_ids"])
     expected = "a list of token ids, or a list of such lists"
     prompts = _each(fields, "input_ids", list[int], expected, limits, nested=nested)
     texts, listed = read_texts(fields, "text", limits)
