@@ -16,7 +16,6 @@ from starlette.types import Scope
 from router.auth.callers import ANYBODY, Caller
 from router.engines.sglang.worker_request import WorkerRequest
 from router.observability.requests import RequestRecord
-from router.proxy.in_flight import InFlight
 
 _KEY = "router"
 
@@ -46,7 +45,6 @@ class RequestState(msgspec.Struct, frozen=True):
             the body that is received is `request.body`: a middleware in between may have written another one.
         hint: what a middleware tells the routing policy.
         kept: whoever sends this request keeps the reply, under an id that it has made up.
-        in_flight: the generations that a `/generate` asks for, once they can be ended by their ids.
     """
 
     record: RequestRecord
@@ -54,7 +52,6 @@ class RequestState(msgspec.Struct, frozen=True):
     request: WorkerRequest | None = None
     hint: RouteHint | None = None
     kept: bool = False
-    in_flight: InFlight | None = None
 
 
 def request_state(scope: Mapping[str, Any]) -> RequestState:

@@ -10,12 +10,12 @@ from msgspec import Raw
 
 from router.engines.json import is_list, is_nested, is_null
 from router.engines.sglang import hazards, segments
-from router.engines.sglang.fields import decoded, parse_object, typed
+from router.engines.sglang.fields import check_items, decoded, parse_object, typed
 from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.segments import Segment
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
-from router.http.json_cost import check_items, check_weight
+from router.http.json_cost import check_weight
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 UNRECORDABLE = {
