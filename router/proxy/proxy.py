@@ -1,9 +1,9 @@
 """One request: choose -> lease -> send -> stream -> release.
 
-A worker fails either before or after the client has been told anything. Before: the request goes elsewhere, as far as
-that is safe, and the last word is a 502 that names what was tried. So that there is as much "before" as
-possible, the head of a reply is held back until the first piece of its body (or its end) has come. After: all that
-is left is to break the client's connection visibly: an ending that looks clean would make half a rollout look whole.
+A worker fails either before or after the client has got anything of its reply. Before: the request goes elsewhere, as far as
+that is safe, and in the end the client gets a 502 that names the workers that were tried. To prolong this phase, the head of a
+reply is held back until the first piece of its body (or its end) has come. After: the proxy can only break the client's
+connection visibly, because an ending that looks clean would make half a rollout look whole.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from router.workers.worker import Worker, WorkerState
 logger = logging.getLogger(__name__)
 
 
-class Recall(Protocol):
+class RecallGeneration(Protocol):
     """Tells a worker that its copy of a generation is not wanted any more, and waits until it knows."""
 
     async def __call__(self, in_flight: InFlight, scope: Scope) -> None:
@@ -64,7 +64,7 @@ class TroubleHandlers(NamedTuple):
         on_broken: called with each worker whose connections break.
     """
 
-    recall: Recall
+    recall: RecallGeneration
     on_broken: Callable[[Worker], None]
 
 

@@ -90,7 +90,7 @@ def test_a_stream_that_a_worker_refuses_keeps_its_status() -> None:
         assert agent.show()["nodes"] == 0
 
 
-def test_anthropics_client_is_told_of_a_wrong_key_in_its_own_words() -> None:
+def test_anthropics_client_reads_of_a_wrong_key_in_its_own_words() -> None:
     with stack("qwen", styles=("incremental",), server={"api_keys": ("a:key-a",)}) as made:
         headers = {"authorization": "Bearer key-a"}
         assert made.post("/sessions", {"session_id": "s"}, headers=headers).status == 201

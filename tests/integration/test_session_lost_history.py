@@ -131,7 +131,7 @@ class TestLostTurns:
 
 
 class TestTokensLeftOut:
-    def test_the_end_of_a_turn_that_is_gone_on_with_in_place_is_told(self, agent: AgentSession) -> None:
+    def test_the_end_of_a_turn_that_is_continued_in_place_is_reported(self, agent: AgentSession) -> None:
         first = agent.must(user("a"), says="One.")
         more = {"continue_final_message": True, "add_generation_prompt": False}
         second = agent.must(user("a"), first.message, says=" And two.", **more)
