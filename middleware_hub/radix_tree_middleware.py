@@ -80,7 +80,6 @@ class RadixTreeMiddleware:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             if scope["type"] == "lifespan":

@@ -56,7 +56,6 @@ class RouterApp:
         self.registry = registry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or the lifespan."""
         await self._app(scope, receive, send)
 
     def start_draining(self) -> None:

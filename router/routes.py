@@ -116,7 +116,6 @@ class ControlRoutes:
         await _reply(send, 200, {"status": "alive"})
 
     async def readiness(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer whether the process takes new requests."""
         if self._lifecycle.draining:
             raise DrainingError("the router is stopping: it finishes what is in flight and takes nothing new")
         await _reply(send, 200, {"status": "ready"})

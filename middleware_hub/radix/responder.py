@@ -174,14 +174,12 @@ class Responder:
         return self._with_headers(start, "pending") if stream else None
 
     def event(self, data: bytes) -> bytes | Raw:
-        """Record an event of a stream, and return what the client sees of it."""
         if not data.startswith(b"{"):
             return data
         number = event_index(data) if self._listed else 0
         return self._generations[number].event(data) if 0 <= number < len(self._generations) else data
 
     async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        """Record a reply in one piece, and return what the client sees of it."""
         if start["status"] == 200:
             body = await self._recorded(body)
         else:

@@ -23,48 +23,40 @@ class StartError(RuntimeError):
 
 
 @contextlib.contextmanager
-def fleet(
-    folder: Path,
-    *,
-    workers: int,
-    port: int = 0,
-    worker_module: str = "router",
-    worker_flags: Sequence[str] = ("demo-worker", "--port", "0"),
-    router_flags: Sequence[str] = (),
-) -> Iterator[str]:
-    """Run workers and a router in front of them for the length of the block; yield the router's URL.
+def workers(folder: Path, count: int) -> Iterator[list[str]]:
+    """Run `tito-router demo-worker` `count` times for the length of the block; yield the URLs.
 
-    Args:
-        folder: for their logs.
-        workers: how many; the k-th has the seed k.
-        port: the router's; 0 takes a free one.
-        worker_module: the program of the workers, as `python -m` takes it.
-        worker_flags: of each worker, besides its seed.
-        router_flags: of the router, besides port, tokenizer, policy and workers.
-
-    Raises:
-        StartError: one of them did not start.
+    `folder` is for their logs. Raises StartError.
     """
     with contextlib.ExitStack() as stack:
         starting = [
             stack.enter_context(
-                _running(worker_module, [*worker_flags, "--seed", str(number)], folder / f"worker-{number}.log")
+                _running(["demo-worker", "--port", "0", "--seed", str(number)], folder / f"worker-{number}.log")
             )
-            for number in range(workers)
+            for number in range(count)
         ]
-        flags = [*router_flags, "--port", str(port), "--tokenizer-path", str(shipped_tokenizer())]
-        flags += ["--policy", "round_robin", "--shutdown-grace", "5", "--worker-urls", *(url() for url in starting)]
-        yield stack.enter_context(_running("router", flags, folder / "router.log"))()
+        yield [url() for url in starting]
 
 
 @contextlib.contextmanager
-def _running(module: str, flags: Sequence[str], log: Path) -> Iterator[Callable[[], str]]:
-    """Run a program for the length of the block; yield a function that waits until it listens and returns its URL."""
+def router(folder: Path, worker_urls: Sequence[str], *, port: int = 0, flags: Sequence[str] = ()) -> Iterator[str]:
+    """Run a router in front of these workers for the length of the block; yield its URL.
+
+    `folder` is for its log, and port 0 takes a free one. Raises StartError.
+    """
+    flags = [*flags, "--port", str(port), "--tokenizer-path", str(shipped_tokenizer()), "--policy", "round_robin"]
+    with _running([*flags, "--shutdown-grace", "5", "--worker-urls", *worker_urls], folder / "router.log") as url:
+        yield url()
+
+
+@contextlib.contextmanager
+def _running(flags: Sequence[str], log: Path) -> Iterator[Callable[[], str]]:
+    """Run `tito-router` for the length of the block; yield a function that waits until it listens and returns its URL."""
     # Unbuffered, so that its log can be read. In a session of its own: Ctrl-C reaches the demonstration only, which ends it.
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *flags],
+            [sys.executable, "-m", "router", *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from router.embedded.models.ngram import shipped_tokenizer
+from router.embedded.options import WorkerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     logging.getLogger("uvicorn.error").setLevel("WARNING")
 
-    from router.embedded.worker import EmbeddedWorker, WorkerOptions  # slow to import: not for --help
+    from router.embedded.worker import EmbeddedWorker  # slow to import: not for --help
 
     pace = args.tokens_per_second if args.tokens_per_second is not None else 0 if args.scripted else _PACE
     over = threading.Event()

@@ -21,7 +21,6 @@ class BodyTimeout:
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or the lifespan."""
         more = scope["type"] == "http"
 
         async def receive_in_time() -> Message:

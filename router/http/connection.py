@@ -95,7 +95,6 @@ class LimitedConnection(HttpToolsProtocol):
         self._await_head(LINGER_SECONDS if self._refused else self.limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self.limits.let_go(self)
         self._stop_timer()
         if self._served is not None and not self._served.response_complete:
@@ -134,7 +133,6 @@ class LimitedConnection(HttpToolsProtocol):
     # Callbacks of the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Note that a head begins."""
         self._begun = True
         self._piece = False
         self._stop_waiting()
@@ -150,7 +148,6 @@ class LimitedConnection(HttpToolsProtocol):
             self._served = self.cycle
 
     def on_body(self, body: bytes) -> None:
-        """Note a piece of a body."""
         self._bare = 0
         self._piece = True
         super().on_body(body)

@@ -41,7 +41,6 @@ class ErrorBoundary:
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or the lifespan."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

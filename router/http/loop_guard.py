@@ -39,7 +39,6 @@ class LoopGuard:
         self._mark = instance.headers[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] == "http" and self._mark in scope["headers"]:
             await send_error(send, LoopError("this is the router that asks"))
         else:

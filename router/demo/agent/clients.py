@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anthropic
@@ -63,16 +63,16 @@ class AgentTurn:
     number: int = 0
 
 
+@dataclass
 class Agent(ABC):
     """Keeps the messages of one conversation, and asks for turns."""
 
-    def __init__(self, client: Any, name: str, system: str, tools: Sequence[Tool], prompter: Prompter) -> None:
-        self.name = name
-        self.messages: list[Any] = []
-        self._client = client
-        self._system = system
-        self._tools = tools
-        self._prompter = prompter
+    client: Any
+    name: str
+    system: str
+    tools: Sequence[Tool]
+    prompter: Prompter
+    messages: list[Any] = field(default_factory=list)
 
     @abstractmethod
     def learn(self, results: Sequence[tuple[AgentCall, str]]) -> None:
@@ -90,23 +90,21 @@ class OpenAIAgent(Agent):
         self.messages += [{"role": "tool", "tool_call_id": call.id, "content": result} for call, result in results]
 
     async def ask(self, line: Line) -> AgentTurn:
-        functions = (
-            {"name": one.name, "description": one.description, "parameters": one.schema} for one in self._tools
-        )
+        functions = ({"name": one.name, "description": one.description, "parameters": one.schema} for one in self.tools)
         try:
-            reply = await self._client.chat.completions.create(
+            reply = await self.client.chat.completions.create(
                 model=MODEL,
-                messages=[{"role": "system", "content": self._system}, *self.messages],
+                messages=[{"role": "system", "content": self.system}, *self.messages],
                 tools=[{"type": "function", "function": function} for function in functions],
                 max_completion_tokens=MAX_TOKENS,
-                extra_body=self._prompter.fields(line),
+                extra_body=self.prompter.fields(line),
             )
         except openai.OpenAIError as error:
             raise CallError(f"openai: {error}") from error
         message, name = reply.choices[0].message, reply.id.removeprefix("chatcmpl-")
         calls = [(one.id, one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls or ()]
         made = tuple(AgentCall(*call) for call in calls)
-        return AgentTurn(self.name, "openai", name, self._prompter.count(line), message.content or "", made, message)
+        return AgentTurn(self.name, "openai", name, self.prompter.count(line), message.content or "", made, message)
 
 
 class AnthropicAgent(Agent):
@@ -118,17 +116,17 @@ class AnthropicAgent(Agent):
 
     async def ask(self, line: Line) -> AgentTurn:
         try:
-            reply = await self._client.messages.create(
+            reply = await self.client.messages.create(
                 model=MODEL,
-                system=self._system,
+                system=self.system,
                 messages=self.messages,
-                tools=[{"name": o.name, "description": o.description, "input_schema": o.schema} for o in self._tools],
+                tools=[{"name": o.name, "description": o.description, "input_schema": o.schema} for o in self.tools],
                 max_tokens=MAX_TOKENS,
-                extra_body=self._prompter.fields(line),
+                extra_body=self.prompter.fields(line),
             )
         except anthropic.AnthropicError as error:
             raise CallError(f"anthropic: {error}") from error
         text = "".join(block.text for block in reply.content if block.type == "text")
         made = tuple(AgentCall(one.id, one.name, dict(one.input)) for one in reply.content if one.type == "tool_use")
         message, name = {"role": "assistant", "content": reply.content}, reply.id.removeprefix("msg_")
-        return AgentTurn(self.name, "anthropic", name, self._prompter.count(line), text, made, message)
+        return AgentTurn(self.name, "anthropic", name, self.prompter.count(line), text, made, message)

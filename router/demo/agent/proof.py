@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.demo.agent.witness import Evidence
+from router.embedded.engine.records import GenerationRecord
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ def ids_of(trajectory: Mapping[str, Any]) -> list[int]:
     return [*trajectory["prompt_ids"], *trajectory["response_ids"]]
 
 
-def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Proof:
+def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, GenerationRecord]) -> Proof:
     """Compare one trajectory: the whole with its last generation, and each turn with its own."""
     ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
     last = evidence.get(trajectory["branch"])
-    truth = [] if last is None else [*last.read, *last.sampled]
+    truth = [] if last is None else [*last.input_ids, *last.output_ids]
     same = sum(mine == theirs for mine, theirs in zip(ids, truth, strict=False))
     faults = [] if len(ids) == len(truth) else [f"{len(ids)} ids, and the worker had {len(truth)}"]
     if not trajectory["exact"]:
@@ -56,8 +56,8 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Pr
             faults.append(f"turn {number}: no worker knows of it")
             continue
         for what, mine, theirs in (
-            ("what was read", ids[: begin + start], own.read),
-            ("what was sampled", ids[begin + start : begin + end], own.sampled),
+            ("what was read", ids[: begin + start], own.input_ids),
+            ("what was sampled", ids[begin + start : begin + end], own.output_ids),
             ("the logprobs", trajectory["response_logprobs"][start:end], own.logprobs),
             ("the weight versions", versions[start:end], own.versions),
         ):
@@ -68,7 +68,7 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Pr
     return Proof(len(ids), same, faults)
 
 
-def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[str, Evidence]) -> list[str]:
+def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[str, GenerationRecord]) -> list[str]:
     """Return what is wrong with all of a session's trajectories together: a generation is lost, or trained twice."""
     trained: Counter[str] = Counter()
     for trajectory in trajectories:
@@ -76,8 +76,8 @@ def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[
             trained[turn["generation_id"]] += sum(trajectory["response_mask"][turn["start"] : turn["end"]])
     faults = [f"generation {name} is in no trajectory" for name in evidence if name not in trained]
     faults += [
-        f"generation {name}: {trained[name]} tokens to train on, sampled {len(evidence[name].sampled)}"
+        f"generation {name}: {trained[name]} tokens to train on, sampled {len(evidence[name].output_ids)}"
         for name in sorted(trained.keys() & evidence.keys())
-        if trained[name] != len(evidence[name].sampled)
+        if trained[name] != len(evidence[name].output_ids)
     ]
     return faults

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from router.demo.agent.proof import ids_of, prove, prove_together
 from router.demo.agent.team import Played
 from router.demo.agent.tree import TurnNode, draw, forest, walk
-from router.demo.agent.witness import Evidence
 from router.demo.respelling import Respelling, Speller
 from router.demo.screen import plain_table
+from router.embedded.engine.records import GenerationRecord
 
 _HEAD = ("branch", "turns", "prompt", "mask 0", "mask 1", "weights", "exact", "as the workers had it", "encoded again")
 _LEGEND = """\
@@ -40,7 +40,7 @@ class Report:
         tokenizer: the shipped one.
     """
 
-    def __init__(self, played: Played, evidence: Mapping[str, Evidence], tokenizer: Tokenizer) -> None:
+    def __init__(self, played: Played, evidence: Mapping[str, GenerationRecord], tokenizer: Tokenizer) -> None:
         self._played = played
         self._evidence = evidence
         self._tokenizer = tokenizer
@@ -87,7 +87,7 @@ class Report:
             faults = [fault for proof in self._proofs for fault in proof.faults] + self._together
             return Text("\n".join(["NOT EXACT: this should not happen, please report it", *faults]), "bold")
         ids = sum(proof.ids for proof in self._proofs)
-        sampled = sum(len(one.sampled) for one in self._evidence.values())
+        sampled = sum(len(one.output_ids) for one in self._evidence.values())
         wrong = sum(wrong for wrong, _ in self._wrong)
         others = sum(self._encoded_again(one, scripted=False)[0] for one in self._played.trajectories)
         text = Text(f"{ids} ids in {len(self._proofs)} trajectories", "bold")

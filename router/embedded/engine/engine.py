@@ -33,6 +33,7 @@ from router.embedded.engine.source import Source
 from router.embedded.engine.stopping import DEQUEUED, FinishReason
 from router.embedded.models.pool import Pool, PooledReply
 from router.embedded.models.vocabulary import EngineVocabulary
+from router.embedded.options import WorkerOptions
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -83,23 +84,11 @@ class Engine:
     Args:
         vocabulary: of the source.
         source: what is sampled from; a pool replaces sampling.
-        seed: of all randomness; the k-th sample of an engine is the same in every run.
-        weight_version: the first one.
-        stream_interval: tokens per event of a stream that does not say so itself.
-        token_delay: seconds per token.
+        options: of the worker: seed, weight_version, stream_interval and token_delay are used.
     """
 
-    def __init__(
-        self,
-        vocabulary: EngineVocabulary,
-        source: Source | Pool,
-        *,
-        seed: int,
-        weight_version: str,
-        stream_interval: int,
-        token_delay: float,
-    ) -> None:
-        self.weight_version = weight_version
+    def __init__(self, vocabulary: EngineVocabulary, source: Source | Pool, options: WorkerOptions) -> None:
+        self.weight_version = options.weight_version
         self.jobs: dict[str, EngineJob] = {}
         self.scripts: deque[Script] = deque()
         self.faults: deque[Fault] = deque()
@@ -107,10 +96,10 @@ class Engine:
         self._gates = Condition()  # notified when a closed place may have opened
         self.vocabulary = vocabulary
         self._source = source
-        self._seed = seed
+        self._seed = options.seed
         self._count = 0
-        self._stream_interval = stream_interval
-        self._token_delay = token_delay
+        self._stream_interval = options.stream_interval
+        self._token_delay = options.token_delay
         self._hold: int | None = None
         self._front_closed = False
         self._scheduler_closed = False

@@ -29,7 +29,7 @@ class GenerationRecord:
 
 
 @dataclass
-class RequestRecord:
+class ControlRecord:
     """Any request that is not a generation."""
 
     method: str
@@ -50,12 +50,12 @@ class Journal:
 
     keep: bool
     generations: list[GenerationRecord] = field(default_factory=list)
-    requests: list[RequestRecord] = field(default_factory=list)
+    requests: list[ControlRecord] = field(default_factory=list)
 
     def add_generations(self, records: list[GenerationRecord]) -> None:
         if self.keep:
             self.generations += records
 
-    def add_request(self, record: RequestRecord) -> None:
+    def add_request(self, record: ControlRecord) -> None:
         if self.keep:
             self.requests.append(record)

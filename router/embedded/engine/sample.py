@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from router.embedded.engine.detokenizer import Detokenizer
 from router.embedded.engine.sampling import SamplingParams
@@ -12,8 +13,6 @@ from router.embedded.engine.script import Script
 from router.embedded.engine.source import Scored, Source
 from router.embedded.engine.stopping import ABORTED, FinishReason, Stopping
 from router.embedded.models.vocabulary import EngineVocabulary
-
-_FORCED_INTERVAL = 50  # SGLANG_FORCE_STREAM_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -77,42 +76,48 @@ class Logprobs:
     output_chosen: list[list[Scored]] = field(default_factory=list)
 
 
-class Sample(Protocol):
+class Sample(ABC):
     """A reply as the engine runs it and the wire reports it."""
 
-    prompt_ids: Sequence[int]
-    sampling: SamplingParams
-    script: Script
-    returns: ReturnOptions
-    output_ids: list[int]
-    versions: Versions
-    details: Logprobs
-    finish: FinishReason | None
     burst: int  # how many tokens may be sampled before the other samples run
     plain_interval: int  # without a stream, the text is decoded after so many tokens
 
-    @property
-    def logprobs(self) -> list[float]: ...
+    def __init__(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, script: Script, returns: ReturnOptions
+    ) -> None:
+        self.prompt_ids = prompt_ids
+        self.sampling = sampling
+        self.script = script
+        self.returns = returns
+        self.output_ids: list[int] = []
+        self.logprobs: list[float] = []  # of each sampled token
+        self.versions = Versions()
+        self.details = Logprobs()
+        self.finish: FinishReason | None = None
+        if sampling.max_new_tokens == 0:
+            self.finish = {"type": "length", "length": 0}
 
+    @abstractmethod
     def advance(self, count: int, version: str) -> None:
         """Sample `count` tokens under `version`, or fewer if the reply ends before."""
-        ...
 
+    @abstractmethod
     def text(self) -> str:
         """Return the text that SGLang's detokenizer has passed on, if it decodes at each of these calls."""
-        ...
 
+    @abstractmethod
     def entries(self, start: int, end: int) -> list[tuple[float, int, None]]:
         """Return a part of `output_token_logprobs`, without texts, as a new list."""
-        ...
 
     def holds_back(self) -> bool:
         """Whether a stream waits with its text, because a stop string may have begun."""
-        ...
+        return False
 
 
-class GeneratedReply:
+class GeneratedReply(Sample):
     """A reply that is sampled or scripted token by token."""
+
+    plain_interval = 50  # SGLANG_FORCE_STREAM_INTERVAL
 
     def __init__(
         self,
@@ -124,17 +129,8 @@ class GeneratedReply:
         returns: ReturnOptions,
         seed: str,
     ) -> None:
-        self.prompt_ids = prompt_ids
-        self.sampling = sampling
-        self.script = script
-        self.returns = returns
-        self.output_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions = Versions()
-        self.details = Logprobs()
-        self.finish: FinishReason | None = None
+        super().__init__(prompt_ids, sampling, script, returns)
         self.burst = source.burst
-        self.plain_interval = _FORCED_INTERVAL
         self._eos_id = vocabulary.eos_id
         self._distributions = source.begin(prompt_ids, sampling, seed)
         self._stopping = Stopping(vocabulary, sampling, script)
@@ -144,8 +140,6 @@ class GeneratedReply:
         self._entries: list[tuple[float, int, None]] = []
         if returns.logprobs and returns.start >= 0:
             self._read()
-        if sampling.max_new_tokens == 0:
-            self.finish = {"type": "length", "length": 0}
 
     def advance(self, count: int, version: str) -> None:
         ids, given, script = self.output_ids, self.script.logprobs, self.script

@@ -167,31 +167,22 @@ def _check_stops(given: dict[str, Any]) -> None:
             raise Broken("a stop_regex that is no pattern") from None
 
 
-def _wrong(sampling: SamplingParams, size: int) -> str | None:
-    low, high = sampling.min_new_tokens, sampling.max_new_tokens
+def _wrong(s: SamplingParams, size: int) -> str | None:
+    low, high = s.min_new_tokens, s.max_new_tokens
     # In the order of `SamplingParams.verify`, which raises at the first.
     rules = (
         (
-            math.isfinite(sampling.temperature) and sampling.temperature >= 0,
-            f"temperature must be a non-negative finite number, got {sampling.temperature}.",
+            math.isfinite(s.temperature) and s.temperature >= 0,
+            f"temperature must be a non-negative finite number, got {s.temperature}.",
         ),
-        (0 < sampling.top_p <= 1, f"top_p must be in (0, 1], got {sampling.top_p}."),
-        (0 <= sampling.min_p <= 1, f"min_p must be in [0, 1], got {sampling.min_p}."),
+        (0 < s.top_p <= 1, f"top_p must be in (0, 1], got {s.top_p}."),
+        (0 <= s.min_p <= 1, f"min_p must be in [0, 1], got {s.min_p}."),
+        (s.top_k >= 1 or s.top_k == -1, f"top_k must be -1 (disable) or at least 1, got {s.top_k}."),
+        (-2 <= s.frequency_penalty <= 2, f"frequency_penalty must be in [-2, 2], got {s.frequency_penalty}."),
+        (-2 <= s.presence_penalty <= 2, f"presence_penalty must be in [-2, 2], got {s.presence_penalty}."),
         (
-            sampling.top_k >= 1 or sampling.top_k == -1,
-            f"top_k must be -1 (disable) or at least 1, got {sampling.top_k}.",
-        ),
-        (
-            -2 <= sampling.frequency_penalty <= 2,
-            f"frequency_penalty must be in [-2, 2], got {sampling.frequency_penalty}.",
-        ),
-        (
-            -2 <= sampling.presence_penalty <= 2,
-            f"presence_penalty must be in [-2, 2], got {sampling.presence_penalty}.",
-        ),
-        (
-            0 < sampling.repetition_penalty <= 2,
-            f"repetition_penalty must be in (0, 2] (1.0 = no penalty), got {sampling.repetition_penalty}.",
+            0 < s.repetition_penalty <= 2,
+            f"repetition_penalty must be in (0, 2] (1.0 = no penalty), got {s.repetition_penalty}.",
         ),
         (low >= 0, f"min_new_tokens must be in [0, max_new_tokens], got {low}."),
         (high >= 0, f"max_new_tokens must be at least 0, got {high}."),
@@ -200,5 +191,5 @@ def _wrong(sampling: SamplingParams, size: int) -> str | None:
     for holds, message in rules:
         if not holds:
             return message
-    outside = [token for token in sampling.logit_bias if not 0 <= token < size]
+    outside = [token for token in s.logit_bias if not 0 <= token < size]
     return f"logit_bias must has keys in [0, {size - 1}], got {outside[0]}." if outside else None

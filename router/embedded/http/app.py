@@ -14,7 +14,7 @@ from router.embedded.engine.admission import admit
 from router.embedded.engine.engine import NOTHING, Engine, EngineJob
 from router.embedded.engine.errors import Broken, Deadly, Refused
 from router.embedded.engine.faults import BUSY, GAVE_UP
-from router.embedded.engine.records import GenerationRecord, Journal, RequestRecord
+from router.embedded.engine.records import ControlRecord, GenerationRecord, Journal
 from router.embedded.http.control import Control
 from router.embedded.http.exchange import DONE, EVENTS, JSON, PLAIN, HttpExchange, Receive, Scope, Send, event, read
 from router.embedded.http.wire import Wire
@@ -61,7 +61,7 @@ class EngineApp:
                 await self._generate(exchange)
             else:
                 self._journal.add_request(
-                    RequestRecord(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
+                    ControlRecord(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
                 )
                 await self._control(exchange)
         except Refused as refused:

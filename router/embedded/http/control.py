@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from router.embedded.engine.engine import Engine, PauseMode
 from router.embedded.engine.errors import Refused
 from router.embedded.http.exchange import HttpExchange
 from router.embedded.http.wire import Wire
+from router.embedded.options import WorkerOptions
 
 Handler = Callable[[HttpExchange], Awaitable[None]]
 
-_UPDATED = "Succeeded to update model weights."
+_UPDATES: dict[str, tuple[tuple[str, ...], type, dict[str, int]]] = {
+    "disk": (("model_path",), str, {"num_paused_requests": 0}),
+    "tensor": (("serialized_named_tensors",), list, {}),
+    "distributed": (("names", "dtypes", "shapes"), list, {}),
+    "ipc": (("zmq_handles",), dict, {}),
+}
+"""By the end of the route's name: the required fields, their type, and what the reply has besides."""
 _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 
 
@@ -26,29 +34,16 @@ class Control:
         engine: the engine.
         wire: /server_info reports how it streams.
         tokenizer_path: reported as the model's path, too.
-        context_length: reported.
-        stream_interval: reported.
-        health_timeout: seconds that /health waits for a paused engine before it answers 503.
+        options: of the worker.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        wire: Wire,
-        *,
-        tokenizer_path: str,
-        context_length: int,
-        stream_interval: int,
-        health_timeout: float,
-    ) -> None:
+    def __init__(self, engine: Engine, wire: Wire, tokenizer_path: str, options: WorkerOptions) -> None:
         self.unhealthy = False
         self.skip_tokenizer_init = False
         self._engine = engine
         self._wire = wire
         self._path = tokenizer_path
-        self._context_length = context_length
-        self._stream_interval = stream_interval
-        self._health_timeout = health_timeout
+        self._options = options
         self._started = int(time.time())
         get, post, both = ("GET",), ("POST",), ("GET", "POST")
         self._routes: dict[str, tuple[tuple[str, ...], Handler]] = {
@@ -67,13 +62,11 @@ class Control:
             "/continue_generation": (post, self._continue),
             "/flush_cache": (both, self._flush),
             "/update_weight_version": (post, self._update_weight_version),
-            "/update_weights_from_disk": (post, self._update_from_disk),
-            "/update_weights_from_tensor": (post, self._update_from_tensor),
-            "/update_weights_from_distributed": (post, self._update_from_distributed),
-            "/update_weights_from_ipc": (post, self._update_from_ipc),
             # SGLang does not have it: it shows what arrives of a request that a router passes through.
             "/echo": (("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"), self._echo),
         }
+        for name, (fields, kind, extra) in _UPDATES.items():
+            self._routes[f"/update_weights_from_{name}"] = (post, partial(self._update, fields, kind, extra))
 
     async def __call__(self, exchange: HttpExchange) -> None:
         methods, handler = self._routes.get(exchange.path, ((), self._nothing))
@@ -90,7 +83,7 @@ class Control:
     async def _health(self, exchange: HttpExchange) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
-                self._engine.progress.wait_for(lambda: not self._engine.paused), self._health_timeout
+                self._engine.progress.wait_for(lambda: not self._engine.paused), self._options.health_timeout
             )
         await self._state(exchange, self.unhealthy or self._engine.paused)
 
@@ -127,8 +120,8 @@ class Control:
             "model_path": self._path,
             "tokenizer_path": self._path,
             "skip_tokenizer_init": self.skip_tokenizer_init,
-            "context_length": self._context_length,
-            "stream_interval": self._stream_interval,
+            "context_length": self._options.context_length,
+            "stream_interval": self._options.stream_interval,
             "incremental_streaming_output": self._wire.stream_style == "incremental",
             "weight_version": self._engine.weight_version,
             "version": "0.5.23",
@@ -143,7 +136,7 @@ class Control:
             "owned_by": "sglang",
             "root": self._path,
             "parent": None,
-            "max_model_len": self._context_length,
+            "max_model_len": self._options.context_length,
         }
         await exchange.answer(200, {"object": "list", "data": [card]})
 
@@ -190,36 +183,17 @@ class Control:
         message = f"Weight version updated to {version}"
         await exchange.answer(200, {"success": True, "message": message, "new_version": version})
 
-    async def _update_from_disk(self, exchange: HttpExchange) -> None:
+    async def _update(
+        self, fields: Sequence[str], kind: type, extra: Mapping[str, int], exchange: HttpExchange
+    ) -> None:
+        """Update the weights, after a check of the fields that the route requires."""
         body = exchange.json_object()
-        wanted(body, "model_path", str)
-        await self._update(body)
-        await exchange.answer(200, {"success": True, "message": _UPDATED, "num_paused_requests": 0})
-
-    async def _update_from_tensor(self, exchange: HttpExchange) -> None:
-        await self._update_from(exchange, "serialized_named_tensors")
-
-    async def _update_from_distributed(self, exchange: HttpExchange) -> None:
-        await self._update_from(exchange, "names", "dtypes", "shapes")
-
-    async def _update_from_ipc(self, exchange: HttpExchange) -> None:
-        body = exchange.json_object()
-        wanted(body, "zmq_handles", dict)
-        await self._update(body)
-        await exchange.answer(200, {"success": True, "message": _UPDATED})
-
-    async def _update_from(self, exchange: HttpExchange, *names: str) -> None:
-        body = exchange.json_object()
-        for name in names:
-            wanted(body, name, list)
-        await self._update(body)
-        await exchange.answer(200, {"success": True, "message": _UPDATED})
-
-    async def _update(self, body: dict[str, Any]) -> None:
+        for name in fields:
+            wanted(body, name, kind)
         if body.get("abort_all_requests"):
             self._engine.abort_all()
-        version = wanted(body, "weight_version", str, None)
-        await self._engine.update_weights(version)
+        await self._engine.update_weights(wanted(body, "weight_version", str, None))
+        await exchange.answer(200, {"success": True, "message": "Succeeded to update model weights.", **extra})
 
 
 def wanted(body: dict[str, Any], name: str, kind: type, *default: Any) -> Any:

@@ -11,11 +11,10 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from router.embedded.engine.sample import Logprobs, ReturnOptions, Versions
+from router.embedded.engine.sample import ReturnOptions, Sample
 from router.embedded.engine.sampling import SamplingParams
 from router.embedded.engine.script import FREE
 from router.embedded.engine.source import float32
-from router.embedded.engine.stopping import FinishReason
 from router.embedded.models.vocabulary import EngineVocabulary
 
 _WORDS = 4096  # different tokens
@@ -47,33 +46,23 @@ class Pool:
         return self._rng.randrange(max(1, _SIZE - length))
 
 
-class PooledReply:
+class PooledReply(Sample):
     """A slice of the pool, which grows as it is sampled."""
 
+    burst = plain_interval = _SIZE
+
     def __init__(self, pool: Pool, prompt_ids: Sequence[int], sampling: SamplingParams, returns: ReturnOptions) -> None:
-        self.prompt_ids = prompt_ids
-        self.sampling = sampling
-        self.script = FREE
-        self.returns = ReturnOptions(logprobs=returns.logprobs, texts=returns.texts, prompt_ids=returns.prompt_ids)
-        self.versions = Versions()
-        self.details = Logprobs()
-        self.finish: FinishReason | None = None
-        self.burst = self.plain_interval = _SIZE
-        self.output_ids: list[int] = []
+        kept = ReturnOptions(logprobs=returns.logprobs, texts=returns.texts, prompt_ids=returns.prompt_ids)
+        super().__init__(prompt_ids, sampling, FREE, kept)
         self._pool = pool
         self._length = min(sampling.max_new_tokens, _SIZE)
         self._start = pool.place(self._length)
-        if self._length == 0:
-            self.finish = {"type": "length", "length": 0}
-
-    @property
-    def logprobs(self) -> list[float]:
-        return self._pool.logprobs[self._start : self._start + len(self.output_ids)]
 
     def advance(self, count: int, version: str) -> None:
         count = min(count, self._length - len(self.output_ids))
         at = self._start + len(self.output_ids)
         self.output_ids += self._pool.ids[at : at + count]
+        self.logprobs += self._pool.logprobs[at : at + count]
         self.versions.extend(version, len(self.output_ids))
         if len(self.output_ids) == self._length:
             self.finish = {"type": "length", "length": self._length}
@@ -84,9 +73,6 @@ class PooledReply:
 
     def entries(self, start: int, end: int) -> list[tuple[float, int, None]]:
         return self._pool.entries[self._start + start : self._start + end]
-
-    def holds_back(self) -> bool:
-        return False
 
 
 def _words(vocabulary: EngineVocabulary, rng: random.Random) -> dict[int, str]:
