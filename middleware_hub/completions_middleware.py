@@ -22,9 +22,9 @@ from middleware_hub.dialects.completions_requests import CompletionRequest
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.radix import prompting
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang import UnreadableReplyError, event_index, split_list
+from router.engines.events import DONE, event_index
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.stream import DONE
+from router.engines.sglang.reply import UnreadableReplyError, split_list
 from router.engines.sglang.worker_request import new_rid
 from router.errors import RouterError, UpstreamError
 from router.http.asgi import HeaderList, read_json, replay, send_json, with_body

@@ -9,7 +9,7 @@ from middleware_hub.radix.recording import Judge
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.config import RadixConfig
+from router.config.radix import RadixConfig
 from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext

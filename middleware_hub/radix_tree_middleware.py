@@ -25,8 +25,9 @@ from middleware_hub.radix.recording import Recorder, Verdict
 from middleware_hub.radix.responder import Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
 from middleware_hub.radix.tree import Namespace
-from router.engines.sglang import GenerateRequest, new_weight_version
 from router.engines.sglang.limits import PromptLimits
+from router.engines.sglang.request import GenerateRequest
+from router.engines.sglang.weights import new_weight_version
 from router.errors import BadRequestError
 from router.http.asgi import ByMethod, first_values, header, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT

@@ -118,5 +118,12 @@ class UpstreamError(RouterError):
     type = "worker_error"
 
 
+class LoopError(RouterError):
+    """A request of this process came back to it."""
+
+    status = 508
+    type = "loop"
+
+
 class ClientDisconnectedError(Exception):
     """The client has left. There is no status, because there is no reply."""

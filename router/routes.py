@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.engines.sglang.json import JSON_ERRORS
+from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError, RouterError
 from router.http.asgi import ByMethod, Handler, has_body, read_body, send_json
 from router.http.request_state import request_state

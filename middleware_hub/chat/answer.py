@@ -10,9 +10,9 @@ from msgspec import Raw
 
 from middleware_hub.chat.messages import ToolCall
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError
-from router.engines.sglang.json import JSON_ERRORS
-from router.engines.sglang.reply import LogprobEntry, Usage
+from router.engines.json import JSON_ERRORS
+from router.engines.sglang.reply import LogprobEntry, Reply, UnreadableReplyError, Usage
+from router.engines.sglang.stream import StreamedReply
 
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from router.engines.sglang import StreamedReply
 from router.engines.sglang.outcome import refusal_status
+from router.engines.sglang.stream import StreamedReply
 from router.errors import (
     BadRequestError,
     NoWorkerError,

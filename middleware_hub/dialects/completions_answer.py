@@ -11,9 +11,9 @@ from middleware_hub.chat import refusals
 from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob
 from middleware_hub.dialects.completions_requests import CompletionRequest
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError, read_reply
-from router.engines.sglang.json import JSON_ERRORS
-from router.engines.sglang.reply import further_fields, read_fields
+from router.engines.json import JSON_ERRORS
+from router.engines.sglang.reply import Reply, UnreadableReplyError, further_fields, read_fields, read_reply
+from router.engines.sglang.stream import StreamedReply
 from router.errors import UpstreamError
 
 

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS, is_null, parse_object
+from router.engines.json import JSON_ERRORS, is_null
+from router.engines.sglang.fields import parse_object
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.request import read_texts
 from router.errors import BadRequestError

@@ -12,7 +12,7 @@ from middleware_hub.radix.records import Context
 from middleware_hub.radix.tree import Namespace, RadixTree
 from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, unpack_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
-from router.engines.sglang import GenerateRequest
+from router.engines.sglang.request import GenerateRequest
 from router.engines.sglang.segments import FIELD, Segment, place
 from router.errors import BadRequestError
 from router.http.offload import offload

@@ -14,17 +14,10 @@ from starlette.types import Message
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.recording import INTERNAL_ERROR, UNREADABLE, Expectation, Recorder, Verdict, summary
-from router.engines.sglang import (
-    LOGPROB_FIELDS,
-    GenerateRequest,
-    Reply,
-    StreamedReply,
-    UnreadableReplyError,
-    edit_meta,
-    event_index,
-    read_reply,
-    split_list,
-)
+from router.engines.events import event_index
+from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
+from router.engines.sglang.request import GenerateRequest
+from router.engines.sglang.stream import StreamedReply
 from router.http.request_state import RouteHint
 
 logger = logging.getLogger(__name__)

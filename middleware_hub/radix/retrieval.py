@@ -24,7 +24,7 @@ from middleware_hub.radix.tree import Namespace, RadixTree
 from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang.json import JSON_ERRORS, decode_object
+from router.engines.json import JSON_ERRORS, decode_object
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.request import read_texts
 from router.errors import BadRequestError, NotExactError, NotFoundError

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 from msgspec import Raw
 from starlette.types import Receive, Scope
 
-from router.engines.sglang.json import parse_object
+from router.engines.sglang.fields import parse_object
 from router.http.asgi import read_json
 
 

@@ -19,8 +19,8 @@ from middleware_hub.sessions.exports import Exports
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session, SessionPhase
-from router.config import SessionsConfig
-from router.engines.sglang.json import typed
+from router.config.sessions import SessionsConfig
+from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 from router.http.asgi import Handler, header, send_json
 from router.http.disconnect import ClientConnection

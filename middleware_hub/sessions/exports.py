@@ -16,7 +16,7 @@ from middleware_hub.sessions.export.trajectories import BranchTrajectory, Shared
 from middleware_hub.sessions.export.trajectory_json import as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Act, Session, SessionPhase
-from router.engines.sglang.json import typed
+from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 from router.http.disconnect import ClientConnection
 

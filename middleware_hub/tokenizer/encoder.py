@@ -20,7 +20,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from middleware_hub.tokenizer.settings import KNOWN_PARTS, parts
-from router.config import TokenizerBackend
+from router.config.radix import TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits, TextTooLongError
 from router.errors import BadRequestError
 

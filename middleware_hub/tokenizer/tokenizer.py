@@ -23,7 +23,7 @@ from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.tokenizer.alignment import Alignment, align_context
 from middleware_hub.tokenizer.encoder import FastEncoder, encoder
 from middleware_hub.tokenizer.settings import is_verbatim, read_vocabulary, tail_settings
-from router.config import SpecialTokens, TokenizerBackend
+from router.config.radix import SpecialTokens, TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.errors import BadRequestError
 

@@ -12,7 +12,7 @@ import tenacity
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.config import AbortConfig
+from router.config.abort import AbortConfig
 from router.engines.sglang.outcome import aborted_replies, renamed
 from router.errors import ClientDisconnectedError, RouterError
 from router.generate.gate import Gate

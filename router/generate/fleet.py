@@ -21,8 +21,9 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.engines.sglang.json import JSON_ERRORS, parse_object
-from router.engines.sglang.request import new_weight_version
+from router.engines.json import JSON_ERRORS
+from router.engines.sglang.fields import parse_object
+from router.engines.sglang.weights import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.asgi import ByMethod, Handler, HeaderList, read_json, request_headers, request_target, send_json

@@ -15,7 +15,8 @@ from typing import cast, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.config import AbortConfig, AbortPolicy, ServerConfig
+from router.config.abort import AbortConfig, AbortPolicy
+from router.config.server import ServerConfig
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError, ClientDisconnectedError

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Raw
 from starlette.types import Message, Send
 
-from router.engines.sglang.stream import EventSplitter, event_data
+from router.engines.events import EventSplitter, event_data
 
 
 def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:

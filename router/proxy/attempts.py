@@ -23,7 +23,7 @@ import random
 from collections.abc import Callable
 from typing import Literal
 
-from router.config import RetryConfig
+from router.config.workers import RetryConfig
 from router.errors import NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker

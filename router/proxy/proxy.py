@@ -17,10 +17,10 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from router.config import WorkersConfig
+from router.config.workers import WorkersConfig
+from router.engines.events import END_BYTES, has_ended
 from router.engines.sglang.beginnings import ReplyBeginnings
 from router.engines.sglang.outcome import is_error, refusal_status
-from router.engines.sglang.stream import END_BYTES, has_ended
 from router.errors import NoWorkerError
 from router.http.asgi import HeaderList, reply_headers
 from router.http.disconnect import ClientConnection

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import msgspec
 from starlette.types import Message
 
-from router.engines.sglang.json import is_null, parse_object
+from router.engines.json import is_null
+from router.engines.sglang.fields import parse_object
 from router.engines.sglang.worker_request import WorkerRequest, new_rid
 from router.errors import BadRequestError
 

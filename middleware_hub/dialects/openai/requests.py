@@ -37,7 +37,7 @@ from middleware_hub.dialects.messages import (
 )
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling
 from middleware_hub.dialects.template_variables import read_variables
-from router.engines.sglang.json import decode_any
+from router.engines.json import decode_any
 from router.errors import BadRequestError
 
 MOST_SAMPLES = 128

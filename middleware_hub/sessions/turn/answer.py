@@ -18,8 +18,8 @@ from middleware_hub.parsers.plain import Plain
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.trie.nodes import MessageNode
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang import Reply, StreamedReply
-from router.engines.sglang.reply import further_fields
+from router.engines.sglang.reply import Reply, further_fields
+from router.engines.sglang.stream import StreamedReply
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
 from middleware_hub.sessions.turn.worker_request import never, worker_request
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
-from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError
+from router.engines.sglang.reply import Reply, UnreadableReplyError
+from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
 from router.http.asgi import replay, with_body
 from router.http.reply import WatchedReply

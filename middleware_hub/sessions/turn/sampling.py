@@ -15,7 +15,7 @@ from middleware_hub.sessions.turn.forced_calls import structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang import GenerateRequest
+from router.engines.sglang.request import GenerateRequest
 
 REMEMBERED = 1024
 """Sets of options that were found harmless: in a conversation they are the same at every turn."""

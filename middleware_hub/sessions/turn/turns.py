@@ -23,7 +23,7 @@ from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.remembered_text import RememberedText
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.sampling import TurnSampling
-from router.config import SessionsConfig
+from router.config.sessions import SessionsConfig
 from router.engines.sglang.worker_request import new_rid
 
 

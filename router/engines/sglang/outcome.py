@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS
+from router.engines.events import event_data
+from router.engines.json import JSON_ERRORS
 from router.engines.sglang.reply import UnreadableReplyError, edit_meta, split_list
-from router.engines.sglang.stream import event_data
 from router.engines.sglang.worker_request import WorkerRequest
 
 

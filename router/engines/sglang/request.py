@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
 
+from router.engines.json import is_list, is_nested, is_null
 from router.engines.sglang import hazards, segments
-from router.engines.sglang.json import JSON_ERRORS, decoded, is_null, parse_object, typed
-from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.sglang.fields import decoded, parse_object, typed
+from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.segments import Segment
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
@@ -31,11 +31,7 @@ _TYPED: dict[str, tuple[Any, str]] = {
     "rid": (str | list[str | None], "a string, or a list of them"),
     "lora_path": (str | list[str | None], "a string, or a list of them"),
 }
-LONGEST_NAME = 1024
-"""Characters of a request id or a weight version; both are kept with every reply."""
-_NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
-_LIST = re.compile(rb"\s*\[")
 
 
 class PromptOptions(NamedTuple):
@@ -244,12 +240,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     def _without_null_n(self, value: Raw) -> Raw:
         kept = [{key: raw for key, raw in one.items() if key != "n" or not is_null(raw)} for one in self.sampling]
-        return Raw(msgspec.json.encode(kept if _LIST.match(value) else kept[0]))
-
-
-class _WeightUpdate(msgspec.Struct):
-    new_version: str | None = None
-    weight_version: str | None = None
+        return Raw(msgspec.json.encode(kept if is_list(value) else kept[0]))
 
 
 def _checked_rids(given: str | list[str | None] | None) -> str | list[str | None] | None:
@@ -260,28 +251,13 @@ def _checked_rids(given: str | list[str | None] | None) -> str | list[str | None
     return given
 
 
-def new_weight_version(body: bytes) -> str | None:
-    """Return the version in a body of `/update_weight_version` or `/update_weights_from_*`; None if there is none.
-
-    Raises BadRequestError for a version that is too long.
-    """
-    try:
-        update = msgspec.json.decode(body, type=_WeightUpdate)
-    except JSON_ERRORS:
-        return None
-    version = update.new_version or update.weight_version
-    if version is not None and len(version) > LONGEST_NAME:
-        raise BadRequestError(f"the weight version is longer than {LONGEST_NAME} characters")
-    return version
-
-
 def _prompts(
     fields: dict[str, Raw], limits: PromptLimits
 ) -> tuple[list[str] | None, list[list[int]] | None, list[list[Segment]] | None, bool]:
     in_segments = segments.read(fields, limits) if segments.FIELD in fields else None
     if in_segments is not None:
         return None, None, *in_segments
-    nested = _NESTED.match(fields.get("input_ids", b"")) is not None
+    nested = is_nested(fields.get("input_ids"))
     expected = "a list of token ids, or a list of such lists"
     prompts = _each(fields, "input_ids", list[int], expected, limits, nested=nested)
     texts, listed = read_texts(fields, "text", limits)
@@ -329,7 +305,7 @@ def read_texts(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[
 
     Raises BadRequestError, TextTooLongError.
     """
-    listed = _LIST.match(fields.get(key, b"")) is not None
+    listed = is_list(fields.get(key))
     return _each(fields, key, str, "a string, or a list of strings", limits, nested=listed), listed
 
 
@@ -337,7 +313,7 @@ def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
     raw = fields.get("sampling_params")
     if raw is None or is_null(raw):
         return []
-    if not _LIST.match(raw):
+    if not is_list(raw):
         return [parse_object(raw, "`sampling_params`")]
     entries = typed(fields, "sampling_params", list[Raw], "an object, or a list of objects")
     return [{} if is_null(entry) else parse_object(entry, "an entry of `sampling_params`") for entry in entries]

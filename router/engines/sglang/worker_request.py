@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
+from router.engines.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.http.json_cost import LIGHT, check_weight
 

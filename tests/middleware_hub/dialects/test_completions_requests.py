@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.dialects.completions_requests import CompletionRequest, parse
-from router.engines.sglang import GenerateRequest
+from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
 
 RID = "0123abcd"

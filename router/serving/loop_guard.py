@@ -10,17 +10,10 @@ import secrets
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import RouterError
+from router.errors import LoopError
 from router.http.asgi import HeaderList, send_error
 
 INSTANCE = b"x-tito-router-instance"
-
-
-class LoopError(RouterError):
-    """A request of this process came back to it."""
-
-    status = 508
-    type = "loop"
 
 
 class Instance:
@@ -43,10 +36,3 @@ class LoopGuard:
             await send_error(send, LoopError("this is the router that asks"))
         else:
             await self._app(scope, receive, send)
-
-
-def loop_refusal(url: str, status: int) -> str | None:
-    """Return why a worker cannot be used that answers a probe with this status; None if there is no loop."""
-    if status != LoopError.status:
-        return None
-    return f"{url} leads back to this router: give the URL of a worker"
