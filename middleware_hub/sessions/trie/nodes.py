@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from middleware_hub.chat.keys import MessageKey
-from middleware_hub.radix.node import HiddenToken
 from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.hidden_tail import HiddenToken
 
 
 class Checkpoint(msgspec.Struct, gc=False, eq=False):
@@ -21,7 +21,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         span: the sampled tokens; the spans before it are the prompt.
         parent: the checkpoint that its prompt continues.
         serial: its place in the session's order of commits, from 0.
-        tail: the hidden tail of the reply (see `radix.node`).
+        tail: the hidden tail of the reply (see `spans.hidden_tail`).
         shown: the characters of a partly hidden token that the client saw.
         finish: `stop`, `length`, `tool_calls` or `abort`.
         reasoning: the reasoning, which is no part of the message's key.
