@@ -1,4 +1,4 @@
-"""The nodes of a message trie: messages, and the checkpoints of the turns that were sampled for them."""
+"""The nodes of a message trie: messages, the checkpoints that were sampled for them, and generations in flight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.keys import MessageKey
+from middleware_hub.chat.messages import MessageKey
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
 
@@ -117,3 +117,31 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
     def path(self) -> list[MessageNode]:
         """Return the nodes of this conversation, first message first."""
         return list(self.ancestors())[::-1]
+
+
+class BranchHandle(msgspec.Struct, gc=False, eq=False):
+    """A generation in flight: where its reply will be attached, and the checkpoints that it may continue."""
+
+    generation_id: str
+    node: MessageNode
+    checkpoint: Checkpoint | None = None
+    apart: bool = False
+    open: bool = True
+    held: tuple[Checkpoint, ...] = ()
+
+    def goes_on_from(self, checkpoint: Checkpoint | None, *, apart: bool) -> None:
+        """Set the checkpoint that the prompt turned out to continue, and whether it begins a branch all the same."""
+        if not self.open:
+            return
+        self.hold(checkpoint)
+        self.apart = apart and checkpoint is not None
+
+    def hold(self, *checkpoints: Checkpoint | None) -> None:
+        """Hold the checkpoints that it may continue, the likeliest first: a checkpoint that is held cannot be dropped."""
+        for one in checkpoints:
+            if one is not None:
+                one.users += 1
+        for one in self.held:
+            one.users -= 1
+        self.held = tuple(one for one in checkpoints if one is not None)
+        self.checkpoint = checkpoints[0] if checkpoints else None

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from middleware_hub.chat.errors import context_length_error
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.chat.refusals import context_length_error
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.forced_calls import structural_tag
