@@ -20,7 +20,7 @@ from middleware_hub.dialects.completions_answer import CompletionAnswer, unreada
 from middleware_hub.dialects.completions_replies import Choices
 from middleware_hub.dialects.completions_requests import CompletionRequest
 from middleware_hub.dialects.openai import OpenAI
-from middleware_hub.radix import prompting
+from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.events import DONE, event_index
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
@@ -99,7 +99,7 @@ class Completions:
         request = completions_requests.parse(body, self._limits)
         for prompt in request.prompts:
             if not isinstance(prompt, str):
-                prompting.check_ids(self._tokenizer, prompt, "prompt")
+                id_checks.check_ids(self._tokenizer.vocabulary, prompt, "prompt")
         return request
 
     def _choices(self, request: CompletionRequest, head: ReplyHead) -> Choices:

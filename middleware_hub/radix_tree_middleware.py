@@ -20,11 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from middleware_hub.hub import Hub
 from middleware_hub.metrics import RadixMetrics
 from middleware_hub.radix import prompting, retrieval
+from middleware_hub.radix.judge import Verdict
 from middleware_hub.radix.prompting import Prompt
-from middleware_hub.radix.recording import Recorder, Verdict
-from middleware_hub.radix.responder import Responder
+from middleware_hub.radix.records import Namespace
+from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
-from middleware_hub.radix.tree import Namespace
+from middleware_hub.tokenizer import id_checks
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.request import GenerateRequest
 from router.engines.sglang.weights import new_weight_version
@@ -152,8 +153,8 @@ class RadixTreeMiddleware:
     def _parsed(self, body: bytes) -> GenerateRequest:
         request = GenerateRequest.parse(body, self._limits)
         for ids in request.ids or ():
-            prompting.check_ids(self.tokenizer, ids)
-        prompting.check_options(self.tokenizer, request)
+            id_checks.check_ids(self.tokenizer.vocabulary, ids)
+        id_checks.check_options(self.tokenizer.vocabulary, request)
         return request
 
     async def _prompt(

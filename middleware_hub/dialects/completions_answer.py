@@ -8,7 +8,8 @@ from typing import Any
 from msgspec import Raw
 
 from middleware_hub.chat import refusals
-from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob
+from middleware_hub.chat.answer import Answer, TokenLogprob
+from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of
 from middleware_hub.dialects.completions_requests import CompletionRequest
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.json import JSON_ERRORS
@@ -68,4 +69,4 @@ def unreadable(error: Exception) -> UpstreamError:
 
 
 def _answer(reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], **known: Any) -> Answer:
-    return Answer.of(reply, meta, extra=further_fields(fields, meta), **known)
+    return answer_of(reply, meta, extra=further_fields(fields, meta), **known)

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.records import Recall
-from middleware_hub.radix.tree import Namespace, RadixTree
+from middleware_hub.radix.records import Namespace, Recall
+from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from middleware_hub.chat.answer import ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.radix.tree import NO_PARENT
+from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom

@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Iterator
 
+from middleware_hub.chat.errors import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
-from middleware_hub.chat.refusals import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.sessions.anonymous import AnonymousSession
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase

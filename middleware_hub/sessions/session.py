@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from middleware_hub.chat.dialect import Dialect
+from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction
-from middleware_hub.chat.refusals import SessionOverError, UnknownSessionError
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import Checkpoint

@@ -43,7 +43,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.workers.queue",
         "middleware_hub.hub",
         "middleware_hub.radix.prompting",
-        "middleware_hub.radix.recording",
         "middleware_hub.radix.responder",
         "middleware_hub.radix.retrieval",
         "middleware_hub.sessions.anonymous",
@@ -87,11 +86,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.trie.*",
         "middleware_hub.sessions.turn.answer",
         "middleware_hub.sessions.turn.forced_calls",
-        "middleware_hub.spans.versions",
         "middleware_hub.templates.trials",
         "middleware_hub.tokenizer.*",
     ),
-    "words": ("router.errors", "router.config", "middleware_hub.spans.chain", "middleware_hub.spans.trajectory"),
+    "words": ("router.errors", "router.config", "middleware_hub.spans.*"),
     # A worker, which shares nothing with the router but the command line.
     "embedded": ("router.embedded.*",),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.dialect import Memo
+from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import ChatRequest, Message, Tool
 from middleware_hub.dialects.fields import (
     BOOLEAN,

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob, finish_of
+from middleware_hub.chat.answer import Answer, TokenLogprob
 from middleware_hub.chat.keys import call_id
 from middleware_hub.chat.messages import Call, ChatRequest, Piece, Reasoning, Text, ToolCall
+from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of, finish_of
 from middleware_hub.parsers.base import Sampled
 from middleware_hub.parsers.plain import Plain
 from middleware_hub.parsers.reply import ReplyParser
@@ -104,7 +105,7 @@ class AnswerBuilder:
         """
         self._take(self._parsed(None))
         finish = "abort" if cut_off else finish_of(reply)
-        return Answer.of(
+        return answer_of(
             reply,
             meta,
             generation_id=self._id,

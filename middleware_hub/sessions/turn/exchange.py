@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from middleware_hub.chat.answer import Answer
-from middleware_hub.chat.refusals import SessionOverError
+from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.sessions.turn.generation import Generation
 from router.errors import RouterError
 

@@ -15,12 +15,11 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from middleware_hub.chat.answer import Answer
-from middleware_hub.chat.refusals import SessionOverError
+from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.radix.recording import Expectation, Judge, Verdict
+from middleware_hub.radix.judge import Expectation, Judge, Verdict
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder
 from middleware_hub.sessions.turn.plan import TurnPlan
@@ -97,7 +96,7 @@ class Generation:
         self._aborting = False
         self.id = handle.generation_id
         self.prompt = plan.prompt
-        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.tokenizer.vocabulary)
+        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.vocabulary)
         self._inner, self._body = worker_request(plan, self.id, logprobs=self._logprobs)
         self.answer: Answer | None = None
         self.error: RouterError | None = None

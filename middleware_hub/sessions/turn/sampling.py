@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
+from middleware_hub.chat.errors import context_length_error
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.chat.refusals import context_length_error
-from middleware_hub.radix import prompting
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.forced_calls import structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
+from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.sglang.request import GenerateRequest
 
@@ -69,7 +69,7 @@ class TurnSampling:
         options = msgspec.json.encode({**request.extra, **fields})
         if options in self._checked:
             return
-        prompting.check_options(self._tokenizer, GenerateRequest.parse(options))
+        id_checks.check_options(self._tokenizer.vocabulary, GenerateRequest.parse(options))
         if len(self._checked) >= REMEMBERED:
             self._checked.clear()
         self._checked.add(options)
