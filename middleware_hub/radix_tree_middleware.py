@@ -179,10 +179,9 @@ class RadixTreeMiddleware:
                 self._tracer,
                 encoded[number] if encoded else (),
             )
-        match = prompt.match
-        self.metrics.reused.inc(match.cut.tokens)
+        self.metrics.reused.inc(prompt.reused)
         self.metrics.encoded.inc(prompt.encoded)
-        self.metrics.matched("fresh" if match.cut.span is None else "continued", *match.reasons)
+        self.metrics.matched("fresh" if prompt.match.cut.span is None else "continued", *prompt.reasons)
         return prompt
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
@@ -221,7 +220,7 @@ class RadixTreeMiddleware:
         if verdict.generation is not None:
             span = verdict.generation.span
             assert span.versions is not None, "a reply was sampled"
-            self.metrics.sampled.inc(len(span))
+            self.metrics.sampled.inc(span.count)
             self.metrics.staleness.observe(self.tree.clock.staleness(span.versions))
 
     def _collect(self) -> None:

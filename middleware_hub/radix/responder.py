@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Protocol
@@ -229,10 +230,10 @@ class Responder:
         headers = [h for h in start["headers"] if h[0] != b"content-length"]
         headers += [
             (b"x-radix-recorded", recorded.replace("\n", " ").encode("latin-1", "replace")),
-            (b"x-radix-reused-tokens", b"%d" % sum(prompt.reused for prompt in self._prompts)),
-            (b"x-radix-prompt-tokens", b"%d" % sum(len(prompt.ids) for prompt in self._prompts)),
+            (b"x-radix-reused-tokens", b"%d" % sum([prompt.reused for prompt in self._prompts])),
+            (b"x-radix-prompt-tokens", b"%d" % sum([len(prompt.ids) for prompt in self._prompts])),
         ]
-        reasons = dict.fromkeys(reason for prompt in self._prompts for reason in prompt.match.reasons)
+        reasons = dict.fromkeys(itertools.chain.from_iterable([prompt.reasons for prompt in self._prompts]))
         if reasons:
             headers.append((b"x-radix-reasons", ", ".join(reasons).encode()))
         return {**start, "headers": headers}
