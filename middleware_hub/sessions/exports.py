@@ -86,9 +86,8 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
     session.touch()
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
     found = branches(
-        session.trie,
+        session.trie.checkpoints(terminal=not export.every),
         session.reward_info,
-        every_checkpoint=export.every,
         shared_turns=export.shared,
         missing=missing,
     )

@@ -22,7 +22,8 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.tokenizer.alignment import Alignment, align_context
 from middleware_hub.tokenizer.encoder import FastEncoder, encoder
-from middleware_hub.tokenizer.settings import is_verbatim, read_vocabulary, tail_settings
+from middleware_hub.tokenizer.settings import is_verbatim, tail_settings
+from middleware_hub.tokenizer.spellings import read_vocabulary
 from router.config.radix import SpecialTokens, TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.errors import BadRequestError

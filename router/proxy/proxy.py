@@ -145,7 +145,7 @@ class Proxy:
                     await _pause(wait, request)
 
     async def _lease(self, request: OutboundRequest, attempts: Attempts) -> Lease | None:
-        """Return a lease of the next worker; None if the caller has to try again, because a worker may be asked a second time."""
+        """Return a lease of the next worker; None if the caller has to try again, because a worker may be asked twice."""
         try:
             if not request.limited:
                 return self._pool.lease(request.query, attempts.exclude, limited=False)

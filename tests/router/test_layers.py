@@ -45,7 +45,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.radix.prompting",
         "middleware_hub.radix.responder",
         "middleware_hub.radix.retrieval",
-        "middleware_hub.sessions.anonymous",
         "middleware_hub.sessions.prompt.composer",
         "middleware_hub.sessions.prompt.whole_rendering",
         "middleware_hub.sessions.registry",

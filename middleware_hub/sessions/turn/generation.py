@@ -24,7 +24,6 @@ from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
-from middleware_hub.sessions.turn.worker_request import never, worker_request
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from router.engines.sglang.reply import Reply, UnreadableReplyError
 from router.engines.sglang.stream import StreamedReply
@@ -97,7 +96,7 @@ class Generation:
         self.id = handle.generation_id
         self.prompt = plan.prompt
         self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.vocabulary)
-        self._inner, self._body = worker_request(plan, self.id, logprobs=self._logprobs)
+        self._inner, self._body = plan.generate(self.id, logprobs=self._logprobs)
         self.answer: Answer | None = None
         self.error: RouterError | None = None
         self.verdict: Verdict | None = None
@@ -254,3 +253,9 @@ class Generation:
             extra=answer.extra if lasting else {},
         )
         self._on_commit(prompt, checkpoint)
+
+
+async def never() -> Message:
+    """Receive for a client that does not leave: the sender itself decides when the request is over."""
+    await asyncio.Event().wait()
+    raise AssertionError

@@ -34,7 +34,7 @@ class RememberedText:
 
     @classmethod
     def of(
-        cls, hub: Hub, tenant: str, request: ChatRequest, scope: Scope, parent: str | None, tracer: Tracer
+        cls, hub: Hub, tracer: Tracer, tenant: str, request: ChatRequest, scope: Scope, parent: str | None
     ) -> RememberedText | None:
         """Return the encoder of a request; None if nothing remembers texts."""
         if hub.tree is None:
