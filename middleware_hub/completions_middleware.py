@@ -28,10 +28,12 @@ from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.reply import UnreadableReplyError, split_list
 from router.engines.sglang.worker_request import new_rid
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import HeaderList, read_json, replay, send_json, with_body
+from router.http.bodies import read_json, replay, with_body
+from router.http.headers import HeaderList
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import CollectedReply, WatchedReply
+from router.http.responses import send_json
 from router.http.upstream import UpstreamBrokenError
 
 _PASSED_ON = (b"x-radix-", b"x-router-")

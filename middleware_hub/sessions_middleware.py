@@ -48,8 +48,11 @@ from middleware_hub.templates.chat_template import ChatTemplate
 from router.config import RouterConfig
 from router.engines.sglang.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError
-from router.http.asgi import ByMethod, Handler, header, read_json, replay, send_json, with_body
+from router.http.bodies import read_json, replay, with_body
+from router.http.handlers import ByMethod, Handler
+from router.http.headers import header
 from router.http.request_state import request_state
+from router.http.responses import send_json
 from router.plugins import MiddlewareContext
 
 logger = logging.getLogger(__name__)

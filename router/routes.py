@@ -15,8 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError, RouterError
-from router.http.asgi import ByMethod, Handler, has_body, read_body, send_json
+from router.http.bodies import read_body
+from router.http.handlers import ByMethod, Handler
+from router.http.headers import has_body
 from router.http.request_state import request_state
+from router.http.responses import send_json
 from router.observability.requests import RequestRecord, Requests
 from router.workers.admission import Admission
 from router.workers.pool import WorkerPool

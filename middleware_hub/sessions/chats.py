@@ -20,8 +20,9 @@ from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import Generation
 from router.engines.sglang.worker_request import new_rid
-from router.http.asgi import HeaderList, first_values, send_json
 from router.http.disconnect import ClientConnection
+from router.http.headers import HeaderList, first_values
+from router.http.responses import send_json
 
 PING_SECONDS = 15.0
 """How long a stream may be silent: proxies and clients take a longer silence for its end."""

@@ -10,7 +10,7 @@ from router.auth.callers import Caller
 from router.auth.keys import Keys
 from router.auth.permissions import Right, needed
 from router.errors import BadRequestError, ForbiddenError, RouterError
-from router.http.asgi import header
+from router.http.headers import header
 from router.http.request_state import request_state, with_state
 
 logger = logging.getLogger(__name__)

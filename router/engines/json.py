@@ -14,6 +14,10 @@ from msgspec import Raw
 decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 decode_any = msgspec.json.Decoder().decode
 NULL = b"null"
+
+MAX_ITEMS = 500_000
+"""Commas. Lists of token ids have more; they have a limit of their own and are parsed one by one."""
+
 _LIST = re.compile(rb"\s*\[")
 _NESTED = re.compile(rb"\s*\[\s*\[")
 

@@ -26,8 +26,11 @@ from router.engines.sglang.fields import parse_object
 from router.engines.sglang.weights import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
-from router.http.asgi import ByMethod, Handler, HeaderList, read_json, request_headers, request_target, send_json
+from router.http.bodies import read_json
+from router.http.handlers import ByMethod, Handler
+from router.http.headers import HeaderList, request_headers, request_target
 from router.http.request_state import request_state
+from router.http.responses import send_json
 from router.proxy.in_flight import GenerationsInFlight, InFlight
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker

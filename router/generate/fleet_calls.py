@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from router.engines.json import JSON_ERRORS
-from router.http.asgi import HeaderList
+from router.http.headers import HeaderList
 from router.http.time_limits import patience
 from router.http.upstream import Upstream, UpstreamFailure, fetch
 from router.workers.probe import Prober

@@ -16,7 +16,6 @@ from starlette.types import Scope
 from router.auth.callers import ANYBODY, Caller
 from router.engines.sglang.worker_request import WorkerRequest
 from router.observability.requests import RequestRecord
-from router.proxy.in_flight import InFlight
 
 _KEY = "router"
 
@@ -42,21 +41,17 @@ class RequestState(msgspec.Struct, frozen=True):
     Attributes:
         record: tells how far the request has come.
         caller: who sent it.
-        body_read: a middleware has read the body, within the limit. What it made of the body may be longer.
         request: what the body of a `/generate` asks for, if a layer outside has parsed or made that body. It counts only while
             the body that is received is `request.body`: a middleware in between may have written another one.
         hint: what a middleware tells the routing policy.
         kept: whoever sends this request keeps the reply, under an id that it has made up.
-        in_flight: the generations that a `/generate` asks for, once they can be ended by their ids.
     """
 
     record: RequestRecord
     caller: Caller = ANYBODY
-    body_read: bool = False
     request: WorkerRequest | None = None
     hint: RouteHint | None = None
     kept: bool = False
-    in_flight: InFlight | None = None
 
 
 def request_state(scope: Mapping[str, Any]) -> RequestState:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Protocol
 
-from router.http.asgi import HeaderList
+from router.http.headers import HeaderList
 
 Attribute = str | bool | int | float
 

@@ -11,8 +11,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from starlette.types import Scope
+
 from router.engines.sglang.worker_request import WorkerRequest
 from router.workers.worker import Worker
+
+_KEY = "router.in_flight"
 
 RID_LENGTH = 32
 """Characters of an id that a worker makes up: a UUID in hexadecimal."""
@@ -79,6 +83,17 @@ class InFlight:
         while not all(self.to_end(position) for position in positions):
             self._changed.clear()
             await self._changed.wait()
+
+
+def with_in_flight(scope: Scope, in_flight: InFlight) -> Scope:
+    """Return a copy of the scope of a `/generate` that carries its generations to the proxy."""
+    return {**scope, "state": {**(scope.get("state") or {}), _KEY: in_flight}}
+
+
+def in_flight_of(scope: Scope) -> InFlight | None:
+    """Return the generations of a request; None for a request that is no `/generate`."""
+    found: InFlight | None = (scope.get("state") or {}).get(_KEY)
+    return found
 
 
 class GenerationsInFlight:

@@ -6,9 +6,11 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from router.engines.sglang.worker_request import RoutePrompt, route_prompt
-from router.http.asgi import HeaderList, first_values, gather_body, has_body, read_body, request_headers, request_target
+from router.http.bodies import gather_body, read_body
+from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
 from router.http.request_state import RequestState, request_state
 from router.policies.base import RouteQuery
+from router.proxy.in_flight import InFlight, in_flight_of
 from router.proxy.request_ids import RequestIds
 from router.workers.queue import Key
 
@@ -22,6 +24,7 @@ class OutboundRequest(msgspec.Struct):
     Attributes:
         scope: the client's.
         state: what the layers outside have left.
+        in_flight: the generations that it asks for; None if it is no `/generate`.
         method: of HTTP.
         target: path and query, as the client wrote them.
         headers: those that may pass.
@@ -37,6 +40,7 @@ class OutboundRequest(msgspec.Struct):
 
     scope: Scope
     state: RequestState
+    in_flight: InFlight | None
     method: str
     target: str
     headers: HeaderList
@@ -51,7 +55,7 @@ class OutboundRequest(msgspec.Struct):
 
     def renew_ids(self) -> None:
         """Put new ids in the place of those that the worker has seen already. Each begins with the old one."""
-        in_flight = self.state.in_flight
+        in_flight = self.in_flight
         request = None if in_flight is None else in_flight.request
         if in_flight is not None and request is not None and request.rids:
             self.ids = RequestIds(request.rids, begin_with_names=True)
@@ -79,10 +83,11 @@ class RequestReader:
         Raises BadRequestError for a target that is no path; BodyTooLargeError, ClientDisconnectedError.
         """
         method, path, state = scope["method"], scope["path"], request_state(scope)
+        in_flight = in_flight_of(scope)
         generation = method in ("POST", "PUT") and path == "/generate"
         body: bytes | None = None
-        if state.in_flight is not None:
-            body = state.in_flight.body
+        if in_flight is not None:
+            body = in_flight.body
         elif generation:
             body = await read_body(scope, receive, self._max_body_bytes)
         elif has_body(scope):
@@ -91,17 +96,18 @@ class RequestReader:
         found = headers.get(b"x-smg-routing-key") or headers.get(b"x-session-id")
         target = headers.get(b"x-smg-target-worker")
         routing_key = None if found is None else found.decode("latin-1")
-        if state.in_flight is not None and b"content-encoding" in headers:  # it says that there is none
+        if in_flight is not None and b"content-encoding" in headers:  # it says that there is none
             scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]}
         prompt = RoutePrompt()
         if hint is not None:
             routing_key = hint.routing_key or routing_key
             prompt = RoutePrompt(hint.text, hint.token_ids)
         elif self._reads_prompts and generation and body:
-            prompt = route_prompt(body, None if state.in_flight is None else state.in_flight.request)
+            prompt = route_prompt(body, None if in_flight is None else in_flight.request)
         return OutboundRequest(
             scope=scope,
             state=state,
+            in_flight=in_flight,
             method=method,
             target=request_target(scope),
             headers=request_headers(scope, forward_authorization=self._forward_authorization),

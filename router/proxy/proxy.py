@@ -22,8 +22,8 @@ from router.engines.events import END_BYTES, has_ended
 from router.engines.sglang.beginnings import ReplyBeginnings
 from router.engines.sglang.outcome import is_error, refusal_status
 from router.errors import NoWorkerError
-from router.http.asgi import HeaderList, reply_headers
 from router.http.disconnect import ClientConnection
+from router.http.headers import HeaderList, reply_headers
 from router.http.reply import EditedReply, WatchedReply, is_event_stream
 from router.http.upstream import (
     ClosedBeforeReplyError,
@@ -125,7 +125,7 @@ class Proxy:
             ClientDisconnectedError: the client left; the worker's request is cancelled.
         """
         request = await self._reader.read(scope, receive)
-        in_flight = request.state.in_flight
+        in_flight = request.in_flight
         attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable)
         async with ClientConnection(receive) as client:
             while True:
@@ -165,7 +165,7 @@ class Proxy:
         span: Span,
     ) -> float | None:
         """Ask one worker. Return None when the client has its reply, else the seconds to wait before the next attempt."""
-        worker, in_flight = lease.worker, request.state.in_flight
+        worker, in_flight = lease.worker, request.in_flight
         if in_flight is not None:
             in_flight.worker = worker
             if worker.id in attempts.asked:
@@ -218,7 +218,7 @@ class Proxy:
         try:
             stream, status = is_event_stream(response.headers), response.status
             first = piece = await response.read()
-            in_flight = request.state.in_flight
+            in_flight = request.in_flight
             if in_flight is not None and (in_flight.whole or stream):
                 begun, looked_at = bytearray(first), 0
                 while piece and (in_flight.whole or begun.find(b"\n\n", looked_at) < 0):
@@ -259,8 +259,8 @@ class Proxy:
             # It would not hear a recall. Its system closes the connection, and that is what it finds when it goes on.
             self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
-        if request.state.in_flight is not None:
-            await self._trouble.recall(request.state.in_flight, request.scope)
+        if request.in_flight is not None:
+            await self._trouble.recall(request.in_flight, request.scope)
         self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
     def _goes_on_elsewhere(self, attempts: Attempts, worker: Worker, status: int, body: bytes) -> bool:
@@ -320,8 +320,8 @@ class Proxy:
             self._trouble.on_broken(worker)
             raise UpstreamBrokenError(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
         except TimeoutError:
-            if request.state.in_flight is not None:
-                await self._trouble.recall(request.state.in_flight, request.scope)
+            if request.in_flight is not None:
+                await self._trouble.recall(request.in_flight, request.scope)
             raise UpstreamBrokenError(
                 f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
             ) from None
@@ -329,7 +329,7 @@ class Proxy:
 
 def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:
     """Let the policy hear of the replies. A middleware that knows the prompt reports them itself; others are read here."""
-    in_flight, hint = request.state.in_flight, request.state.hint
+    in_flight, hint = request.in_flight, request.state.hint
     if hint is not None:
         hint.replied = lease.replied
     elif request.alone and in_flight is not None and (reply.stream or in_flight.whole):
@@ -341,7 +341,7 @@ def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Sen
 async def _pause(seconds: float, request: OutboundRequest) -> None:
     """Wait, but not for what is to end."""
     request.state.record.enter(RequestPhase.WAITING)
-    in_flight = request.state.in_flight
+    in_flight = request.in_flight
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             if in_flight is None:

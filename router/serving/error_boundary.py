@@ -15,8 +15,9 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import ClientDisconnectedError, RouterError, StoppedError, UpstreamError
-from router.http.asgi import HeaderList, send_error
+from router.http.headers import HeaderList
 from router.http.request_state import first_state
+from router.http.responses import send_error
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
 from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests

@@ -11,7 +11,8 @@ import secrets
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.errors import LoopError
-from router.http.asgi import HeaderList, send_error
+from router.http.headers import HeaderList
+from router.http.responses import send_error
 
 INSTANCE = b"x-tito-router-instance"
 

@@ -68,7 +68,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.auth.*",
         "router.engines.*",
         "router.http.decompression",
-        "router.http.error_bodies",
         "router.http.json_cost",
         "router.kv_cache.*",
         "router.observability.requests",
@@ -189,8 +188,8 @@ def test_the_table_is_about_these_files() -> None:
         ("router.proxy.proxy", "import middleware_hub.spans.chain"),
         ("router.proxy.proxy", "from middleware_hub import spans"),
         ("router.proxy.proxy", "def f():\n    from router.app import create_app"),
-        ("router.http.asgi", "from router.proxy.proxy import Proxy"),
-        ("router.http.asgi", "from router.proxy import proxy"),
+        ("router.http.bodies", "from router.proxy.proxy import Proxy"),
+        ("router.http.bodies", "from router.proxy import proxy"),
         ("router.workers.pool", "import asyncio"),
         ("router.workers.pool", "from router.http.upstream import Upstream"),
         ("router.policies.least_inflight", "from starlette.types import Scope"),
@@ -217,7 +216,7 @@ def test_faults_are_found(module: str, source: str) -> None:
     [
         (
             "middleware_hub.radix_tree_middleware",
-            "from router.http.asgi import read_body\nimport asyncio\nimport tenacity",
+            "from router.http.bodies import read_body\nimport asyncio\nimport tenacity",
         ),
         ("router.http.upstream", "import aiohttp"),
         ("router.workers.pool", "from router.policies.base import Policy\nimport random"),

@@ -28,7 +28,7 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from router.engines.sglang.reply import Reply, UnreadableReplyError
 from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import replay, with_body
+from router.http.bodies import replay, with_body
 from router.http.reply import WatchedReply
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError

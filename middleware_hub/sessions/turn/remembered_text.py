@@ -13,7 +13,7 @@ from middleware_hub.hub import Hub
 from middleware_hub.radix import prompting
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.http.asgi import header
+from router.http.headers import header
 from router.observability.tracing import Tracer
 
 

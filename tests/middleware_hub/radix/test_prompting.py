@@ -15,7 +15,7 @@ from middleware_hub.radix.prompting import Assembled, assemble
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from router.engines.sglang.segments import Segment
 from router.errors import BadRequestError
-from router.http.asgi import HeaderList
+from router.http.headers import HeaderList
 from router.observability.tracing import Attribute, Span
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, reference, texts, tokenizer
