@@ -12,7 +12,7 @@ from msgspec import Raw
 from router.engines.json import JSON_ERRORS, is_null
 from router.engines.sglang.fields import parse_object
 from router.engines.sglang.limits import PromptLimits
-from router.engines.sglang.request import read_texts
+from router.engines.sglang.prompt_fields import read_texts
 from router.errors import BadRequestError
 from router.http.json_cost import LIGHT
 

@@ -26,7 +26,7 @@ from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.json import JSON_ERRORS, decode_object
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.request import read_texts
+from router.engines.sglang.prompt_fields import read_texts
 from router.errors import BadRequestError, NotExactError, NotFoundError
 from router.http.offload import offload
 

@@ -10,12 +10,12 @@ from msgspec import Raw
 
 from router.engines.json import is_list, is_nested, is_null
 from router.engines.sglang import hazards, segments
-from router.engines.sglang.fields import check_items, decoded, parse_object, typed
+from router.engines.sglang.fields import parse_object, typed
 from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
+from router.engines.sglang.prompt_fields import each_prompt, read_texts
 from router.engines.sglang.segments import Segment
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
-from router.http.json_cost import check_weight
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 UNRECORDABLE = {
@@ -259,7 +259,7 @@ def _prompts(
         return None, None, *in_segments
     nested = "input_ids" in fields and is_nested(fields["input_ids"])
     expected = "a list of token ids, or a list of such lists"
-    prompts = _each(fields, "input_ids", list[int], expected, limits, nested=nested)
+    prompts = each_prompt(fields, "input_ids", list[int], expected, limits, nested=nested)
     texts, listed = read_texts(fields, "text", limits)
     if prompts is not None:
         if not all(prompts):
@@ -275,38 +275,6 @@ def _prompts(
             "(a list of both)"
         )
     return None, None, None, False
-
-
-def _each(
-    fields: dict[str, Raw], key: str, kind: Any, expected: str, limits: PromptLimits, *, nested: bool
-) -> list[Any] | None:
-    """Return the prompts of a field; None if it is absent. Decodes one by one: a large batch would block the event loop."""
-    raw = fields.get(key)
-    if raw is None or is_null(raw):
-        return None
-    if nested and kind is str:
-        check_weight(bytes(raw))
-    elif nested:
-        limits.check_replies(bytes(raw).count(b"[") - 1)
-    found = []
-    for one in decoded(raw, key, list[Raw], expected) if nested else [raw]:
-        if kind is str:
-            limits.check_raw_text(one)
-        else:
-            check_items(one, limits.tokens, f"`{key}` has a prompt of more tokens", "--max-text-tokens")
-        found.append(decoded(one, key, kind, expected))
-        if kind is str:
-            limits.check_text(found[-1])
-    return found
-
-
-def read_texts(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
-    """Return the texts of a field that is a string or a list of strings, and whether it is a list.
-
-    Raises BadRequestError, TextTooLongError.
-    """
-    listed = is_list(fields.get(key))
-    return _each(fields, key, str, "a string, or a list of strings", limits, nested=listed), listed
 
 
 def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
