@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.engines.json import JSON_ERRORS
 from router.engines.sglang.fields import parse_object
-from router.engines.sglang.weights import new_weight_version
+from router.engines.sglang.request import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.bodies import read_json
