@@ -180,7 +180,7 @@ def streamed(storm: Storm, asking: Asking, text: str, leave_after: int | None) -
     if asking.response.status != 200:
         return []
     url = asking.response.getheader("x-router-worker")
-    style = next(worker.stream_style for worker in storm.served.workers if worker.url == url)
+    style = next(worker.wire.stream_style for worker in storm.served.workers if worker.url == url)
     events: list[dict[str, Any]] = []
     while (event := asking.event()) is not None:
         if "error" in event:

@@ -24,15 +24,11 @@ from enum import Enum
 from typing import Literal
 
 from router.embedded.condition import Condition
-from router.embedded.engine.admission import ReplyRequest
 from router.embedded.engine.faults import Fault
+from router.embedded.engine.finish import ABORTED, DEQUEUED, FinishReason
 from router.embedded.engine.records import GenerationRecord
-from router.embedded.engine.sample import GeneratedReply, Sample, abort
+from router.embedded.engine.sample import ReplyRequest, Sample
 from router.embedded.engine.script import FREE, Script
-from router.embedded.engine.source import Source
-from router.embedded.engine.stopping import DEQUEUED, FinishReason
-from router.embedded.models.pool import Pool, PooledReply
-from router.embedded.models.vocabulary import EngineVocabulary
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -81,9 +77,7 @@ class Engine:
     """Runs jobs, and pauses, aborts and holds them.
 
     Args:
-        vocabulary: of the source.
-        source: what is sampled from; a pool replaces sampling.
-        seed: of all randomness; the k-th sample of an engine is the same in every run.
+        new_sample: begins the sample of a request.
         weight_version: the first one.
         stream_interval: tokens per event of a stream that does not say so itself.
         token_delay: seconds per token.
@@ -91,25 +85,20 @@ class Engine:
 
     def __init__(
         self,
-        vocabulary: EngineVocabulary,
-        source: Source | Pool,
+        new_sample: Callable[[ReplyRequest], Sample],
         *,
-        seed: int,
         weight_version: str,
         stream_interval: int,
         token_delay: float,
     ) -> None:
         self.weight_version = weight_version
+        self.stream_interval = stream_interval
         self.jobs: dict[str, EngineJob] = {}
         self.scripts: deque[Script] = deque()
         self.faults: deque[Fault] = deque()
         self.progress = Condition()  # notified after every token and every request
         self._gates = Condition()  # notified when a closed place may have opened
-        self.vocabulary = vocabulary
-        self._source = source
-        self._seed = seed
-        self._count = 0
-        self._stream_interval = stream_interval
+        self._new_sample = new_sample
         self._token_delay = token_delay
         self._hold: int | None = None
         self._front_closed = False
@@ -117,7 +106,7 @@ class Engine:
 
     @property
     def paused(self) -> bool:
-        """Whether it is paused, in any mode."""
+        """Whether the engine is paused, in any mode."""
         return self._front_closed
 
     def changed(self) -> None:
@@ -127,20 +116,13 @@ class Engine:
 
     # -- admission -----------------------------------------------------------------------------------------------------
 
-    def start(self, wanted: ReplyRequest, record: GenerationRecord) -> EngineJob:
-        """Put a request in flight."""
-        script = wanted.script or (self.scripts.popleft() if self.scripts else FREE)
-        fault = self.faults.popleft() if self.faults else script.fault
-        job = self.jobs[wanted.rid] = EngineJob(self._sample(wanted, script), record, fault)
+    def start(self, request: ReplyRequest, record: GenerationRecord) -> EngineJob:
+        """Put a request in flight. Without a script of its own it takes the next one of the queue."""
+        if request.script is FREE and self.scripts:
+            request = replace(request, script=self.scripts.popleft())
+        fault = self.faults.popleft() if self.faults else request.script.fault
+        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault)
         return job
-
-    def _sample(self, wanted: ReplyRequest, script: Script) -> Sample:
-        ids, sampling, returns = wanted.input_ids, wanted.sampling, wanted.returns
-        if isinstance(self._source, Pool):
-            return PooledReply(self._source, ids, sampling, returns)
-        seed = f"{self._seed}/{self._count}"
-        self._count += 1
-        return GeneratedReply(self.vocabulary, self._source, ids, sampling, script, returns, seed)
 
     def retire(self, job: EngineJob) -> None:
         """Take a job out of flight and complete its record. A second call does nothing."""
@@ -149,7 +131,7 @@ class Engine:
         del self.jobs[job.record.rid]
         sample, record = job.sample, job.record
         if sample.finish is None:
-            abort(sample)
+            sample.finish = dict(ABORTED)
         record.output_ids = sample.output_ids
         record.logprobs = sample.logprobs
         record.versions = sample.versions.per_token()
@@ -164,7 +146,9 @@ class Engine:
     async def run(self, job: EngineJob, *, stream: bool) -> AsyncIterator[Progress]:
         """Run a sample; yield what SGLang's scheduler passes on, the last time with the finish reason."""
         sample, record = job.sample, job.record
-        interval = (sample.sampling.stream_interval or self._stream_interval) if stream else sample.plain_interval
+        interval = (
+            (sample.request.sampling.stream_interval or self.stream_interval) if stream else sample.plain_interval
+        )
         passed_on = NOTHING
         await self._pass(job, lambda: job.dropped or not self._front_closed)
         job.stage = Stage.QUEUED
@@ -177,7 +161,7 @@ class Engine:
                     return
                 job.stage = Stage.RUNNING
                 if job.aborted or job.dropped:
-                    abort(sample)
+                    sample.finish = dict(ABORTED)
                 else:
                     await self._advance(job, self._due(passed_on.count, interval, stream=stream))
             count = len(sample.output_ids)
@@ -225,7 +209,7 @@ class Engine:
         job.waiting = False
 
     def give_up(self, jobs: Iterable[EngineJob]) -> None:
-        """End these jobs at once."""
+        """End these jobs at once, even at a closed place."""
         for job in jobs:
             job.dropped = True
         self.changed()
@@ -277,7 +261,6 @@ class Engine:
         self.changed()
 
     def resume(self) -> None:
-        """Open the front and the scheduler."""
         logger.info("continued")
         self._front_closed = self._scheduler_closed = False
         self.changed()
@@ -292,7 +275,7 @@ class Engine:
         self.changed()
 
     def idle(self) -> bool:
-        """Whether the cache may be flushed: nothing runs, and jobs wait for the end of a pause only."""
+        """Return whether the cache may be flushed: nothing runs, and jobs wait for the end of a pause only."""
         return not any(
             job.stage is Stage.RUNNING or (job.stage is Stage.QUEUED and not self._scheduler_closed)
             for job in self.jobs.values()

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from router.embedded.engine.engine import Engine, PauseMode
-from router.embedded.engine.errors import Refused
-from router.embedded.http.exchange import HttpExchange
+from router.embedded.http.errors import Refused
+from router.embedded.http.exchange import Handler, HttpExchange
 from router.embedded.http.wire import Wire
-
-Handler = Callable[[HttpExchange], Awaitable[None]]
 
 _UPDATED = "Succeeded to update model weights."
 _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
@@ -22,12 +19,14 @@ _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 class Control:
     """Reports on an engine, and commands it.
 
+    Attributes:
+        unhealthy: `/health`, `/ready` and `/ping` answer 503.
+
     Args:
         engine: the engine.
         wire: /server_info reports how it streams.
         tokenizer_path: reported as the model's path, too.
         context_length: reported.
-        stream_interval: reported.
         health_timeout: seconds that /health waits for a paused engine before it answers 503.
     """
 
@@ -38,16 +37,13 @@ class Control:
         *,
         tokenizer_path: str,
         context_length: int,
-        stream_interval: int,
         health_timeout: float,
     ) -> None:
         self.unhealthy = False
-        self.skip_tokenizer_init = False
         self._engine = engine
         self._wire = wire
         self._path = tokenizer_path
         self._context_length = context_length
-        self._stream_interval = stream_interval
         self._health_timeout = health_timeout
         self._started = int(time.time())
         get, post, both = ("GET",), ("POST",), ("GET", "POST")
@@ -67,10 +63,10 @@ class Control:
             "/continue_generation": (post, self._continue),
             "/flush_cache": (both, self._flush),
             "/update_weight_version": (post, self._update_weight_version),
-            "/update_weights_from_disk": (post, self._update_from_disk),
-            "/update_weights_from_tensor": (post, self._update_from_tensor),
-            "/update_weights_from_distributed": (post, self._update_from_distributed),
-            "/update_weights_from_ipc": (post, self._update_from_ipc),
+            "/update_weights_from_disk": (post, self._updating("model_path", kind=str, num_paused_requests=0)),
+            "/update_weights_from_tensor": (post, self._updating("serialized_named_tensors", kind=list)),
+            "/update_weights_from_distributed": (post, self._updating("names", "dtypes", "shapes", kind=list)),
+            "/update_weights_from_ipc": (post, self._updating("zmq_handles", kind=dict)),
             # SGLang does not have it: it shows what arrives of a request that a router passes through.
             "/echo": (("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"), self._echo),
         }
@@ -92,16 +88,13 @@ class Control:
             await asyncio.wait_for(
                 self._engine.progress.wait_for(lambda: not self._engine.paused), self._health_timeout
             )
-        await self._state(exchange, self.unhealthy or self._engine.paused)
+        await self._ready(exchange)
 
     async def _ping(self, exchange: HttpExchange) -> None:
-        await self._state(exchange, self.unhealthy)
+        await exchange.answer(503 if self.unhealthy else 200)
 
     async def _ready(self, exchange: HttpExchange) -> None:
-        await self._state(exchange, self.unhealthy or self._engine.paused)
-
-    async def _state(self, exchange: HttpExchange, bad: bool) -> None:
-        await exchange.answer(503 if bad else 200)
+        await exchange.answer(503 if self.unhealthy or self._engine.paused else 200)
 
     async def _model_info(self, exchange: HttpExchange) -> None:
         info = {
@@ -126,9 +119,9 @@ class Control:
         info = {
             "model_path": self._path,
             "tokenizer_path": self._path,
-            "skip_tokenizer_init": self.skip_tokenizer_init,
+            "skip_tokenizer_init": False,
             "context_length": self._context_length,
-            "stream_interval": self._stream_interval,
+            "stream_interval": self._engine.stream_interval,
             "incremental_streaming_output": self._wire.stream_style == "incremental",
             "weight_version": self._engine.weight_version,
             "version": "0.5.23",
@@ -190,36 +183,19 @@ class Control:
         message = f"Weight version updated to {version}"
         await exchange.answer(200, {"success": True, "message": message, "new_version": version})
 
-    async def _update_from_disk(self, exchange: HttpExchange) -> None:
-        body = exchange.json_object()
-        wanted(body, "model_path", str)
-        await self._update(body)
-        await exchange.answer(200, {"success": True, "message": _UPDATED, "num_paused_requests": 0})
+    def _updating(self, *fields: str, kind: type, **more: Any) -> Handler:
+        """Return the handler of an update whose body has these fields, and whose reply has `more` in it."""
 
-    async def _update_from_tensor(self, exchange: HttpExchange) -> None:
-        await self._update_from(exchange, "serialized_named_tensors")
+        async def update(exchange: HttpExchange) -> None:
+            body = exchange.json_object()
+            for name in fields:
+                wanted(body, name, kind)
+            if body.get("abort_all_requests"):
+                self._engine.abort_all()
+            await self._engine.update_weights(wanted(body, "weight_version", str, None))
+            await exchange.answer(200, {"success": True, "message": _UPDATED, **more})
 
-    async def _update_from_distributed(self, exchange: HttpExchange) -> None:
-        await self._update_from(exchange, "names", "dtypes", "shapes")
-
-    async def _update_from_ipc(self, exchange: HttpExchange) -> None:
-        body = exchange.json_object()
-        wanted(body, "zmq_handles", dict)
-        await self._update(body)
-        await exchange.answer(200, {"success": True, "message": _UPDATED})
-
-    async def _update_from(self, exchange: HttpExchange, *names: str) -> None:
-        body = exchange.json_object()
-        for name in names:
-            wanted(body, name, list)
-        await self._update(body)
-        await exchange.answer(200, {"success": True, "message": _UPDATED})
-
-    async def _update(self, body: dict[str, Any]) -> None:
-        if body.get("abort_all_requests"):
-            self._engine.abort_all()
-        version = wanted(body, "weight_version", str, None)
-        await self._engine.update_weights(version)
+        return update
 
 
 def wanted(body: dict[str, Any], name: str, kind: type, *default: Any) -> Any:

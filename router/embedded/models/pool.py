@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from dataclasses import replace
 
-from router.embedded.engine.sample import Logprobs, ReturnOptions, Versions
-from router.embedded.engine.sampling import SamplingParams
+from router.embedded.engine.finish import FinishReason, length
+from router.embedded.engine.sample import LogprobDetails, ReplyRequest, ReturnOptions, Versions
 from router.embedded.engine.script import FREE
 from router.embedded.engine.source import float32
-from router.embedded.engine.stopping import FinishReason
 from router.embedded.models.vocabulary import EngineVocabulary
 
 _WORDS = 4096  # different tokens
@@ -50,21 +49,18 @@ class Pool:
 class PooledReply:
     """A slice of the pool, which grows as it is sampled."""
 
-    def __init__(self, pool: Pool, prompt_ids: Sequence[int], sampling: SamplingParams, returns: ReturnOptions) -> None:
-        self.prompt_ids = prompt_ids
-        self.sampling = sampling
-        self.script = FREE
-        self.returns = ReturnOptions(logprobs=returns.logprobs, texts=returns.texts, prompt_ids=returns.prompt_ids)
+    def __init__(self, pool: Pool, request: ReplyRequest) -> None:
+        asked = request.returns
+        returns = ReturnOptions(logprobs=asked.logprobs, texts=asked.texts, prompt_ids=asked.prompt_ids)
+        self.request = replace(request, returns=returns, script=FREE)
         self.versions = Versions()
-        self.details = Logprobs()
-        self.finish: FinishReason | None = None
+        self.details = LogprobDetails()
         self.burst = self.plain_interval = _SIZE
         self.output_ids: list[int] = []
         self._pool = pool
-        self._length = min(sampling.max_new_tokens, _SIZE)
+        self._length = min(request.sampling.max_new_tokens, _SIZE)
         self._start = pool.place(self._length)
-        if self._length == 0:
-            self.finish = {"type": "length", "length": 0}
+        self.finish: FinishReason | None = None if self._length else length(0)
 
     @property
     def logprobs(self) -> list[float]:
@@ -76,7 +72,7 @@ class PooledReply:
         self.output_ids += self._pool.ids[at : at + count]
         self.versions.extend(version, len(self.output_ids))
         if len(self.output_ids) == self._length:
-            self.finish = {"type": "length", "length": self._length}
+            self.finish = length(self._length)
 
     def text(self) -> str:
         ends = self._pool.ends

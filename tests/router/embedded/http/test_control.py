@@ -51,7 +51,7 @@ def test_half_a_command_is_refused(worker: EmbeddedWorker, path: str, body: dict
 
 
 def test_an_unhealthy_worker_says_so(worker: EmbeddedWorker) -> None:
-    worker.unhealthy = True
+    worker.control.unhealthy = True
     assert [request(worker, path)[0] for path in ("/ping", "/ready", "/health")] == [503, 503, 503]
 
 
