@@ -28,8 +28,7 @@ def fleet(
     *,
     workers: int,
     port: int = 0,
-    worker_module: str = "router",
-    worker_flags: Sequence[str] = ("demo-worker", "--port", "0"),
+    worker_flags: Sequence[str] = (),
     router_flags: Sequence[str] = (),
 ) -> Iterator[str]:
     """Run workers and a router in front of them for the length of the block; yield the router's URL.
@@ -38,33 +37,30 @@ def fleet(
         folder: for their logs.
         workers: how many; the k-th has the seed k.
         port: the router's; 0 takes a free one.
-        worker_module: the program of the workers, as `python -m` takes it.
-        worker_flags: of each worker, besides its seed.
+        worker_flags: of each worker, besides port and seed.
         router_flags: of the router, besides port, tokenizer, policy and workers.
 
     Raises:
         StartError: one of them did not start.
     """
     with contextlib.ExitStack() as stack:
-        starting = [
-            stack.enter_context(
-                _running(worker_module, [*worker_flags, "--seed", str(number)], folder / f"worker-{number}.log")
-            )
-            for number in range(workers)
-        ]
+        starting = []
+        for number in range(workers):
+            flags = ["demo-worker", *worker_flags, "--port", "0", "--seed", str(number)]
+            starting.append(stack.enter_context(_running(flags, folder / f"worker-{number}.log")))
         flags = [*router_flags, "--port", str(port), "--tokenizer-path", str(shipped_tokenizer())]
         flags += ["--policy", "round_robin", "--shutdown-grace", "5", "--worker-urls", *(url() for url in starting)]
-        yield stack.enter_context(_running("router", flags, folder / "router.log"))()
+        yield stack.enter_context(_running(flags, folder / "router.log"))()
 
 
 @contextlib.contextmanager
-def _running(module: str, flags: Sequence[str], log: Path) -> Iterator[Callable[[], str]]:
-    """Run a program for the length of the block; yield a function that waits until it listens and returns its URL."""
+def _running(flags: Sequence[str], log: Path) -> Iterator[Callable[[], str]]:
+    """Run `tito-router` for the length of the block; yield a function that waits until it listens and returns its URL."""
     # Unbuffered, so that its log can be read. In a session of its own: Ctrl-C reaches the demonstration only, which ends it.
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *flags],
+            [sys.executable, "-m", "router", *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

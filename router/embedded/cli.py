@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from router.embedded.models.ngram import shipped_tokenizer
@@ -75,6 +76,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--incremental-streaming-output", action="store_true", help="events have only what is new")
     parser.add_argument(
+        "--journal", type=Path, metavar="DIR", help="at its end, write what it read and sampled to DIR/<port>.jsonl"
+    )
+    parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(%(default)s)"
     )
     return parser
@@ -104,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         weight_version=args.weight_version,
         context_length=args.context_length,
         token_delay=1 / pace if pace else 0.0,
-        keep_log=False,
+        keep_log=args.journal is not None,
         on_death=lambda _reason: over.set(),
         new_loop=_new_loop(),
     )
@@ -120,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     over.wait()
     dead = worker.dead
     worker.__exit__()
+    if args.journal is not None:
+        worker.journal.write(args.journal / f"{worker.port}.jsonl")
     if dead is not None:
         flags.exit(1, f"{flags.prog}: killed by {dead}, as an SGLang worker would have been\n")
     flags.exit(0)

@@ -99,6 +99,7 @@ class EmbeddedWorker:
         changes: options that differ from these, by name.
 
     Attributes:
+        journal: what `log` and `calls` are parts of.
         log: a record of each generation.
         calls: a record of each other request.
         wire: `stream_style` and `version_spans` can be changed while it serves.
@@ -112,9 +113,9 @@ class EmbeddedWorker:
         self.vocabulary = load_vocabulary(self.tokenizer_path)
         self.dead: str | None = None  # the reason, if a request killed the worker
         self._options = options = replace(options or WorkerOptions(), **changes)
-        self._journal = Journal(keep=options.keep_log)
-        self.log = self._journal.generations
-        self.calls = self._journal.requests
+        self.journal = Journal(keep=options.keep_log)
+        self.log = self.journal.generations
+        self.calls = self.journal.requests
         self._engine = Engine(
             _sampler(self.tokenizer_path, self.vocabulary, options),
             weight_version=options.weight_version,
@@ -132,12 +133,12 @@ class EmbeddedWorker:
         generate = GenerateHandler(
             self._engine,
             self.wire,
-            self._journal,
+            self.journal,
             self.vocabulary,
             options.context_length,
             reset=lambda client: self._server.reset(client),
         )
-        app = EngineApp(self._engine, self._journal, generate, self.control, self._die)
+        app = EngineApp(self._engine, self.journal, generate, self.control, self._die)
         self._server = RestartableServer(app, options.host, options.port)
         self._thread: LoopThread | None = None
 

@@ -1,28 +1,43 @@
-"""Trajectories against what the workers wrote down: id by id, and every other promise that goes with an id."""
+"""Trajectories against what the workers wrote down: id by id, and every other promise that goes with an id.
+
+The router has no part in what is written down, and cannot have: a worker writes when it ends, after the router has replied.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
+from pathlib import Path
 from typing import Any
 
-from router.demo.agent.witness import Evidence
+
+@dataclass(frozen=True)
+class Evidence:
+    """One generation, as its worker wrote it down."""
+
+    input_ids: list[int]
+    output_ids: list[int]
+    logprobs: list[float]  # of each output id
+    versions: list[str]  # of the weights that sampled each output id
+
+
+def read_evidence(folder: Path) -> dict[str, Evidence]:
+    """Return what all workers wrote into `folder`, by generation id."""
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.jsonl")]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return {line.pop("rid"): Evidence(**line) for line in lines}
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of one comparison.
+    """The result of one comparison."""
 
-    Attributes:
-        ids: how many ids the trajectory has.
-        same: how many of them the worker has in the same place.
-        faults: everything that is not as it should be, in words.
-    """
-
-    ids: int
-    same: int
-    faults: list[str] = field(default_factory=list)
+    ids: int  # of the trajectory
+    same: int  # how many of them the worker has in the same place
+    faults: list[str] = field(default_factory=list)  # everything that is not as it should be, in words
 
     @property
     def holds(self) -> bool:
@@ -37,8 +52,8 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Pr
     """Compare one trajectory: the whole with its last generation, and each turn with its own."""
     ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
     last = evidence.get(trajectory["branch"])
-    truth = [] if last is None else [*last.read, *last.sampled]
-    same = sum(mine == theirs for mine, theirs in zip(ids, truth, strict=False))
+    truth = [] if last is None else [*last.input_ids, *last.output_ids]
+    same = sum(map(eq, ids, truth))
     faults = [] if len(ids) == len(truth) else [f"{len(ids)} ids, and the worker had {len(truth)}"]
     if not trajectory["exact"]:
         faults.append("the router calls it inexact: " + ", ".join(trajectory["reasons"]))
@@ -56,8 +71,8 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Pr
             faults.append(f"turn {number}: no worker knows of it")
             continue
         for what, mine, theirs in (
-            ("what was read", ids[: begin + start], own.read),
-            ("what was sampled", ids[begin + start : begin + end], own.sampled),
+            ("what was read", ids[: begin + start], own.input_ids),
+            ("what was sampled", ids[begin + start : begin + end], own.output_ids),
             ("the logprobs", trajectory["response_logprobs"][start:end], own.logprobs),
             ("the weight versions", versions[start:end], own.versions),
         ):
@@ -76,8 +91,8 @@ def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[
             trained[turn["generation_id"]] += sum(trajectory["response_mask"][turn["start"] : turn["end"]])
     faults = [f"generation {name} is in no trajectory" for name in evidence if name not in trained]
     faults += [
-        f"generation {name}: {trained[name]} tokens to train on, sampled {len(evidence[name].sampled)}"
+        f"generation {name}: {trained[name]} tokens to train on, sampled {len(evidence[name].output_ids)}"
         for name in sorted(trained.keys() & evidence.keys())
-        if trained[name] != len(evidence[name].sampled)
+        if trained[name] != len(evidence[name].output_ids)
     ]
     return faults

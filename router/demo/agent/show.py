@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from router.demo.agent import witness
+from router.demo.agent.proof import read_evidence
 from router.demo.agent.report import Report
 from router.demo.agent.script import Prompter
 from router.demo.agent.team import FIRST_VERSION, play
@@ -29,17 +29,12 @@ def show(folder: Path) -> int:
     tokenizer = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
     out = console()
     out.print(f"starting {WORKERS} workers and a router ...")
-    with fleet(
-        folder,
-        workers=WORKERS,
-        worker_module=witness.__name__,
-        worker_flags=["--weight-version", FIRST_VERSION, "--out", str(folder)],
-        router_flags=["--verify-rate", "1"],
-    ) as url:
+    flags = ["--weight-version", FIRST_VERSION, "--journal", str(folder)]
+    with fleet(folder, workers=WORKERS, worker_flags=flags, router_flags=["--verify-rate", "1"]) as url:
         out.print(f"the router is {url}: one session, an openai client and an anthropic client\n")
         played = asyncio.run(play(url, Prompter(tokenizer), lambda news: out.print(f"  {news}")))
     # The workers write when they end: the router is gone by then, and what it answered is in `played`.
-    report = Report(played, witness.read_all(folder), tokenizer)
+    report = Report(played, read_evidence(folder), tokenizer)
     out.print()
     out.print(report)
     out.print(f"{time.monotonic() - begun:.1f} s.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from router.embedded.engine.finish import FinishReason
@@ -59,3 +60,9 @@ class Journal:
     def add_request(self, record: RequestRecord) -> None:
         if self.keep:
             self.requests.append(record)
+
+    def write(self, path: Path) -> None:
+        """Write a line of JSON for each generation: what was read and sampled."""
+        names = ("rid", "input_ids", "output_ids", "logprobs", "versions")
+        lines = (json.dumps({name: getattr(record, name) for name in names}) for record in self.generations)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 from router.demo.agent.clients import AgentCall, AgentTurn
-from router.demo.agent.witness import Evidence
+from router.demo.agent.proof import Evidence
 
 ROOT = [{"role": "system", "content": "You lead."}, {"role": "user", "content": "How high?"}]
 CALLING = {"role": "assistant", "content": "Hm."}

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from router.demo.agent.proof import Evidence
 from router.demo.agent.report import Report
 from router.demo.agent.team import Played, reward
-from router.demo.agent.witness import Evidence
 from router.embedded.models.ngram import shipped_tokenizer
 from tests.router.demo.agent.session import evidence, trajectories, turns
 
