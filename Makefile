@@ -52,7 +52,8 @@ $(VENV)/.%: pyproject.toml
 
 # Every process of a run compiles all modules if Python may not keep what it compiled: seconds each.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
-PARALLEL = -n logical --maxprocesses 4 --dist loadfile
+# In the order of the files: those of tests/integration take longest, and would be last if the largest came first.
+PARALLEL = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.test ## run all tests but the slow ones and those on a real SGLang
 	@$(PYTEST) -m "not slow and not sglang" $(PARALLEL) $(ARGS)

@@ -27,10 +27,10 @@ from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.stream import DONE
 from router.engines.sglang.worker_request import new_rid
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import HeaderList, collected, read_json, replay, send_json, with_body
+from router.http.asgi import HeaderList, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT
-from router.http.offload import beside
-from router.http.reply import WatchedReply
+from router.http.offload import offload
+from router.http.reply import CollectedReply, WatchedReply
 from router.http.upstream import UpstreamBrokenError
 
 _ERRORS = OpenAI()
@@ -67,30 +67,31 @@ class Completions:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         written = await read_json(scope, receive, self._max_body_bytes)
         heavy = len(written) > LIGHT
-        request = await beside(heavy, self._parsed, written)
+        request = await offload(heavy, self._parsed, written)
         rid = new_rid()
-        body = await beside(heavy, request.generate, rid)
+        body = await offload(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
         answers = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
         inner, receive = _inner(scope, body), replay(body, receive)
         if request.stream:
             await _CompletionStream(request, choices, answers, send).run(self._app, inner, receive)
             return
+        reply = CollectedReply()
         try:
-            start, reply = await collected(self._app, inner, receive)
+            await self._app(inner, receive, reply.send)
         except UpstreamBrokenError as error:
             raise UpstreamError(str(error)) from error
-        if start["status"] != 200:
-            raise refusal(start["status"], reply)
+        if reply.start["status"] != 200:
+            raise refusal(reply.start["status"], reply.body)
         try:
-            replies = split_list(reply, request.replies) if request.listed else [Raw(reply)]
+            replies = split_list(reply.body, request.replies) if request.listed else [Raw(reply.body)]
         except UnreadableReplyError as error:
             raise unreadable(error) from error
         found = []
         for answer, raw in zip(answers, replies, strict=True):
             found.append(answer.whole(raw))
             await asyncio.sleep(0)  # a batch may be large
-        await send_json(send, 200, choices.whole(found), _passed_on(start))
+        await send_json(send, 200, choices.whole(found), _passed_on(reply.start))
 
     def _parsed(self, body: bytes) -> CompletionRequest:
         request = completions_requests.parse(body, self._limits)

@@ -1,4 +1,4 @@
-"""What the middlewares of one router have in common: one tokenizer, one clock of weight versions, one judge of replies."""
+"""What the middlewares of one router share: the tokenizer, the clock of weight versions, the judge of replies, the tree."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from router.plugins import MiddlewareContext
 
 
 class Hub:
-    """One for each application; its tokenizer may be that of others, too."""
+    """One for each application. Its tokenizer may be shared with other applications.
+
+    Attributes:
+        tree: the tree that remembers texts; None where no middleware has opened one.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.clock = VersionClock()
         self.tree: RadixTree | None = None
-        """The texts that are remembered, if there is a middleware that does so."""
 
     @classmethod
     def of(cls, context: MiddlewareContext) -> Hub:
-        """The one of this application, made for whoever asks first.
+        """Return the hub of this application. The first call makes it.
 
         Raises BadRequestError without a usable `--tokenizer-path`.
         """
@@ -37,11 +40,22 @@ class Hub:
 
     @cached_property
     def judge(self) -> Judge:
-        """Holds replies against what was asked."""
+        """The judge of all replies: what it learns of one worker's weights counts for every middleware."""
         return Judge(self.tokenizer, self.clock)
 
+    def open_tree(self, config: RadixConfig) -> RadixTree:
+        """Make the tree that remembers texts, for the middleware that serves it and for every one that reads it."""
+        self.tree = RadixTree(
+            self.tokenizer.vocabulary,
+            max_tokens=config.token_budget,
+            keep_versions=config.keep_versions,
+            unretrieved_versions=config.unretrieved_versions,
+            clock=self.clock,
+        )
+        return self.tree
+
     def chat_template(self, path: str | None) -> str | None:
-        """The template in a file (`--chat-template`), or the tokenizer's own; None if it has none. Raises BadRequestError."""
+        """Return the template in a file (`--chat-template`), or the tokenizer's own, or None. Raises BadRequestError."""
         if path is not None:
             try:
                 return Path(path).read_text("utf-8")
@@ -49,13 +63,13 @@ class Hub:
                 raise BadRequestError(f"--chat-template {path}: {error}") from error
         found = self.tokenizer.chat_template
         if isinstance(found, dict):
-            # Named templates are of old; those for tools serve without tools, too.
+            # Older tokenizers have several, by name. The one for tools also works without tools.
             return found.get("tool_use") or found.get("default") or next(iter(found.values()), None)
         return found
 
 
 def load(config: RadixConfig) -> Tokenizer:
-    """The tokenizer as configured. Raises BadRequestError."""
+    """Return the tokenizer as configured. Raises BadRequestError."""
     if config.tokenizer_path is None:
         raise BadRequestError("--tokenizer-path is missing: give the model's folder or hub id (or --middleware none)")
     return Tokenizer.load(

@@ -1,8 +1,8 @@
 """`RadixTreeMiddleware`: text in, exact tokens out, as pure ASGI around the router's proxy.
 
-The walk of a `/generate`: read and parse once; match the text and encode the tail; send the body onward with ids in the
-place of the prompt; on the way back the same bytes go to the client and into the recorder. What cannot be recorded passes
-through as it is, and says so in `x-radix-recorded`.
+A `/generate` is read and parsed once. Its text is matched and the tail encoded, and the body goes onward with ids in place of
+the prompt. On the way back the same bytes go to the client and into the recorder. A request that cannot be recorded passes
+through as it is, and its reply says so in `x-radix-recorded`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.recording import Recorder, Verdict
 from middleware_hub.radix.responder import Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
-from middleware_hub.radix.tree import Namespace, RadixTree
+from middleware_hub.radix.tree import Namespace
 from router.engines.sglang import GenerateRequest, new_weight_version
 from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
-from router.http.asgi import Handler, first_values, handler_for, header, read_json, replay, send_json, with_body
+from router.http.asgi import ByMethod, first_values, header, read_json, replay, send_json, with_body
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import EditedReply
@@ -44,7 +44,7 @@ VERSION_CALLS = (
     "/update_weights_from_distributed",
     "/update_weights_from_ipc",
 )
-"""What gives workers another weight version."""
+"""Paths that give workers another weight version."""
 
 COLLECT_SECONDS = 0.002
 """How long a step of the collection may hold up the event loop."""
@@ -61,14 +61,7 @@ class RadixTreeMiddleware:
         hub = Hub.of(context)
         self.app = app
         self.tokenizer = hub.tokenizer
-        self.tree = RadixTree(
-            hub.tokenizer.vocabulary,
-            max_tokens=config.token_budget,
-            keep_versions=config.keep_versions,
-            unretrieved_versions=config.unretrieved_versions,
-            clock=hub.clock,
-        )
-        hub.tree = self.tree
+        self.tree = hub.open_tree(config)
         self.recorder = Recorder(self.tree, hub.judge, context.tracer)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
@@ -77,26 +70,26 @@ class RadixTreeMiddleware:
         self._limits = PromptLimits(context.config.server.max_batch, config.max_text_tokens)
         self._max_context = context.config.sessions.max_context
         self._collecting = False
-        self._routes: dict[str, dict[str, Handler]] = {
+        self._routes: dict[str, ASGIApp] = {
             # SGLang takes PUT, too.
-            "/generate": {"POST": self._generate, "PUT": self._generate},
-            "/retrieve_from_text": {"POST": self._retrieve},
-            "/radix_tree/explain": {"POST": self._explain},
-            "/radix_tree/stats": {"GET": self._stats},
+            "/generate": ByMethod({"POST": self._generate, "PUT": self._generate}),
+            "/retrieve_from_text": ByMethod({"POST": self._retrieve}),
+            "/radix_tree/explain": ByMethod({"POST": self._explain}),
+            "/radix_tree/stats": ByMethod({"GET": self._stats}),
+            **dict.fromkeys(VERSION_CALLS, self._new_version),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             if scope["type"] == "lifespan":
                 self.tree.clear()
             return
-        handlers, inside = self._routes.get(scope["path"]), self.app
-        if scope["path"] in VERSION_CALLS:
-            inside = self._new_version
-        elif handlers is not None and not request_state(scope).kept:
-            inside = handler_for(scope, handlers)
+        inside = self._routes.get(scope["path"], self.app)
+        if inside is not self.app and request_state(scope).kept:
+            inside = self.app
+        if isinstance(inside, ByMethod):
+            inside = inside.handler(scope)
         await inside(scope, receive, send)
 
     # /generate -----------------------------------------------------------------------------------------------------------
@@ -184,14 +177,13 @@ class RadixTreeMiddleware:
                 self._tracer,
                 encoded[number] if encoded else (),
             )
-        match = prompt.match
-        self.metrics.reused.inc(match.cut.tokens)
+        self.metrics.reused.inc(prompt.reused)
         self.metrics.encoded.inc(prompt.encoded)
-        self.metrics.matched("fresh" if match.cut.span is None else "continued", *match.reasons)
+        self.metrics.matched("fresh" if prompt.match.cut.span is None else "continued", *prompt.reasons)
         return prompt
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
-        """Send a request on as it came; the reply only gains the header that says why it is not recorded."""
+        """Send a request on as it came. Its reply only gains the header that says why it is not recorded."""
         self.metrics.replies.labels("no", reason).inc()
 
         async def send_with_reason(message: Message) -> None:
@@ -207,7 +199,7 @@ class RadixTreeMiddleware:
         return request_state(scope).caller.tenant, lora_path, header(scope, b"x-radix-namespace") or ""
 
     def count(self, verdicts: Sequence[Verdict]) -> None:
-        """Take note of what became of the replies of a request, and make room if the budget is passed."""
+        """Count and log the verdicts on the replies of a request, and start a collection if the tree is over its budget."""
         bad: dict[tuple[str, str], list[Verdict]] = {}
         for verdict in verdicts:
             self._count(verdict)
@@ -226,11 +218,11 @@ class RadixTreeMiddleware:
         if verdict.generation is not None:
             span = verdict.generation.span
             assert span.versions is not None, "a reply was sampled"
-            self.metrics.sampled.inc(len(span))
+            self.metrics.sampled.inc(span.count)
             self.metrics.staleness.observe(self.tree.clock.staleness(span.versions))
 
     def _collect(self) -> None:
-        """One step of the collection; the event loop turns between steps."""
+        """Make one step of the collection. The event loop turns between steps."""
         before = self.tree.stats.evicted["never_retrieved"]
         more = self.tree.collect(seconds=COLLECT_SECONDS)
         lost = self.tree.stats.evicted["never_retrieved"] - before
@@ -241,7 +233,7 @@ class RadixTreeMiddleware:
             asyncio.get_running_loop().call_later(COLLECT_SECONDS, self._collect)
 
     async def _new_version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A call that gives all workers new weights: when it is done, its version is the current one."""
+        """Pass on a call that gives all workers new weights. When it is done, its version is the current one."""
         body = await read_json(scope, receive, self._max_body_bytes)
         version = new_weight_version(body)
 
@@ -311,7 +303,7 @@ def _parents(given: str, prompts: int) -> list[str | None]:
 
 
 def _encoded(answer: dict[str, Any]) -> bytes:
-    """An answer as JSON, its long lists by pieces: from a thread, one long call would hold up the event loop all the same."""
+    """Return an answer as JSON. Long lists are encoded in pieces: one long call holds up the event loop from a thread, too."""
     return msgspec.json.encode({key: _by_pieces(value) for key, value in answer.items()})
 
 

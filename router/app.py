@@ -16,9 +16,9 @@ from router.auth.guard import ApiKeyGuard
 from router.auth.keys import Keys
 from router.config import RouterConfig
 from router.generate.fleet import Fleet
-from router.generate.fleet_calls import Teller
+from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
-from router.http.body_timeout import Intake
+from router.http.body_timeout import BodyTimeout
 from router.http.error_boundary import ErrorBoundary
 from router.http.loop_guard import Instance, LoopGuard
 from router.http.upstream import AiohttpUpstream
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class RouterApp:
-    """The ASGI application, and the little that its surroundings need to know of it."""
+    """The ASGI application, and what a server and tests need of it."""
 
     def __init__(self, app: ASGIApp, pool: WorkerPool, registry: CollectorRegistry, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -56,23 +56,22 @@ class RouterApp:
         self.registry = registry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or the lifespan."""
         await self._app(scope, receive, send)
 
     def start_draining(self) -> None:
-        """From now on /readiness says no. Everything else goes on."""
+        """Answer /readiness with an error from now on. Everything else goes on."""
         self._lifecycle.draining = True
 
 
 def create_app(
     config: RouterConfig, tracer: Tracer | None = None, shared: Mapping[type, object] | None = None
 ) -> RouterApp:
-    """The router as configured. BadRequestError tells what is wrong with the configuration.
+    """Return the router as configured. Raises BadRequestError for a configuration that cannot work.
 
     Args:
         config: all of it.
-        tracer: takes the place of the one that the configuration asks for. It ends with the application.
-        shared: what middlewares would make for each other, by its type: several routers of one process may have one of it.
+        tracer: replaces the one that the configuration asks for. It ends with the application.
+        shared: what the middlewares share, by its type; given where several routers of one process share it, too.
     """
     keys, instance = Keys(config.server.api_keys, config.server.admin_keys), Instance()
     allowed = AllowedWorkers(config.workers.networks)
@@ -103,7 +102,7 @@ def create_app(
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,
-        Teller(upstream, prober, seconds=workers.fleet_timeout),
+        CallSender(upstream, prober, seconds=workers.fleet_timeout),
         max_body_bytes=config.server.max_body_bytes,
         forward_authorization=not keys,
     )
@@ -154,7 +153,7 @@ def create_app(
         app = plugins.load(path)(app, context)
     if keys:
         app = ApiKeyGuard(app, keys)
-    app = Intake(LoopGuard(app, instance), config.server.body_timeout)
+    app = BodyTimeout(LoopGuard(app, instance), config.server.body_timeout)
     return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
 
 

@@ -1,4 +1,4 @@
-"""Middlewares: what one is, what it is given, and how a dotted path becomes one."""
+"""Middlewares: their contract, what they are given, and how a dotted path becomes one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class MiddlewareContext:
     """What the router gives to each middleware.
 
     Attributes:
-        config: all of it.
+        config: the whole configuration.
         registry: for instruments, which then show up in GET /metrics.
-        tracer: for spans of a request's own work.
-        shared: what several middlewares of one application have in common, by its type.
+        tracer: for spans of the work on a request.
+        shared: what several middlewares of one application share, by its type.
     """
 
     config: RouterConfig
@@ -34,7 +34,7 @@ class MiddlewareContext:
 class Middleware(Protocol):
     """A pure ASGI application around another one.
 
-    It passes on what is not its own (lifespan events too), never keeps a message back longer than it must, and may
+    It passes on what it does not serve (lifespan events too), never holds a message back longer than it must, and may
     raise a RouterError as long as it has not sent `http.response.start`. From the application inside it gets
     one `http.response.start` and then `http.response.body` messages as the worker sends them; UpstreamBrokenError when
     the worker broke in between, ClientDisconnectedError when the client left.
@@ -52,7 +52,7 @@ class MiddlewareFactory(Protocol):
 
 
 def load(path: str) -> MiddlewareFactory:
-    """The class at `pkg.mod:Class`. BadRequestError tells which part of the path is wrong."""
+    """Return the class at `pkg.mod:Class`. Raises BadRequestError that says which part of the path is wrong."""
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise BadRequestError(f"--middleware {path!r} is not of the form pkg.mod:Class")

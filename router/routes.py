@@ -1,4 +1,4 @@
-"""The router's own calls: workers, health, metrics. What is not listed here goes to a worker."""
+"""The router's own routes: workers, health, metrics. Any other path goes to a worker."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class DrainingError(RouterError):
 
 @dataclass
 class Lifecycle:
-    """Whether this process still takes part in the service."""
+    """Whether this process still takes new work."""
 
     draining: bool = False
 
 
 class ControlRoutes:
-    """The handlers. Each is a pure ASGI application; errors are raised and turned into JSON further out."""
+    """The handlers. Each is a pure ASGI application; the error boundary turns what they raise into JSON."""
 
     def __init__(
         self,
@@ -57,7 +57,6 @@ class ControlRoutes:
         self._requests = requests
 
     def routes(self) -> list[Route]:
-        """The table of paths and methods."""
         table: dict[str, dict[str, Handler]] = {
             "/add_worker": {"POST": self.add_worker},
             "/remove_worker": {"POST": self.remove_worker},
@@ -73,33 +72,32 @@ class ControlRoutes:
         return [Route(path, ByMethod(handlers)) for path, handlers in table.items()]
 
     async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Register a worker; again is no error."""
+        """Register a worker. To register it again is no error."""
         worker = await self._admission.admit(await _worker_url(scope, receive))
         await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
 
     async def remove_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send nothing more to a worker; what it is serving goes on."""
+        """Send a worker nothing more. What it is serving goes on."""
         worker = self._pool.remove(normalize_url(await _worker_url(scope, receive)))
         await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
 
     async def list_workers(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The URLs of all workers but those that are about to leave; GET /workers tells how they are."""
+        """Answer with the URLs of all workers that are not about to leave. GET /workers adds their state."""
         await _reply(send, 200, {"urls": self._urls()})
 
     async def get_workers(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """All workers with their state, in the shape of SGLang's gateway."""
+        """Answer with all workers and their state, in the shape of SGLang's gateway."""
         workers = [_describe(worker) for worker in self._pool.list()]
         await _reply(send, 200, {"workers": workers, "total": len(workers)})
 
     async def post_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Register a worker. SGLang's gateway answers 202 because it adds later; here it is done with the reply."""
+        """Register a worker. SGLang's gateway answers 202 because it adds the worker later; here it is added already."""
         worker = await self._admission.admit(await _worker_url(scope, receive))
         location = f"/workers/{worker.id}"
         reply = {"status": "accepted", "worker_id": worker.id, "url": worker.url, "location": location}
         await _reply(send, 202, reply, [(b"location", location.encode())])
 
     async def get_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One worker, by id or URL."""
         await _reply(send, 200, _describe(self._pool.get(scope["path_params"]["key"])))
 
     async def delete_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,29 +106,27 @@ class ControlRoutes:
         await _reply(send, 202, {"status": "accepted", "worker_id": worker.id, "url": worker.url})
 
     async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whether a generation would find a worker."""
+        """Answer whether a generation would find a worker."""
         count = len(self._pool.routable)
         if not count:
             raise self._pool.no_worker_error()
         await _reply(send, 200, {"status": "ok", "workers": count})
 
     async def liveness(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whether the process answers at all."""
         await _reply(send, 200, {"status": "alive"})
 
     async def readiness(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whether the process wants to be sent requests."""
         if self._lifecycle.draining:
             raise DrainingError("the router is stopping: it finishes what is in flight and takes nothing new")
         await _reply(send, 200, {"status": "ready"})
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Everything on the registry, the middlewares' instruments too, as Prometheus text."""
+        """Answer with everything on the registry, the middlewares' instruments too, as Prometheus text."""
         response = Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
         await response(scope, receive, send)
 
     async def in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What is being served now, oldest first, but for this call itself. No text of it, and no key."""
+        """Answer with the requests in flight, oldest first, without this one. They show no text and no key."""
         now, this = time.monotonic(), request_state(scope).record
         found = [_describe_request(record, now) for record in self._requests if record is not this]
         await _reply(send, 200, {"requests": found, "total": len(found)})
@@ -169,7 +165,7 @@ def _describe_request(record: RequestRecord, now: float) -> dict[str, object]:
 
 
 async def _worker_url(scope: Scope, receive: Receive) -> str:
-    """The URL that a call is about: from the query string, else from a JSON object."""
+    """Return the URL that a call is about: from the query string, else from a JSON object."""
     query = QueryParams(scope["query_string"])
     named: object = query.get("url") or query.get("worker_url")
     if named is None and has_body(scope):

@@ -46,7 +46,7 @@ FRESH = Cut(None, 0, 0)
 
 def end_of(span: TokenSpan) -> Cut:
     """Return the cut that keeps a whole chain."""
-    return Cut(span, len(span), span.text_end)
+    return Cut(span, span.count, span.text_end)
 
 
 def resolve_complete(generation: Generation, text: str, position: int) -> Cut | None:

@@ -52,7 +52,7 @@ class Forest:
         if span.parent is not None:
             span.parent.users += 1
         self.stats.spans += 1
-        self.stats.tokens += len(span)
+        self.stats.tokens += span.count
         self.stats.payload += _payload(span)
 
     def release(self, span: TokenSpan | None) -> None:
@@ -66,7 +66,7 @@ class Forest:
                     self.leaves.offer(owner)
                 return
             self.stats.spans -= 1
-            self.stats.tokens -= len(span)
+            self.stats.tokens -= span.count
             self.stats.payload -= _payload(span)
             if isinstance(owner, RadixNode):
                 span.owner = None

@@ -9,6 +9,7 @@ tokens only, and all prefixes of a request cost one running sum. A hit is compar
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +39,9 @@ class IdsIndex:
         span = generation.span
         whole = self._fingerprint(span)
         generation.namespace, generation.fingerprints = namespace, (whole,)
-        if span.width and 0 < span.visible < len(span):
+        if span.width and 0 < span.visible < span.count:
             # An empty reply is not there at all without its hidden tail.
-            generation.fingerprints = whole, (whole - self._sum(span, span.visible, len(span))) & _MASK
+            generation.fingerprints = whole, (whole - self._sum(span, span.visible, span.count)) & _MASK
         self._chains.setdefault(namespace, {}).update(dict.fromkeys(generation.fingerprints, generation))
 
     def remove(self, generation: Generation) -> None:
@@ -71,7 +72,7 @@ class IdsIndex:
                 if parent is not None and not generation.span.named(parent):
                     continue
                 for known, take in zip(
-                    generation.fingerprints, (len(generation.span), generation.span.visible), strict=False
+                    generation.fingerprints, (generation.span.count, generation.span.visible), strict=False
                 ):
                     if known == fingerprint and begins_with(ids, generation.span, take):
                         return generation, take
@@ -79,13 +80,13 @@ class IdsIndex:
 
     def _fingerprint(self, span: TokenSpan) -> int:
         """Return the fingerprint of a whole chain, computed from the last reply in it whose own fingerprint is known."""
-        total = self._sum(span, 0, len(span))
+        total = self._sum(span, 0, span.count)
         for part, count in links(span.parent, span.take):
             owner: Any = part.owner
             if isinstance(owner, Generation) and owner.fingerprints:
                 total += owner.fingerprints[0]
-                if count < len(part):
-                    total -= self._sum(part, count, len(part))
+                if count < part.count:
+                    total -= self._sum(part, count, part.count)
                 break
             total += self._sum(part, 0, count)
         return total & _MASK
@@ -96,7 +97,9 @@ class IdsIndex:
             return int(np.dot(*self._factors(span.ids[ID_BYTES * begin : ID_BYTES * end], span.offset + begin)))
         self._reach(span.offset + end)
         ids = memoryview(span.ids).cast("i")
-        return sum((ids[k] + 1) * int(self._powers[span.offset + k]) for k in range(begin, end))
+        powers: list[int] = self._powers[span.offset + begin : span.offset + end].tolist()
+        values: list[int] = ids[begin:end].tolist()
+        return sum(powers) + int(sum(map(operator.mul, values, powers)))
 
     def _factors(self, ids: bytes, offset: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Return the two factors of what each token adds at its place (modulo 2^64, as uint64 wraps)."""

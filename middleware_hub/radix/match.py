@@ -51,7 +51,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     def tail_left_out(self) -> bool:
         """Return whether sampled tokens at the end of the continued reply were left out (`tail_left_out`)."""
         span = self.cut.span
-        return self.continues is not None and span is self.continues.span and self.cut.take < len(span)
+        return self.continues is not None and span is self.continues.span and self.cut.take < span.count
 
     @property
     def flags(self) -> int:

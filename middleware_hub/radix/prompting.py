@@ -32,18 +32,17 @@ class Prompt(msgspec.Struct, frozen=True):
         match: pinned; the maker of the prompt unpins it.
         context: what was put behind the matched chain; None if the chain is the whole prompt.
         ids: all of them.
-        encoded: how many of them were encoded now, and not taken from memory.
+        reused: how many of them were taken from memory.
+        encoded: how many of them were encoded now.
+        reasons: how the prompt was made, as answers and counters name it.
     """
 
     match: PrefixMatch
     context: Context | None
     ids: list[int]
+    reused: int
     encoded: int
-
-    @property
-    def reused(self) -> int:
-        """Return the number of tokens taken from memory."""
-        return self.match.cut.tokens
+    reasons: tuple[str, ...]
 
 
 async def from_text(
@@ -52,7 +51,8 @@ async def from_text(
     """Make the prompt of a request with text. Raises BadRequestError if the text encodes to no token."""
     with tracer.span("match", characters=len(text)) as span:
         match = tree.match(namespace, text, parent=parent)
-        span.set(tokens=match.cut.tokens)
+        reused = match.cut.tokens
+        span.set(tokens=reused)
     tree.pin(match)
     try:
         cut = match.cut
@@ -70,7 +70,7 @@ async def from_text(
     except BaseException:
         tree.unpin(match)
         raise
-    return Prompt(match, context, unpack_ids(packed), encoded)
+    return Prompt(match, context, unpack_ids(packed), reused, encoded, match.reasons)
 
 
 def check_ids(tokenizer: Tokenizer, ids: list[int], name: str = "input_ids") -> None:
@@ -117,9 +117,10 @@ async def from_ids(
 
     with tracer.span("match", characters=len(text)) as span:
         match = tree.match_ids(namespace, text, packed, width, parent=parent)
-        span.set(tokens=match.cut.tokens)
+        reused = match.cut.tokens
+        span.set(tokens=reused)
     tree.pin(match)
-    rest, start = ids[match.cut.tokens :], match.cut.span is None
+    rest, start = ids[reused:], match.cut.span is None
     context = None
     try:
         if rest or match.cut.start < len(text):
@@ -128,7 +129,8 @@ async def from_ids(
     except BaseException:
         tree.unpin(match)
         raise
-    return Prompt(match, context, ids, sum(len(run[max(0, match.cut.tokens - run.start) :]) for run in encoded))
+    new = sum(len(run[max(0, reused - run.start) :]) for run in encoded)
+    return Prompt(match, context, ids, reused, new, match.reasons)
 
 
 class Assembled(msgspec.Struct, frozen=True):

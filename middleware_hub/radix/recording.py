@@ -1,4 +1,4 @@
-"""From what a worker answered to what is remembered, with a verdict: rules 1, 6 and 9 of exactness."""
+"""From a worker's reply to what the tree remembers of it, with a verdict: rules 1, 6 and 9 of exactness."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ INTERNAL_ERROR = "internal error"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a reply.
+    """The verdict on a reply.
 
     Attributes:
         outcome: `exact`, `inexact` (recorded, but its ids do not explain its text) or `no`.
-        reason: a word for a counter; empty for `exact`.
-        detail: what exactly was wrong, for a person.
+        reason: a label for a counter; empty for `exact`.
+        detail: what was wrong, for a person.
+        text: the reply's text, as it was recorded.
     """
 
     outcome: str
@@ -34,11 +35,10 @@ class Verdict(msgspec.Struct, frozen=True):
     detail: str = ""
     generation: Generation | None = None
     text: str = ""
-    """The reply's text, as it was recorded."""
 
     @property
     def suspicious(self) -> bool:
-        """Whether somebody should look into it: a worker that says nothing, or no, is nothing unusual."""
+        """Whether the log should warn. An empty reply or an error of a worker is nothing unusual."""
         return self.reason in (ENGINE_MISMATCH, UNREADABLE, INTERNAL_ERROR)
 
     @property
@@ -49,15 +49,15 @@ class Verdict(msgspec.Struct, frozen=True):
         return f"no; {self.reason}: {self.detail}" if self.detail else f"no; {self.reason}"
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What one generation was asked for.
+class Expectation(msgspec.Struct, frozen=True):
+    """What a reply must fit: what the worker was asked for, and when.
 
     Attributes:
-        prompt_tokens: how many were sent.
+        prompt_tokens: the number of prompt tokens that were sent.
         skips_special: whether special tokens are left out of the text.
-        logprobs: whether the worker was told to send logprobs.
+        logprobs: whether the request asks the worker for logprobs.
         rid: the client's request id, if the worker used it for this generation.
-        sent_at: the moment it was sent, for `WorkerVersions`.
+        sent_at: the moment at which it was sent, for `WorkerVersions`.
         steps: how often the current weight version had changed by then.
     """
 
@@ -70,22 +70,22 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What a reply is worth: `verdict` says it, and `reply` is what may be remembered of it, if anything may."""
+    """A verdict, and what may be remembered of the reply, if anything may."""
 
     verdict: Verdict
     reply: SampledReply | None = None
 
 
 class Judge:
-    """Holds replies against what was asked, and says which weights they come from. Remembers nothing but those."""
+    """Compares replies with what was asked, and finds the weights they come from. It remembers only the weights."""
 
     def __init__(self, tokenizer: Tokenizer, clock: VersionClock) -> None:
         self.tokenizer = tokenizer
         self.clock = clock
         self.workers = WorkerVersions()
 
-    def judge(self, asked: Asked, reply: Reply, worker: str) -> Judgement:
-        """What there is to be remembered of a reply of a worker, or of what has come of one."""
+    def judge(self, asked: Expectation, reply: Reply, worker: str) -> Judgement:
+        """Return the judgement on a worker's reply, or on the part of it that has come."""
         fault = reply.fault(asked.prompt_tokens, logprobs_asked=asked.logprobs)
         if fault is not None:
             return Judgement(Verdict("no", ENGINE_MISMATCH, fault))
@@ -105,7 +105,7 @@ class Judge:
             tail=alignment.tail,
             late=asked.steps != self.clock.steps,
             request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
-            finish=reply.finish_type or "abort",  # of a stream that broke off, or whose client left
+            finish=reply.finish_type or "abort",  # the stream broke off, or its client left
         )
         if alignment.flags & SpanFlag.MISMATCH:
             wrong = "the ids do not decode to the text: is --tokenizer-path the worker's own?"
@@ -113,9 +113,9 @@ class Judge:
         return Judgement(Verdict("exact", text=text), sampled)
 
     def _versions(self, reply: Reply, worker: str, sent_at: int) -> tuple[Versions, bool]:
-        """The version of every token, and whether it is certain.
+        """Return the version of every token, and whether it is certain.
 
-        `weight_version` alone is the one at the end of the request; all tokens are of it unless the weights changed meanwhile.
+        `weight_version` alone is the version at the end of the request. All tokens have it unless the weights changed.
         """
         changed = self.workers.changed_since(worker, reply.version, sent_at)
         self.workers.observe(worker, reply.version)
@@ -132,7 +132,7 @@ class Judge:
         return (kept[0][0] if len(kept) == 1 else tuple(kept)), True
 
     def _align(self, reply: Reply, skips_special: bool) -> tuple[Alignment, str]:
-        """How the ids lie over the text; of a stream that can be read in two ways, the one in which they do."""
+        """Return how the ids lie over the text, and the text. A stream can have two readings; the one that fits counts."""
         for text in (reply.text, reply.other_text):
             if text is not None:
                 alignment = align_reply(
@@ -144,15 +144,15 @@ class Judge:
 
 
 class Recorder:
-    """Puts replies that hold together into the radix tree."""
+    """Puts replies that pass the judge into the radix tree."""
 
     def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF) -> None:
         self.tracer = tracer
         self.tree = tree
         self.judge = judge
 
-    def record(self, prompt: Prompt, asked: Asked, reply: Reply, worker: str) -> Verdict:
-        """Remember a reply of a worker, or what has come of it; the match of the prompt is still pinned."""
+    def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
+        """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned."""
         found = self.judge.judge(asked, reply, worker)
         if found.reply is None:
             return found.verdict
@@ -161,7 +161,7 @@ class Recorder:
 
 
 def summary(verdicts: list[Verdict]) -> str:
-    """The value of `x-radix-recorded` for all replies to one request."""
+    """Return the value of `x-radix-recorded` for all replies to one request."""
     headers = {verdict.header for verdict in verdicts}
     if len(headers) == 1:
         return headers.pop()

@@ -1,8 +1,9 @@
-"""The way back of one recorded `/generate`: the reply goes on to the client, and is recorded from the same bytes."""
+"""The reply to a `/generate` that is recorded: the same bytes go to the client and into the tree."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,7 +14,7 @@ from starlette.types import Message
 
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.prompting import Prompt
-from middleware_hub.radix.recording import INTERNAL_ERROR, UNREADABLE, Asked, Recorder, Verdict, summary
+from middleware_hub.radix.recording import INTERNAL_ERROR, UNREADABLE, Expectation, Recorder, Verdict, summary
 from router.engines.sglang import (
     LOGPROB_FIELDS,
     GenerateRequest,
@@ -31,26 +32,26 @@ logger = logging.getLogger(__name__)
 
 
 class Tally(Protocol):
-    """Whoever counts what became of replies."""
+    """Counts verdicts."""
 
     def count(self, verdicts: Sequence[Verdict]) -> None:
-        """Take note of those of one request."""
+        """Count the verdicts on the replies of one request."""
 
 
-class _Generation:
-    """One of the generations of a request: what was asked for, and what has come of it."""
+class _ExpectedReply:
+    """One generation of a request: what was asked for, and what has come of it."""
 
     def __init__(
         self,
         recorder: Recorder,
         prompt: Prompt,
-        asked: Asked,
+        asked: Expectation,
         hint: RouteHint | None,
         *,
         drop_logprobs: bool,
         trajectory: bool,
     ) -> None:
-        """`hint`: what was told of its prompt to whoever chose the worker; None if nothing was."""
+        """`hint`: where the routing policy learned of the prompt; None if it did not."""
         self._recorder = recorder
         self._prompt = prompt
         self._asked = asked
@@ -62,7 +63,7 @@ class _Generation:
         self.verdict: Verdict | None = None
 
     def whole(self, raw: bytes | Raw) -> bytes | Raw:
-        """Record a reply that came in one piece; returns what the client gets to see of it."""
+        """Record a reply that came in one piece, and return what the client sees of it."""
         bare = raw
         try:
             reply, bare = read_reply(raw)
@@ -72,16 +73,16 @@ class _Generation:
         return self._shown(raw, self.verdict, bare if self._drop else raw)
 
     def event(self, data: bytes) -> bytes | Raw:
-        """Take in an event of the stream; returns what the client gets to see of it."""
+        """Take an event of the stream, and return what the client sees of it."""
         self.streamed.feed(data)
         if self.streamed.finished and self.verdict is None:
-            # Before the client can know that it is over: it may ask for its tokens at once.
+            # Recorded before the client sees the end, because it may ask for its tokens at once.
             self.close()
             return self._shown(data, self.verdict, data)
         return self._shown(data, None, data)
 
     def close(self) -> None:
-        """The stream is over, in whatever way: record what came."""
+        """Record what has come of a stream, however it ended."""
         if self.verdict is None:
             try:
                 reply = self.streamed.reply()
@@ -94,7 +95,6 @@ class _Generation:
                 self.verdict = Verdict("no", "no tokens were sampled", self.streamed.error or "a stream without events")
 
     def record(self, reply: Reply) -> None:
-        """Remember a reply."""
         if self._hint is not None and self._hint.replied is not None:
             self._hint.replied(reply.ids)
         try:
@@ -106,9 +106,9 @@ class _Generation:
             self.verdict = Verdict("no", INTERNAL_ERROR)
 
     def _shown(self, raw: bytes | Raw, verdict: Verdict | None, bare: bytes | Raw) -> bytes | Raw:
-        """Without what only we asked for, with what the client asked of us; as it came if it cannot be edited.
+        """Return a reply without the fields that only the router asked for, and with those that the client wants of the router.
 
-        `bare` is what to edit: `raw`, less what is dropped in any case.
+        A reply that cannot be edited stays as it came. `bare` is what to edit: `raw`, without what is dropped in any case.
         """
         add = None
         if self._trajectory and verdict is not None and verdict.generation is not None:
@@ -117,7 +117,7 @@ class _Generation:
             add = {"trajectory": msgspec.json.encode(found)}
         if not self._drop and add is None:
             return raw
-        # Short are events of which a part is known, and which lose their logprobs in any case.
+        # An event whose beginning is known can be cut short, if its logprobs are dropped in any case.
         news = self.streamed.news if self._drop else None
         try:
             if news is not None:
@@ -147,10 +147,10 @@ class Responder:
         self._counted = False
         sent_at = recorder.judge.workers.moment()
         self._generations = [
-            _Generation(
+            _ExpectedReply(
                 recorder,
                 prompt,
-                Asked(
+                Expectation(
                     len(prompt.ids),
                     options.skips_special,
                     force_logprobs or options.logprobs,
@@ -167,7 +167,7 @@ class Responder:
         ]
 
     def head(self, start: Message, *, stream: bool) -> Message | None:
-        """Return the head of a stream, of which nothing is known yet. Anything else waits until it is recorded."""
+        """Return the head of a stream, whose verdicts are still open. Anything else waits until it is recorded."""
         worker = dict(start["headers"]).get(b"x-router-worker", b"").decode("latin-1")
         for generation in self._generations:
             generation.worker = worker
@@ -175,14 +175,12 @@ class Responder:
         return self._with_headers(start, "pending") if stream else None
 
     def event(self, data: bytes) -> bytes | Raw:
-        """Record an event of a stream, and return what the client sees of it."""
         if not data.startswith(b"{"):
             return data
         number = event_index(data) if self._listed else 0
         return self._generations[number].event(data) if 0 <= number < len(self._generations) else data
 
     async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        """Record a reply in one piece, and return what the client sees of it."""
         if start["status"] == 200:
             body = await self._recorded(body)
         else:
@@ -193,7 +191,7 @@ class Responder:
         return self._with_headers(start, summary(verdicts)), body
 
     def close(self) -> None:
-        """The reply is over, whether it came to its end or not: record what was streamed, count what became of it."""
+        """End the reply, complete or not: record what was streamed, and count the verdicts once."""
         if self._streaming:
             for generation in self._generations:
                 generation.close()
@@ -220,10 +218,10 @@ class Responder:
         headers = [h for h in start["headers"] if h[0] != b"content-length"]
         headers += [
             (b"x-radix-recorded", recorded.replace("\n", " ").encode("latin-1", "replace")),
-            (b"x-radix-reused-tokens", b"%d" % sum(prompt.reused for prompt in self._prompts)),
-            (b"x-radix-prompt-tokens", b"%d" % sum(len(prompt.ids) for prompt in self._prompts)),
+            (b"x-radix-reused-tokens", b"%d" % sum([prompt.reused for prompt in self._prompts])),
+            (b"x-radix-prompt-tokens", b"%d" % sum([len(prompt.ids) for prompt in self._prompts])),
         ]
-        reasons = dict.fromkeys(reason for prompt in self._prompts for reason in prompt.match.reasons)
+        reasons = dict.fromkeys(itertools.chain.from_iterable([prompt.reasons for prompt in self._prompts]))
         if reasons:
             headers.append((b"x-radix-reasons", ", ".join(reasons).encode()))
         return {**start, "headers": headers}

@@ -205,7 +205,7 @@ def replies_to_add(
             listed[generation.span] = generation
     inside: set[TokenSpan] = set()
     for span in listed:
-        inside.update(part for part, take in links(span.parent, span.take) if take == len(part))
+        inside.update(part for part, take in links(span.parent, span.take) if take == part.count)
     return sorted((one for span, one in listed.items() if span not in inside), key=lambda one: one.serial)
 
 
@@ -222,7 +222,7 @@ class SharedMask:
         self._note(0, ((turn.span, turn.end - turn.start) for turn in first.turns))
         for number, generation in enumerate(others, 1):
             span = generation.span
-            self._note(number, ((part, take) for part, take in links(span, len(span)) if part.sampled))
+            self._note(number, ((part, take) for part, take in links(span, span.count) if part.sampled))
 
     def _note(self, number: int, turns: Iterable[tuple[TokenSpan, int]]) -> None:
         for span, size in turns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +20,7 @@ from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import Generation
 from middleware_hub.sessions.turn.turns import Turns
 from router.engines.sglang.worker_request import new_rid
-from router.http.asgi import HeaderList, send_json
+from router.http.asgi import HeaderList, first_values, send_json
 from router.http.disconnect import ClientConnection
 
 PING_SECONDS = 15.0
@@ -40,8 +41,7 @@ class Chats:
         """Serve one turn whose body has been read. Raises RouterError only before anything is sent."""
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
-        # The first value of each header.
-        headers = {bytes(name): bytes(value).decode("latin-1") for name, value in reversed(scope["headers"])}
+        headers = {name: value.decode("latin-1") for name, value in first_values(scope).items()}
         parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
         idempotency = headers.get(b"idempotency-key")
         key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)
@@ -72,25 +72,17 @@ class Chats:
             session.trie.abandon(handle)
 
 
+@dataclass(slots=True)
 class _ChatReply:
     """The reply of one exchange to one client."""
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        session: Session,
-        request: ChatRequest,
-        exchange: Exchange,
-        client: ClientConnection,
-        send: Send,
-    ) -> None:
-        self._dialect = dialect
-        self._session = session
-        self._request = request
-        self._exchange = exchange
-        self._client = client
-        self._send = send
-        self._began = int(time.time())
+    _dialect: Dialect
+    _session: Session
+    _request: ChatRequest
+    _exchange: Exchange
+    _client: ClientConnection
+    _send: Send
+    _began: int = field(default_factory=lambda: int(time.time()))
 
     def _head(self) -> ReplyHead:
         return ReplyHead(self._exchange.generations[0].id, self._began, self._request.model or "default")

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-
-class Held(Protocol):
-    """Knows how much the sessions hold."""
-
-    tokens: int
-
-    @property
-    def nodes(self) -> int: ...
-
-    @property
-    def samples(self) -> int: ...
-
-    def __len__(self) -> int: ...
+_HELD = {
+    "tito_sessions_open": "Sessions held",
+    "tito_sessions_nodes": "Messages held by sessions",
+    "tito_sessions_samples": "Sampled turns held by sessions",
+    "tito_sessions_tokens": "Tokens held by sessions",
+}
 
 
 class SessionMetrics:
@@ -85,17 +75,7 @@ class SessionMetrics:
             buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
         )
 
-    def watch(self, held: Held) -> None:
-        """Register gauges of what the sessions hold."""
-        self._registry.register(_HeldCollector(held))
-
-
-class _HeldCollector(Collector):
-    def __init__(self, held: Held) -> None:
-        self._held = held
-
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("tito_sessions_open", "Sessions held", value=len(self._held))
-        yield GaugeMetricFamily("tito_sessions_nodes", "Messages held by sessions", value=self._held.nodes)
-        yield GaugeMetricFamily("tito_sessions_samples", "Sampled turns held by sessions", value=self._held.samples)
-        yield GaugeMetricFamily("tito_sessions_tokens", "Tokens held by sessions", value=self._held.tokens)
+    def watch(self, *held: Callable[[], float]) -> None:
+        """Register gauges that read how many sessions, messages, sampled turns and tokens are held."""
+        for (name, text), read in zip(_HELD.items(), held, strict=True):
+            Gauge(name, text, registry=self._registry).set_function(read)

@@ -44,7 +44,7 @@ class SessionRegistry:
         self._anonymous: dict[tuple[str, str], AnonymousSession] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.tokens = 0
-        metrics.watch(self)
+        metrics.watch(lambda: len(self), lambda: self.nodes, lambda: self.samples, lambda: self.tokens)
 
     def __len__(self) -> int:
         return len(self._sessions)

@@ -126,6 +126,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         request_ids: names of a sampled reply: the client's `rid`, SGLang's `meta_info.id`.
         finish: how a sampled reply ended: `stop`, `length`, or `abort` for every reply that was cut short.
         offset: tokens of the chain before this span; computed.
+        count: tokens of this span; computed.
         users: spans, generations and requests in progress that build on this span (kept by `RadixTree`).
         owner: what the tree checks when `users` falls (a Generation, or the node of a context).
     """
@@ -143,13 +144,14 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
     request_ids: tuple[str, ...] = ()
     finish: str = ""
     offset: int = 0
+    count: int = 0
     users: int = 0
     owner: Any = None
 
     def __post_init__(self) -> None:
-        count = len(self.ids) // ID_BYTES
-        assert self.parent is None or 0 <= self.take <= len(self.parent)
-        assert self.logprobs is None or (self.sampled and len(self.logprobs) in (4 * count, 8 * count))
+        self.count = count = len(self.ids) // ID_BYTES
+        assert self.parent is None or 0 <= self.take <= self.parent.count
+        assert self.logprobs is None or (self.versions is not None and len(self.logprobs) in (4 * count, 8 * count))
         assert isinstance(self.versions, str | None) or (self.versions and self.versions[-1][1] == count)
         assert self.ends is None or len(self.ends) == len(self.ids)
         if self.parent is not None:
@@ -158,7 +160,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
             self.visible = count
 
     def __len__(self) -> int:
-        return len(self.ids) // ID_BYTES
+        return self.count
 
     def __repr__(self) -> str:
         kind = "context" if self.versions is None else f"sampled under {self.versions!r}"

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -40,6 +41,14 @@ class Own(NamedTuple):
     text: str
 
 
+class Short(NamedTuple):
+    """A short conversation as a template renders it: its messages, their text, and the generation prompt behind that."""
+
+    messages: list[Message]
+    text: str
+    prompt: str
+
+
 _ASKING: tuple[list[Message], ...] = (
     SHORT,
     [*SHORT, ONE, RESULT],
@@ -65,7 +74,7 @@ class TurnForms(Renderer):
         named = sorted((token for token in special_tokens.values() if isinstance(token, str) and token), key=len)
         self._special = re.compile("|".join([*map(re.escape, reversed(named)), _SPECIAL_LOOK]))
         self._owns: dict[tuple[object, ...], Own] = {}
-        self._scaffolds: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._shorts: dict[tuple[object, ...], tuple[Short, ...]] = {}
         self._openings: dict[tuple[object, ...], frozenset[str]] = {}
         self._asked_before: tuple[str, ...] = ()
         """Generation prompts that no short conversation shows, the last ones first."""
@@ -83,18 +92,7 @@ class TurnForms(Renderer):
 
     def scaffolds(self, tools: Tools, options: Options) -> tuple[str, ...]:
         """Return all generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
-        key = (options_key(options), bool(tools))
-        found = self._scaffolds.get(key)
-        if found is None:
-            kinds: dict[str, None] = {}
-            for before in _ASKING:
-                try:
-                    kinds[self._asked(before, tools, options)[1]] = None
-                except (BadRequestError, RenderingError):
-                    continue
-            found = tuple(kinds)
-            remember(self._scaffolds, key, found)
-        return found
+        return tuple(dict.fromkeys(short.prompt for short in self._short(tools, options)))
 
     def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
         """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered.
@@ -127,8 +125,8 @@ class TurnForms(Renderer):
     def every_scaffold(self) -> Sequence[str]:
         """Return all generation prompts that were requested, with any options, the last ones first."""
         # A copy, because this may run in a thread while the event loop adds to it.
-        known = list(self._scaffolds.values())
-        return list(dict.fromkeys(one for found in reversed(known) for one in found))
+        known = list(self._shorts.values())
+        return list(dict.fromkeys(short.prompt for found in reversed(known) for short in found))
 
     def header(self, tools: Tools, options: Options) -> str:
         """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
@@ -137,6 +135,20 @@ class TurnForms(Renderer):
         for other in others:
             first = first[: _alike(first, other)]
         return first
+
+    def _short(self, tools: Tools, options: Options) -> tuple[Short, ...]:
+        """Return those conversations behind which a model is asked to speak that the template takes. Remembered."""
+        key = (options_key(options), bool(tools))
+        found = self._shorts.get(key)
+        if found is None:
+            shorts = []
+            for before in _ASKING:
+                with contextlib.suppress(BadRequestError, RenderingError):
+                    front = [self._plain(message) for message in before]
+                    shorts.append(Short(front, *self._asked(before, tools, options)))
+            found = tuple(shorts)
+            remember(self._shorts, key, found)
+        return found
 
     def _asked(self, before: Messages, tools: Tools, options: Options) -> tuple[str, str]:
         """Return a rendering of these messages, and the generation prompt behind it."""
@@ -162,18 +174,16 @@ class TurnForms(Renderer):
             turn = self._marked(calls, own.place if own else "content", self._sentinel)
             answers = [{**RESULT, "tool_call_id": call.get("id"), "name": call["function"]["name"]} for call in calls]
             openings: set[str] = set()
-            for before in _ASKING:
-                for behind in ([], [ASKED]):
-                    after = [self._plain(message) for message in (*answers, *behind)]
+            for behind in ([], [ASKED]):
+                after = [self._plain(message) for message in (*answers, *behind)]
+                for short in self._short(tools, options):
                     try:
-                        head, _ = self._asked(before, tools, options)
-                        front = [self._plain(message) for message in before]
-                        text = self._render([*front, turn, *after], [TOOL] if tools else None, options)
+                        text = self._render([*short.messages, turn, *after], [TOOL] if tools else None, options)
                     except (BadRequestError, RenderingError):
                         continue
                     first = text.find(self._sentinel)
-                    if text.startswith(head) and first >= len(head):
-                        openings.add(text[len(head) : first])
+                    if text.startswith(short.text) and first >= len(short.text):
+                        openings.add(text[len(short.text) : first])
             found = frozenset(openings)
             remember(self._openings, key, found)
         return found

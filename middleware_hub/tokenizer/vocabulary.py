@@ -138,7 +138,7 @@ class Vocabulary:
         if span.ends is not None:
             return np.frombuffer(span.ends, dtype=np.int32)
         if span.flags & SpanFlag.WHOLE:
-            return np.full(len(span), span.width, dtype=np.int32)
+            return np.full(span.count, span.width, dtype=np.int32)
         table = self._within(np.frombuffer(span.ids, dtype=np.int32))
         widths = self._begun[table]
         if span.flags & SpanFlag.SKIPS_SPECIAL:

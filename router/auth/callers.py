@@ -1,4 +1,4 @@
-"""Who a request comes from, as far as its key tells."""
+"""Who sent a request, as its key says."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """What a request may do, and for whom it is done.
+    """The owner and the rights of a request.
 
     Attributes:
         tenant: whose texts are read and written.
-        admin: may change the fleet, and what belongs to all.
-        confined: knows no generations but those of its tenant. Else a request id means whoever has it.
+        admin: may change the fleet, and what all tenants share.
+        confined: sees only the generations of its tenant. Otherwise a request id means any generation of that id.
     """
 
     tenant: str = ""
@@ -20,4 +20,4 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 ANYBODY = Caller()
-"""Where there are no keys, everybody may do everything."""
+"""The caller where there are no keys: it may do everything."""

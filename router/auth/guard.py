@@ -1,4 +1,4 @@
-"""Who may: the check of keys in front of everything, and whose request it is from there on."""
+"""The check of keys in front of everything. It also says whose request it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UnauthorizedError(RouterError):
 
 
 class ApiKeyGuard:
-    """Lets a request in if its key (`Authorization: Bearer`) has the right to do what it wants, and notes whose it is."""
+    """Lets a request in if its key (`Authorization: Bearer`) has the right that its path wants, and notes its tenant."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
@@ -42,7 +42,7 @@ class ApiKeyGuard:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises UnauthorizedError, ForbiddenError, and BadRequestError for a tenant that there is not."""
+        """Serve one connection. Raises UnauthorizedError, ForbiddenError, and BadRequestError for an unknown tenant."""
         if scope["type"] != "lifespan":
             right = needed(scope.get("method", "GET"), scope["path"])
             if right is not Right.FREE:
@@ -72,7 +72,7 @@ class ApiKeyGuard:
 
 
 def _key_of(scope: Scope) -> bytes:
-    """The key that came along: as a bearer's, or in the way of Anthropic's clients."""
+    """Return the key of a request: a bearer token, or `x-api-key` as Anthropic's clients send it."""
     scheme, _, given = (header(scope, b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
         return given.strip().encode("latin-1")
@@ -80,6 +80,6 @@ def _key_of(scope: Scope) -> bytes:
 
 
 def _of(scope: Scope, caller: Caller) -> Scope:
-    """Return the scope as this caller's, without the header that is no worker's business."""
+    """Return the scope as this caller's, without the header that workers must not see."""
     request_state(scope).record.tenant = caller.tenant
     return {**with_state(scope, caller=caller), "headers": [pair for pair in scope["headers"] if pair[0] != ACT_AS]}

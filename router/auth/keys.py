@@ -1,4 +1,4 @@
-"""The keys that let requests in, and the tenant that each of them names."""
+"""The keys that let requests in, and the tenant that each key names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WRITABLE = re.compile(r"[!-~]+")
 class Keys:
     """`--api-key [TENANT:]KEY` and `--admin-key KEY`.
 
-    Kept are digests: they are all of one length, so that comparing takes the same time for all of them.
+    Only digests are kept. They have one length, so a comparison always takes the same time.
     """
 
     def __init__(self, api_keys: Iterable[str] = (), admin_keys: Iterable[str] = ()) -> None:
-        """Raises BadRequestError for a key that no header can carry, and for one that means two things."""
+        """Raises BadRequestError for a key that no header can carry, and for a key with two meanings."""
         self._tenants: dict[bytes, str] = {}
         for given in api_keys:
             name, key = _split(given)
@@ -40,21 +40,21 @@ class Keys:
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Their names, each once."""
+        """The names of the tenants, each once."""
         return tuple(dict.fromkeys(self._tenants.values()))
 
     @property
     def have_admin(self) -> bool:
-        """Whether changing the fleet takes a key of its own."""
+        """Whether a change of the fleet takes a key of its own."""
         return bool(self._admins)
 
     @property
     def several(self) -> bool:
-        """Whether requests of more than one tenant come in; an admin's own are of none."""
+        """Whether there is more than one tenant; the admin counts as one."""
         return len(self.tenants) + self.have_admin > 1
 
     def identify(self, key: bytes) -> Caller | None:
-        """Whose key this is; None if it is nobody's. However many there are, each of them is looked at."""
+        """Return the owner of a key, or None. All keys are compared, so the time says nothing about the key."""
         digest = _digest(key)
         admin = sum(hmac.compare_digest(digest, known) for known in self._admins)
         names = [name for known, name in self._tenants.items() if hmac.compare_digest(digest, known)]
@@ -63,12 +63,12 @@ class Keys:
         return Caller(names[0], admin=not self.have_admin, confined=self.several) if names else None
 
     def anonymous(self) -> Caller | None:
-        """Who comes without a key, where only admins have one: None where tenants have."""
+        """Return the caller without a key where only admins have keys; None where tenants have keys."""
         return None if self._tenants else Caller(admin=False, confined=True)
 
 
 def _split(given: str) -> tuple[str, str]:
-    """The tenant and the key. A key without a tenant is one of its own, called by something that does not give it away."""
+    """Return the tenant and the key. A key without a tenant is a tenant of its own, named by a digest that hides the key."""
     matched = _NAMED.fullmatch(given)
     assert matched is not None
     name, key = matched.groups()

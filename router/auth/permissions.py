@@ -1,12 +1,13 @@
-"""Which key a path wants.
+"""Which key a path needs.
 
-What is not the router's own goes to a worker as it is, and a worker's paths are many: some write files, load weights, start
-profilers, or tell what the worker was started with, its own key and command line included (`/server_info`). A list of what is
-forbidden would have a hole with every release. So this is a list of what a tenant may do, and everything else takes an admin
-key; also the paths of a middleware of your own, which are to be added here.
+A path that is not the router's own goes to a worker as it is. Workers have many paths: some write files, load weights, start
+profilers, or show how the worker was started, its own key and command line included (`/server_info`). A list of forbidden paths
+would have a hole with every release. So this is a list of what a tenant may do, and everything else takes an admin key. Add the
+paths of a middleware of your own here.
 
-Left out though they look harmless: `/open_session` and `/close_session`, `/v1/responses/{id}`: a worker keeps these for
-whoever names them. What a worker tells of its load, its caches and its corpora is everybody's.
+Some paths are left out although they look harmless: `/open_session`, `/close_session` and `/v1/responses/{id}`, because a
+worker serves them to anybody who knows the id. Reports on its load, caches
+and corpora belong to all tenants.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ import enum
 
 
 class Right(enum.Enum):
-    """What a request has to be allowed."""
+    """The right that a request needs."""
 
     FREE = "free"
-    """Nothing: whoever watches over the process has no key."""
+    """None: what monitors the process has no key."""
     USE = "use"
-    """To generate, and to ask for what one has generated. Wants a key where there are keys of tenants."""
+    """To generate, and to retrieve one's own generations. Needs a key where tenants have keys."""
     READ = "read"
-    """To see how the fleet is. Wants any key where there are keys."""
+    """To see the state of the fleet. Needs any key where there are keys."""
     ADMIN = "admin"
-    """To change the fleet, or to see what others do. Wants an admin key where there are such."""
+    """To change the fleet, or to see what others do. Needs an admin key where there are admin keys."""
 
 
 FREE = frozenset({"/liveness", "/readiness", "/health"})
 
 USE = frozenset(
     {
-        # Our own. What an abort means is decided by its body: without a request id it is an admin's.
+        # Our own. The body of an abort decides: without a request id it takes an admin key.
         "/generate",
         "/retrieve_from_text",
         "/radix_tree/explain",
@@ -93,11 +94,11 @@ OWN_ADMIN = frozenset(
         "/unload_lora_adapter",
     }
 )
-"""Routes of the router's own that are in no list above because they are not to be: a new one has to be put somewhere."""
+"""The router's own routes that need an admin key. A test wants each new route in one of these lists."""
 
 
 def needed(method: str, path: str) -> Right:
-    """The right that a request wants. `path` is the decoded one; nothing but these very spellings of it is known."""
+    """Return the right that a request needs. `path` is decoded; only these exact spellings are known."""
     if path in USE:
         return Right.USE
     if path in FREE:
@@ -107,7 +108,7 @@ def needed(method: str, path: str) -> Right:
     if path == "/workers" or path.startswith("/workers/"):
         return Right.READ if method in ("GET", "HEAD") else Right.ADMIN
     if path == "/sessions" or (path.startswith("/sessions/") and ".." not in path.split("/")):
-        return Right.USE  # of its tenant's own; where there are no sessions, no worker knows such a path
+        return Right.USE  # a tenant sees only its own sessions; without sessions, no worker knows the path
     if path.startswith("/v1/models/") and ".." not in path.split("/"):
         return Right.USE  # a name may have slashes in it
     return Right.ADMIN

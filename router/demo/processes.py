@@ -23,34 +23,30 @@ class StartError(RuntimeError):
 
 
 @contextlib.contextmanager
-def fleet(
-    folder: Path,
-    *,
-    workers: int,
-    port: int = 0,
-    worker_flags: Sequence[str] = (),
-    router_flags: Sequence[str] = (),
-) -> Iterator[str]:
-    """Run workers and a router in front of them for the length of the block; yield the router's URL.
+def workers(folder: Path, count: int) -> Iterator[list[str]]:
+    """Run `tito-router demo-worker` `count` times for the length of the block; yield the URLs.
 
-    Args:
-        folder: for their logs.
-        workers: how many; the k-th has the seed k.
-        port: the router's; 0 takes a free one.
-        worker_flags: of each worker, besides port and seed.
-        router_flags: of the router, besides port, tokenizer, policy and workers.
-
-    Raises:
-        StartError: one of them did not start.
+    `folder` is for their logs. Raises StartError.
     """
     with contextlib.ExitStack() as stack:
-        starting = []
-        for number in range(workers):
-            flags = ["demo-worker", *worker_flags, "--port", "0", "--seed", str(number)]
-            starting.append(stack.enter_context(_running(flags, folder / f"worker-{number}.log")))
-        flags = [*router_flags, "--port", str(port), "--tokenizer-path", str(shipped_tokenizer())]
-        flags += ["--policy", "round_robin", "--shutdown-grace", "5", "--worker-urls", *(url() for url in starting)]
-        yield stack.enter_context(_running(flags, folder / "router.log"))()
+        starting = [
+            stack.enter_context(
+                _running(["demo-worker", "--port", "0", "--seed", str(number)], folder / f"worker-{number}.log")
+            )
+            for number in range(count)
+        ]
+        yield [url() for url in starting]
+
+
+@contextlib.contextmanager
+def router(folder: Path, worker_urls: Sequence[str], *, port: int = 0, flags: Sequence[str] = ()) -> Iterator[str]:
+    """Run a router in front of these workers for the length of the block; yield its URL.
+
+    `folder` is for its log, and port 0 takes a free one. Raises StartError.
+    """
+    flags = [*flags, "--port", str(port), "--tokenizer-path", str(shipped_tokenizer()), "--policy", "round_robin"]
+    with _running([*flags, "--shutdown-grace", "5", "--worker-urls", *worker_urls], folder / "router.log") as url:
+        yield url()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from tokenizers import Tokenizer
 
-from router.demo.processes import fleet
+from router.demo.processes import router, workers
 from router.demo.report import example, table, transcript
 from router.demo.respelling import Speller
 from router.demo.rollout import call, play
@@ -36,7 +36,7 @@ def show(args: argparse.Namespace, folder: Path) -> int:
     out = console()
     out.print(f"starting {args.workers} workers and a router ...")
     port = args.port if args.port is not None else SERVE_PORT if args.serve else 0
-    with fleet(folder, workers=args.workers, port=port) as url:
+    with workers(folder, args.workers) as urls, router(folder, urls, port=port) as url:
         return _serve(out, url) if args.serve else _play(out, url, args.conversations, args.turns)
 
 

@@ -10,10 +10,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from router.embedded.models.ngram import shipped_tokenizer
+from router.embedded.options import WorkerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,6 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--incremental-streaming-output", action="store_true", help="events have only what is new")
     parser.add_argument(
-        "--journal", type=Path, metavar="DIR", help="at its end, write what it read and sampled to DIR/<port>.jsonl"
-    )
-    parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(%(default)s)"
     )
     return parser
@@ -94,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     logging.getLogger("uvicorn.error").setLevel("WARNING")
 
-    from router.embedded.worker import EmbeddedWorker, WorkerOptions  # slow to import: not for --help
+    from router.embedded.worker import EmbeddedWorker  # slow to import: not for --help
 
     pace = args.tokens_per_second if args.tokens_per_second is not None else 0 if args.scripted else _PACE
     over = threading.Event()
@@ -108,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         weight_version=args.weight_version,
         context_length=args.context_length,
         token_delay=1 / pace if pace else 0.0,
-        keep_log=args.journal is not None,
+        keep_log=False,
         on_death=lambda _reason: over.set(),
         new_loop=_new_loop(),
     )
@@ -124,8 +121,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     over.wait()
     dead = worker.dead
     worker.__exit__()
-    if args.journal is not None:
-        worker.journal.write(args.journal / f"{worker.port}.jsonl")
     if dead is not None:
         flags.exit(1, f"{flags.prog}: killed by {dead}, as an SGLang worker would have been\n")
     flags.exit(0)

@@ -21,72 +21,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from router.embedded.engine.engine import Engine, EngineJob
-from router.embedded.engine.faults import Fault
 from router.embedded.engine.generated_reply import GeneratedReply
 from router.embedded.engine.records import Journal
 from router.embedded.engine.sample import ReplyRequest, Sample
-from router.embedded.engine.script import Finish, Script
+from router.embedded.engine.script import Fault, Finish, Script
 from router.embedded.engine.source import Source
 from router.embedded.http.app import EngineApp
 from router.embedded.http.control import Control
 from router.embedded.http.generate import GenerateHandler
 from router.embedded.http.serve import RestartableServer
-from router.embedded.http.wire import StreamStyle, Wire
+from router.embedded.http.wire import Wire
 from router.embedded.loop_thread import LoopThread
 from router.embedded.models.ngram import NGramModel, shipped_tokenizer
 from router.embedded.models.noise import NoiseSource
 from router.embedded.models.pool import Pool, PooledReply
 from router.embedded.models.sampler import ModelSource
 from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What a worker is set up with.
-
-    Attributes:
-        scripted: cut replies out of a pool, for measuring load.
-        host: where to listen.
-        port: 0 takes a free one.
-        stream_style: cumulative (the default of SGLang), incremental (`--incremental-streaming-output`), or mixed (up to 0.5.5:
-            `output_ids` are deltas, the rest is cumulative).
-        stream_interval: tokens per event.
-        seed: of what is sampled; the k-th sample of a worker is the same in every run.
-        eos_share: of noise: the probability of the EOS at each place.
-        sample_from: of noise: the ids to sample from.
-        weight_version: the first version.
-        version_spans: False leaves `weight_versions` out, as before 0.5.19.
-        context_length: longer prompts are refused.
-        health_timeout: seconds that `/health` waits for a paused engine before it answers 503.
-        token_delay: seconds per token.
-        keep_log: False keeps neither `log` nor `calls`, for a worker that serves for long.
-        on_death: called with the reason, in the worker's thread, when a request has killed the worker.
-        new_loop: makes its event loop.
-    """
-
-    scripted: bool = False
-    host: str = "127.0.0.1"
-    port: int = 0
-    stream_style: StreamStyle = "cumulative"
-    stream_interval: int = 1
-    seed: int = 0
-    eos_share: float = 0.0
-    sample_from: tuple[int, ...] | None = None
-    weight_version: str = "default"
-    version_spans: bool = True
-    context_length: int = 32768
-    health_timeout: float = 20.0
-    token_delay: float = 0.0
-    keep_log: bool = True
-    on_death: Callable[[str], object] | None = None
-    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+from router.embedded.options import WorkerOptions
 
 
 class EmbeddedWorker:
@@ -99,7 +57,6 @@ class EmbeddedWorker:
         changes: options that differ from these, by name.
 
     Attributes:
-        journal: what `log` and `calls` are parts of.
         log: a record of each generation.
         calls: a record of each other request.
         wire: `stream_style` and `version_spans` can be changed while it serves.
@@ -113,32 +70,16 @@ class EmbeddedWorker:
         self.vocabulary = load_vocabulary(self.tokenizer_path)
         self.dead: str | None = None  # the reason, if a request killed the worker
         self._options = options = replace(options or WorkerOptions(), **changes)
-        self.journal = Journal(keep=options.keep_log)
-        self.log = self.journal.generations
-        self.calls = self.journal.requests
-        self._engine = Engine(
-            _sampler(self.tokenizer_path, self.vocabulary, options),
-            weight_version=options.weight_version,
-            stream_interval=options.stream_interval,
-            token_delay=options.token_delay,
-        )
-        self.wire = Wire(self.vocabulary, stream_style=options.stream_style, version_spans=options.version_spans)
-        self.control = Control(
-            self._engine,
-            self.wire,
-            tokenizer_path=self.tokenizer_path,
-            context_length=options.context_length,
-            health_timeout=options.health_timeout,
-        )
+        self._journal = Journal(keep=options.keep_log)
+        self.log = self._journal.generations
+        self.calls = self._journal.requests
+        self._engine = Engine(_sampler(self.tokenizer_path, self.vocabulary, options), options)
+        self.wire = Wire(self.vocabulary, options)
+        self.control = Control(self._engine, self.wire, self.tokenizer_path, options)
         generate = GenerateHandler(
-            self._engine,
-            self.wire,
-            self.journal,
-            self.vocabulary,
-            options.context_length,
-            reset=lambda client: self._server.reset(client),
+            self._engine, self.wire, self._journal, self.vocabulary, options, lambda client: self._server.reset(client)
         )
-        app = EngineApp(self._engine, self.journal, generate, self.control, self._die)
+        app = EngineApp(self._engine, self._journal, generate, self.control, self._die)
         self._server = RestartableServer(app, options.host, options.port)
         self._thread: LoopThread | None = None
 

@@ -1,12 +1,12 @@
-"""Calls that mean all workers at once: abort, pause, weights. And the abort of what nobody waits for any more.
+"""Calls that mean all workers: abort, pause, weights. And the abort of generations that nobody waits for any more.
 
-Sent to one worker, `/pause_generation` or a new weight version would leave the fleet in two minds. So these calls go to every
-worker of the pool, draining ones too, and the answer holds each of theirs. All are told at the same time, for a transfer of
-weights may need all of them at once; those whose last probe was bad come last (`router/generate/fleet_calls.py`).
+Sent to one worker, `/pause_generation` or a new weight version would divide the fleet. So these calls go to every worker of the
+pool, draining ones too, and the answer holds the answers of all. All workers get the call at the same time, because a transfer
+of weights may need all of them at once; those whose last probe was bad come last (`router/generate/fleet_calls.py`).
 
-Updates of weights reach the workers one after the other, in the order in which they came: two at once would leave some workers
-with the one and some with the other. A call that has begun goes on when its client leaves, for half of an update is worse than
-one that nobody waits for.
+Weight updates reach the workers one after the other, in the order in which they came: two at once would leave some workers with
+one version and some with the other. A call that has begun goes on when its client leaves: half of an update is worse than an
+update that nobody waits for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from router.engines.sglang.json import JSON_ERRORS, parse_object
 from router.engines.sglang.request import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
-from router.generate.fleet_calls import Answer, Call, Teller
+from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.asgi import ByMethod, Handler, HeaderList, read_json, request_headers, request_target, send_json
 from router.http.request_state import request_state
 from router.proxy.in_flight import GenerationsInFlight, InFlight
@@ -34,52 +34,53 @@ from router.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 ABORT_SECONDS = 10.0
-"""How long a worker is told about a client that left."""
+"""How long the abort of a generation whose client left may take."""
 
 ABORTS_AT_ONCE = 16
-"""Generations of one request that a worker is told to end at the same time, each over a connection of its own."""
+"""Aborts of one request that are sent to a worker at the same time, each over a connection of its own."""
 
 RECALL_SECONDS = 1.0
-"""How long a request that goes elsewhere waits for its old worker to have heard of it. A well one answers in milliseconds."""
+"""How long a request that goes elsewhere waits for its old worker to answer the abort. A healthy one takes milliseconds."""
 
 
 _SHOWN = 100
 """Characters of a name in the log."""
 _NAMED = 8
-"""Workers that a message tells about; the list has all of them."""
+"""Workers that a message names; the list has all of them."""
 
 _UPDATES = ("/update_weight", "/begin_weight_update", "/end_weight_update")
 _TRANSFERS = (
     *("/update_weights_from_", "/begin_weight_update", "/end_weight_update"),
     *("/release_memory_occupation", "/resume_memory_occupation", "/load_lora_adapter", "/unload_lora_adapter"),
 )
-"""How the paths begin of what gives workers other weights, and of what may take any time."""
+"""Beginnings of the paths that change the weights, and of the paths that may take any time."""
 
 _WANT_AN_OBJECT = frozenset({"/pause_generation", "/continue_generation"})
-"""Paths whose options all have defaults, and of which SGLang refuses a call without a body all the same."""
+"""Paths whose options all have defaults. SGLang refuses a call without a body all the same."""
 
 
 class Fleet:
-    """The workers as one.
+    """All workers as one.
 
     Args:
-        pool: who they are.
-        teller: tells one of them.
-        max_body_bytes: the limit for the body of a call (weights can come in it).
+        pool: the workers.
+        sender: sends a call to one of them.
+        max_body_bytes: the limit for the body of a call (it may hold weights).
         forward_authorization: off where the header carries this router's own key.
     """
 
-    def __init__(self, pool: WorkerPool, teller: Teller, *, max_body_bytes: int, forward_authorization: bool) -> None:
+    def __init__(
+        self, pool: WorkerPool, sender: CallSender, *, max_body_bytes: int, forward_authorization: bool
+    ) -> None:
         self.in_flight = GenerationsInFlight()
         self._pool = pool
-        self._teller = teller
+        self._sender = sender
         self._updating = asyncio.Lock()
         self._max_body_bytes = max_body_bytes
         self._forward_authorization = forward_authorization
         self._aborts: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[Route]:
-        """The table of paths and methods."""
         everywhere: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
             "/pause_generation": ("POST", lambda body: body.get("mode", "abort") == "abort"),
             "/continue_generation": ("POST", _never),
@@ -104,7 +105,7 @@ class Fleet:
     async def abort_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """End generations by the id that the client knows, or all of them. None of them is sent again.
 
-        Raises BadRequestError for a body that is no object, and ForbiddenError for an end of all by somebody who may not.
+        Raises BadRequestError for a body that is no object, and ForbiddenError for an end of all without an admin key.
         """
         raw = await read_json(scope, receive, self._max_body_bytes)
         fields, body, caller = parse_object(raw), _object(raw), request_state(scope).caller
@@ -123,60 +124,60 @@ class Fleet:
         for one, position in meant:
             at_worker = one.rids.get(position)
             if one.worker is not None and at_worker is not None:
-                told = {**fields, "rid": at_worker} if caller.admin else {"rid": at_worker}
-                calls.append(self._teller.tell(one.worker, self._abort_call(scope, told)))
+                body = {**fields, "rid": at_worker} if caller.admin else {"rid": at_worker}
+                calls.append(self._sender.send(one.worker, self._abort_call(scope, body)))
         if meant or caller.confined:
             await _answer(send, await asyncio.gather(*calls))
         else:
             logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid[:_SHOWN])
-            # Nobody here knows it: a sample of a group, or a generation that came past this router.
+            # The router does not know it: a sample of a group, or a generation that did not come through this router.
             await self.everywhere(scope, send, raw)
 
     async def everywhere(self, scope: Scope, send: Send, body: bytes, *, aborts: bool = False) -> None:
-        """Send a call to every worker. `aborts`: what they have is to end. Raises NoWorkerError if there is none."""
+        """Send a call to every worker. `aborts`: all that is in flight is to end. Raises NoWorkerError without a worker."""
         path = scope["path"]
-        call = Call(
+        call = FleetCall(
             scope["method"],
             request_target(scope),
             self._headers(scope),
             body,
             transfer=path.startswith(_TRANSFERS),
             updates=path.startswith(_UPDATES),
-            lasting=path == "/continue_generation",  # a worker that hung may run the pause when it goes on
+            lasting=path == "/continue_generation",  # a worker that hung may still run the pause later
         )
         version = new_weight_version(body) if call.updates else None
         async with self._updating if call.updates else contextlib.nullcontext():
-            answers = await self._tell_all(call, aborts=aborts)
+            answers = await self._send_to_all(call, aborts=aborts)
             if version is not None:
-                # One that may have been restarted while others were waited for has the weights of its disk.
+                # A worker that may have restarted in the meantime has the weights of its disk.
                 same = {(worker.id, worker.doubts) for worker in self._pool.list()}
                 taken_by = {answer.id for answer in answers if answer.done and (answer.id, answer.doubts) in same}
-                told = {answer.id for answer in answers if answer.done or answer.unsure}
-                self._pool.new_version(version, taken_by, unsure=told - taken_by)
+                reached = {answer.id for answer in answers if answer.done or answer.unsure}
+                self._pool.new_version(version, taken_by, unsure=reached - taken_by)
         await _answer(send, answers)
 
-    async def _tell_all(self, call: Call, *, aborts: bool) -> list[Answer]:
-        """The answers, in the order of the pool."""
+    async def _send_to_all(self, call: FleetCall, *, aborts: bool) -> list[WorkerAnswer]:
+        """Return the answers, in the order of the pool."""
         workers = self._pool.list()
         if not workers:
             raise NoWorkerError("there is no worker to tell: add one with POST /add_worker?url=http://HOST:PORT")
         first = [worker for worker in workers if worker.complaint is None]
         last = [worker for worker in workers if worker.complaint is not None]
-        asked = {worker: asyncio.create_task(self._teller.tell(worker, call)) for worker in (*first, *last)}
+        asked = {worker: asyncio.create_task(self._sender.send(worker, call)) for worker in (*first, *last)}
         try:
-            # What comes while a worker is waited for that does nothing is not to end.
+            # What comes in while the router waits for the unhealthy ones is not to end.
             with self.in_flight.ending() if aborts else contextlib.nullcontext():
                 await asyncio.gather(*(asked[worker] for worker in first))
             return await asyncio.gather(*(asked[worker] for worker in workers))
         finally:
             for task in asked.values():
-                task.cancel()  # only where the router is stopped some are left
+                task.cancel()  # some are left only when the router is stopped
 
     def _headers(self, scope: Scope) -> HeaderList:
         return request_headers(scope, forward_authorization=self._forward_authorization)
 
     def abandon(self, in_flight: InFlight, scope: Scope) -> list[asyncio.Task[None]]:
-        """Nobody waits for a request any more: tell its worker, which would take seconds to notice. Returns what does so."""
+        """Abort a request that nobody waits for any more, which its worker would take seconds to notice. Return the tasks."""
         worker = in_flight.worker
         rids = [] if worker is None else self.in_flight.alone(in_flight.rids.values(), worker)
         if worker is None or not rids:
@@ -187,27 +188,27 @@ class Fleet:
         return [task]
 
     async def recall(self, in_flight: InFlight, scope: Scope) -> None:
-        """A request goes to another worker: the one that has it now is told to end it, and has a moment to say so."""
+        """Abort a request at its worker before it goes to another one, and give that a moment."""
         aborts = self.abandon(in_flight, scope)
         if aborts:
             await asyncio.wait(aborts, timeout=RECALL_SECONDS)
 
     async def close(self) -> None:
-        """Let the last aborts go out."""
+        """Wait a moment for the last aborts."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=1.0)
 
     async def _abort(self, worker: Worker, rids: Sequence[str], scope: Scope) -> None:
-        """Tell a worker to end the generations of one request, some of them at a time."""
+        """Abort the generations of one request at a worker, some of them at a time."""
         left, failed = iter(rids), []
 
-        async def tell() -> None:
+        async def send_some() -> None:
             for rid in left:
-                answer = await self._teller.tell(worker, self._abort_call(scope, {"rid": rid}), ABORT_SECONDS)
+                answer = await self._sender.send(worker, self._abort_call(scope, {"rid": rid}), ABORT_SECONDS)
                 if answer.status != 200:
                     failed.append(answer.failure)
 
-        await asyncio.gather(*(tell() for _ in range(min(ABORTS_AT_ONCE, len(rids)))))
+        await asyncio.gather(*(send_some() for _ in range(min(ABORTS_AT_ONCE, len(rids)))))
         if failed:
             logger.info(
                 "worker %s was not told to abort %d of %d generations: %s",
@@ -217,12 +218,12 @@ class Fleet:
                 failed[0],
             )
 
-    def _abort_call(self, scope: Scope, told: dict[str, Any]) -> Call:
-        return Call("POST", "/abort_request", self._headers(scope), msgspec.json.encode(told), lasting=True)
+    def _abort_call(self, scope: Scope, body: dict[str, Any]) -> FleetCall:
+        return FleetCall("POST", "/abort_request", self._headers(scope), msgspec.json.encode(body), lasting=True)
 
 
 class _Everywhere:
-    """One call to all, which ends all generations if `aborts` says so of its body."""
+    """A call to all workers, which ends all generations if `aborts(body)` says so."""
 
     def __init__(self, fleet: Fleet, aborts: Callable[[dict[str, Any]], bool]) -> None:
         self._fleet = fleet
@@ -246,9 +247,9 @@ def _aborts_all(body: dict[str, Any]) -> bool:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """A body as far as it is an object; whether it should be one is for the workers to say.
+    """Return a body as an object, {} if it is none: whether it should be one is for the workers to say.
 
-    Raises BadRequestError for what may be one, and is nested too deeply to tell.
+    Raises BadRequestError for JSON that is nested too deeply to be read.
     """
     try:
         value = msgspec.json.decode(body)
@@ -259,8 +260,8 @@ def _object(body: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-async def _answer(send: Send, answers: Sequence[Answer]) -> None:
-    """200 if every worker did it, their status if all refused alike, 207 if they differ, 502 if none says why it did not."""
+async def _answer(send: Send, answers: Sequence[WorkerAnswer]) -> None:
+    """Send 200 if every worker did it, their status if all refused alike, 207 if they differ, 502 if no worker answered."""
     failed = [answer for answer in answers if not answer.done]
     statuses = {answer.status for answer in failed}
     if not failed:
@@ -268,8 +269,8 @@ async def _answer(send: Send, answers: Sequence[Answer]) -> None:
     elif len(failed) < len(answers) or len(statuses) > 1:
         status = 207
     else:
-        (told,) = statuses
-        status = told if told is not None and told >= 400 else 502
+        (common,) = statuses
+        status = common if common is not None and common >= 400 else 502
     message = f"{len(answers) - len(failed)} of {len(answers)} workers did it"
     if failed:
         message += ", and not " + ", ".join(answer.failure for answer in failed[:_NAMED])

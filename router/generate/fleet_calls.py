@@ -1,9 +1,9 @@
-"""Telling one worker what all are told: for how long it is waited for, and whether it did what it was told.
+"""One call of the fleet at one worker: how long the router waits, and whether the worker did it.
 
-A worker that hangs must not hang a call to all of them. So an answer may take `--fleet-timeout`. A transfer of weights takes as
-long as it takes: it goes on while its worker answers probes, and is given up when there was no answer to any for that time.
-A worker whose last probe was bad is asked how it is before it is told anything: a stopped process does what waits for it
-whenever it goes on, long after the others were told something else.
+A worker that hangs must not hang a call to all workers. So an answer may take `--fleet-timeout`. A transfer of weights may take
+any time: it goes on while its worker answers probes, and is given up when no probe was answered for that time. A worker whose
+last probe was bad is probed again before it gets the call: a stopped process works off what waits for it when it goes on, and
+by then the others may have got another call.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from router.workers.probe import Prober
 from router.workers.worker import Worker
 
 PAUSES = 4
-"""Of the time after which a silent worker is given up, so many parts lie between two questions how it is."""
+"""Probes within the time after which a silent worker is given up."""
 
 LONGEST_PAUSE = 10.0
 
 
-class Call(msgspec.Struct, frozen=True):
-    """What workers are told.
+class FleetCall(msgspec.Struct, frozen=True):
+    """A call to workers.
 
     Attributes:
         method: of HTTP.
@@ -35,8 +35,8 @@ class Call(msgspec.Struct, frozen=True):
         headers: those that may pass.
         body: as it is sent.
         transfer: whether it may take any time.
-        updates: whether it gives workers other weights, or another version.
-        lasting: whether it is right at any time, also when its worker hears it late.
+        updates: whether it changes the weights, or their version.
+        lasting: whether it is right at any time, also when its worker gets it late.
     """
 
     method: str
@@ -48,18 +48,18 @@ class Call(msgspec.Struct, frozen=True):
     lasting: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What a worker said, or why it said nothing.
+class WorkerAnswer(msgspec.Struct, frozen=True):
+    """What a worker answered to a call, or why it did not.
 
     Attributes:
-        id: the worker's.
-        url: the same.
+        id: the worker's id.
+        url: the worker's URL.
         status: of HTTP; None if there was no answer.
         body: of the answer, decoded if it is JSON.
-        error: what there was in its place.
-        done: whether the worker did what it was told. With a 200 it may say that it did not.
-        unsure: whether nobody knows: it was told, and did not answer.
-        doubts: the worker's, when it answered.
+        error: why there was no answer.
+        done: whether the worker did it. A 200 may say that it did not.
+        unsure: whether that is unknown: the worker got the call and did not answer.
+        doubts: the worker's doubts when it answered.
     """
 
     id: str
@@ -72,25 +72,25 @@ class Answer(msgspec.Struct, frozen=True):
     doubts: int = 0
 
     def shown(self) -> dict[str, Any]:
-        """For the client."""
+        """Return the answer as the client sees it."""
         said = {"error": self.error} if self.status is None else {"body": self.body}
         return {"id": self.id, "url": self.url, "status": self.status, **said}
 
     @property
     def failure(self) -> str:
-        """In one line, why it is not done."""
+        """Why the call was not done, in one line."""
         said = self.error or f"status {self.status}"
         if self.status is not None and self.status < 300:
             said += " and no success"
         return f"{self.url} ({said})"
 
 
-class Teller:
-    """Tells workers, and waits for them.
+class CallSender:
+    """Sends calls to workers, and waits for their answers.
 
     Args:
-        upstream: the way to them.
-        prober: asks those that are silent how they are.
+        upstream: the HTTP client.
+        prober: probes workers that are silent.
         seconds: `--fleet-timeout`.
     """
 
@@ -99,32 +99,32 @@ class Teller:
         self._prober = prober
         self._seconds = seconds
 
-    async def tell(self, worker: Worker, call: Call, seconds: float | None = None) -> Answer:
-        """One worker's answer. `seconds`: another limit than `--fleet-timeout`, for a call that is no transfer."""
-        telling = _Telling(self._upstream, self._prober, worker, call)
+    async def send(self, worker: Worker, call: FleetCall, seconds: float | None = None) -> WorkerAnswer:
+        """Return one worker's answer. `seconds`: another limit than `--fleet-timeout`, for a call that is no transfer."""
+        sent = _SentCall(self._upstream, self._prober, worker, call)
         try:
             if call.transfer:
-                return await self._while_it_answers(worker, telling)
+                return await self._while_it_answers(worker, sent)
             async with patience(self._seconds if seconds is None else seconds):
-                return await telling.run()
+                return await sent.run()
         except UpstreamFailure as failure:
-            return telling.unanswered(str(failure))
+            return sent.unanswered(str(failure))
         except TimeoutError:
-            return telling.unanswered(f"no answer within {seconds or self._seconds:g} s")
+            return sent.unanswered(f"no answer within {seconds or self._seconds:g} s")
 
-    async def _while_it_answers(self, worker: Worker, telling: _Telling) -> Answer:
-        """Raises TimeoutError when the worker has not answered any question for `--fleet-timeout`."""
-        told = asyncio.create_task(telling.run())
+    async def _while_it_answers(self, worker: Worker, sent: _SentCall) -> WorkerAnswer:
+        """Raise TimeoutError when the worker has not answered any probe for `--fleet-timeout`."""
+        answered = asyncio.create_task(sent.run())
         heard = asyncio.create_task(self._until_silent(worker))
         try:
-            await asyncio.wait((told, heard), return_when=asyncio.FIRST_COMPLETED)
-            if not told.done():
+            await asyncio.wait((answered, heard), return_when=asyncio.FIRST_COMPLETED)
+            if not answered.done():
                 raise TimeoutError
-            return told.result()
+            return answered.result()
         finally:
-            told.cancel()
+            answered.cancel()
             heard.cancel()
-            await asyncio.wait((told, heard))
+            await asyncio.wait((answered, heard))
 
     async def _until_silent(self, worker: Worker) -> None:
         pause = min(self._seconds / PAUSES, LONGEST_PAUSE)
@@ -140,41 +140,43 @@ class Teller:
             pass
 
 
-class _Telling:
-    """One call on its way to one worker. It is sent once, and so on a new connection: one that its worker has just closed looks
-    like a dead worker."""
+class _SentCall:
+    """One call on its way to one worker.
 
-    def __init__(self, upstream: Upstream, prober: Prober, worker: Worker, call: Call) -> None:
+    It is sent once, and therefore on a new connection: a kept one that its worker has just closed looks like a dead worker.
+    """
+
+    def __init__(self, upstream: Upstream, prober: Prober, worker: Worker, call: FleetCall) -> None:
         self._upstream = upstream
         self._prober = prober
         self._worker = worker
         self._call = call
-        self._told = False
+        self._was_sent = False
 
-    async def run(self) -> Answer:
-        """Raises UpstreamFailure."""
+    async def run(self) -> WorkerAnswer:
+        """Send the call and return the answer. Raises UpstreamFailure."""
         worker, call = self._worker, self._call
         if worker.complaint is not None and not call.lasting:
             while (await self._prober.probe(worker.url)).silent:
                 pass
-        self._told = True
+        self._was_sent = True
         status, content = await fetch(
             self._upstream, call.method, worker.url + call.target, call.headers, call.body, fresh=True
         )
         body = _readable(content)
         done = status < 300 and _success(body, call)
-        return Answer(worker.id, worker.url, status, body, done=done, doubts=worker.doubts)
+        return WorkerAnswer(worker.id, worker.url, status, body, done=done, doubts=worker.doubts)
 
-    def unanswered(self, why: str) -> Answer:
-        """There is no answer."""
+    def unanswered(self, why: str) -> WorkerAnswer:
+        """Return what stands for an answer that did not come."""
         worker = self._worker
-        if not self._told:
+        if not self._was_sent:
             why = f"it is {worker.state.value} ({worker.complaint}) and was not told: {why} to the question how it is"
-        return Answer(worker.id, worker.url, None, error=why, unsure=self._told)
+        return WorkerAnswer(worker.id, worker.url, None, error=why, unsure=self._was_sent)
 
 
-def _success(body: Any, call: Call) -> bool:
-    """Whether a good status is meant. SGLang answers an update in JSON; whatever does not has updated nothing."""
+def _success(body: Any, call: FleetCall) -> bool:
+    """Return whether a good status means success. SGLang answers an update in JSON; anything else has updated nothing."""
     said = body if isinstance(body, list) else [body]
     if any(isinstance(one, dict) and one.get("success", True) is not True for one in said):
         return False

@@ -53,7 +53,7 @@ class Gate:
         return renamed(data, self._name)
 
     async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        """Never called: nothing waits for the end of a body here."""
+        """Never called: no head is held back here."""
         raise AssertionError
 
     async def _hold(self, message: Message) -> None:

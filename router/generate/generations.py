@@ -141,7 +141,6 @@ class _Outcome:
         self.word = "failed"
 
     async def send(self, message: Message) -> None:
-        """Pass a message on to the client."""
         await self._send(message)
         if message["type"] == "http.response.start":
             self._good = message["status"] < 400

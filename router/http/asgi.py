@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import (
     BadRequestError,
@@ -29,7 +29,7 @@ HeaderList = list[tuple[bytes, bytes]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SEND_BYTES = 1024 * 1024
-"""Of a reply, at once: others have their turn in between."""
+"""Bytes of a reply that are sent at a time; other requests have their turn in between."""
 
 
 # RFC 9110, 7.6.1, and the older names that are still seen.
@@ -46,9 +46,9 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# The client of the worker frames the body and names the host anew. `expect` was answered by our own server.
+# The HTTP client frames the body again and names the worker's host. Our own server has answered `expect`.
 _NOT_TO_WORKER = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-abort-policy"}
-# Our server writes its own date and framing; the body arrives here already decoded.
+# Our server writes its own date and framing; the body is already decoded here.
 _NOT_TO_CLIENT = _HOP_BY_HOP | {
     b"content-length",
     b"content-encoding",
@@ -75,11 +75,11 @@ def first_values(scope: Scope) -> dict[bytes, bytes]:
 
 
 def request_target(scope: Scope) -> str:
-    """Path and query as the client wrote them, escapes and all. Raises BadRequestError for what is no path."""
+    """Return path and query as the client wrote them, escapes included. Raises BadRequestError for what is no path."""
     raw: bytes | None = scope.get("raw_path")
     path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
     if not path.startswith("/"):
-        # Put behind a worker's URL, anything else would change its host or port.
+        # Behind a worker's URL, anything else would change the host or the port.
         raise BadRequestError(f"the request target must begin with a slash, not {path!r}")
     query: bytes = scope.get("query_string", b"")
     return f"{path}?{query.decode('latin-1')}" if query else path
@@ -170,33 +170,18 @@ def _too_large(limit: int) -> BodyTooLargeError:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the whole body once and then the real one's messages, so a disconnect is still seen."""
+    """Return a `receive` that gives the whole body once, and then the messages of the real one: a disconnect is still seen."""
     given = False
 
     async def replaying() -> Message:
         nonlocal given, body
         if given:
             return await receive()
-        # Let go of: whoever waits for the end of a client is cancelled, and what it knew stays until a collection.
+        # Drop the reference: a cancelled task that waits here keeps what it holds until the next garbage collection.
         given, whole, body = True, body, b""
         return {"type": "http.request", "body": whole, "more_body": False}
 
     return replaying
-
-
-async def collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
-    """Return the reply of an application: its start message, and all of its body."""
-    start: Message = {}
-    chunks: list[bytes] = []
-
-    async def collect(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-        else:
-            chunks.append(message.get("body", b""))
-
-    await app(scope, receive, collect)
-    return start, b"".join(chunks)
 
 
 def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:
@@ -211,37 +196,36 @@ def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether the request announces a body."""
+    """Return whether the request announces a body."""
     if header(scope, b"transfer-encoding") is not None:
         return True
     return (header(scope, b"content-length") or "0").strip("0 ") != ""
 
 
-def handler_for(scope: Scope, handlers: Mapping[str, Handler]) -> Handler:
-    """Return the handler for the method of a request. Raises MethodNotAllowedError with the methods that there are."""
-    method = "GET" if scope["method"] == "HEAD" else scope["method"]
-    handler = handlers.get(method)
-    if handler is None:
-        allowed = ", ".join(handlers)
-        raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
-    return handler
-
-
 class ByMethod:
-    """One path, a handler for each method. A class, so that Starlette takes it for the plain ASGI application it is."""
+    """One path, a handler for each method. A class, because Starlette takes a function for an endpoint of its own form."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises MethodNotAllowedError."""
-        await handler_for(scope, self._handlers)(scope, receive, send)
+        await self.handler(scope)(scope, receive, send)
+
+    def handler(self, scope: Scope) -> Handler:
+        """Return the handler for the method of a request. Raises MethodNotAllowedError with the methods that there are."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        handler = self._handlers.get(method)
+        if handler is None:
+            allowed = ", ".join(self._handlers)
+            raise MethodNotAllowedError(f"{scope['path']} takes {allowed}", headers=(("allow", allowed),))
+        return handler
 
 
 async def send_json(
     send: Send, status: int, body: bytes | Sequence[bytes], headers: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    """A whole reply. `body` is encoded JSON already, in one piece or several, and goes out in pieces if it is large."""
+    """Send a whole reply. `body` is JSON, in one piece or several. A large one goes out in pieces."""
     parts = [body] if isinstance(body, bytes) else body
     size = sum(map(len, parts))
     start = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size), *headers]
@@ -256,6 +240,6 @@ async def send_json(
 
 
 async def send_error(send: Send, error: RouterError, path: str = "") -> None:
-    """The reply that an error stands for at a path, with its headers (`retry-after` among them)."""
+    """Send the reply that an error stands for at a path, with its headers (`retry-after` among them)."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
     await send_json(send, error.status, error_body(error, path), headers)

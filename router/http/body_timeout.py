@@ -1,7 +1,7 @@
-"""How long a client may take over the body of its request, whatever it is for.
+"""How long a client may take to send the body of its request, at any route.
 
 Only the time between two pieces counts, and only while a handler waits for one: a large body over a slow line may take
-minutes, and it is not the client's fault if nobody reads here.
+minutes, and the client is not at fault while the router does not read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.errors import RequestTimeoutError
 
 
-class Intake:
-    """Stands in front of all routes. Who reads a body gets RequestTimeoutError where the next piece of it does not come."""
+class BodyTimeout:
+    """Stands in front of all routes. Reading a body raises RequestTimeoutError when the next piece does not come in time."""
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
         self._app = app
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or the lifespan."""
         more = scope["type"] == "http"
 
         async def receive_in_time() -> Message:

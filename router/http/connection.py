@@ -1,12 +1,12 @@
 """One client's connection, within limits: how many there are, how long a head is, and how long it takes to come.
 
-uvicorn's protocol has no such limits: a head may grow for ever, and may take for ever, and so may the trailers behind a chunked
-body, and the rest of a body whose request has its answer already. Whatever is answered here never reaches the application, so
-it is written by hand, as JSON of the same form. Only public names of uvicorn's class are used and overridden: the callbacks of
-asyncio and of httptools, `on_response_complete`, and the attributes without an underscore.
+uvicorn's protocol has no such limits: a head may grow and take time without end, and so may the trailers behind a chunked body,
+and the rest of a body whose request is answered already. A refusal from here never reaches the application, so it is written by
+hand, as JSON of the same form. Only public names of uvicorn's class are used and overridden: the callbacks of asyncio and of
+httptools, `on_response_complete`, and the attributes without an underscore.
 
-Such an answer is the last one of its connection. The sending side is closed behind it and what still comes is thrown away for a
-moment: closed at once, with bytes unread, the connection would be reset, and the client would often see only that.
+A refusal is the last reply on its connection. The sending side is closed behind it, and what still comes in is thrown away
+for a moment: closed at once, with bytes unread, the connection would be reset, and often the client would see only that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router.errors import BadRequestError, RequestTimeoutError, RouterError
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 2.0
-"""How long a client may go on sending after an answer that ends its connection; and be silent before it."""
+"""How long a refused client may go on sending, and how long it may be silent before it is refused."""
 
 
 class HeadersTooLargeError(RouterError):
@@ -42,24 +42,24 @@ class TooManyConnectionsError(RouterError):
 
 
 class Limits:
-    """What all connections of a server share: the limits, and who is connected.
+    """What all connections of a server share: the limits, and the set of open connections.
 
     Args:
-        max_header_bytes: of a request's first line and headers, as they come; of its trailers, too.
-        max_connections: how many there may be at once.
-        header_seconds: what a head may take, from its first byte; and until that comes. The same for what is left of a body
-            when its request has been answered.
+        max_header_bytes: for a request's first line and headers together, and for its trailers.
+        max_connections: how many connections may be open at once.
+        header_seconds: how long a head may take from its first byte, how long that byte may take, and how long the rest of a
+            body may take whose request is answered.
     """
 
     def __init__(self, *, max_header_bytes: int, max_connections: int, header_seconds: float = 60.0) -> None:
         self.max_header_bytes = max_header_bytes
         self.max_connections = max_connections
         self.header_seconds = header_seconds
-        self._connected: set[Connection] = set()
+        self._connected: set[LimitedConnection] = set()
         self._full = False
 
-    def let_in(self, connection: Connection) -> bool:
-        """Whether there is room for one more."""
+    def let_in(self, connection: LimitedConnection) -> bool:
+        """Add a connection and return True, if there is room for it."""
         full = len(self._connected) >= self.max_connections
         if full and not self._full:
             logger.warning("there are %d connections (--max-connections): others are refused", self.max_connections)
@@ -68,13 +68,12 @@ class Limits:
             self._connected.add(connection)
         return not full
 
-    def let_go(self, connection: Connection) -> None:
-        """It is gone."""
+    def let_go(self, connection: LimitedConnection) -> None:
         self._connected.discard(connection)
 
 
-class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, with the limits of its class: `limited_by` makes one."""
+class LimitedConnection(HttpToolsProtocol):
+    """uvicorn's protocol with limits. `limited_by` makes a class of it."""
 
     limits: Limits
 
@@ -90,23 +89,22 @@ class Connection(HttpToolsProtocol):
         self._served: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there; it has some seconds to say what it wants."""
+        """Give a new client some seconds for its request."""
         super().connection_made(transport)
         self._refused = not self.limits.let_in(self)
         self._await_head(LINGER_SECONDS if self._refused else self.limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
         self.limits.let_go(self)
         self._stop_timer()
         if self._served is not None and not self._served.response_complete:
-            # uvicorn tells the last request only, which may still be waiting for this one's end.
+            # uvicorn notifies only the last request, which may still be waiting for the end of this one.
             self._served.disconnected = True
             self._served.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """The parser is never fed more of a head than a head may have."""
+        """Feed the parser, and never more of a head than `max_header_bytes`."""
         limit = self.limits.max_header_bytes
         if self._refused:
             most = self.limits.max_connections
@@ -117,7 +115,7 @@ class Connection(HttpToolsProtocol):
                 )
             )
         if self._heading and not self._begun:
-            data = data.lstrip(b"\r\n")  # some clients put a line break behind a body, which begins nothing
+            data = data.lstrip(b"\r\n")  # some clients send a line break after a body: no request begins with it
         while data and not self._closing:
             room = limit - self._bare if self._heading else len(data)
             part, data = data[:room], data[room:]
@@ -129,20 +127,19 @@ class Connection(HttpToolsProtocol):
             self._await_head(self.limits.header_seconds)
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn answers by itself."""
+        """Answer what uvicorn refuses."""
         self._end_with(BadRequestError(msg))
 
-    # What the parser tells --------------------------------------------------------------------------------------------
+    # Callbacks of the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A head."""
         self._begun = True
         self._piece = False
         self._stop_waiting()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """A request: the application has it, or will have it after those before it."""
+        """Note that the application gets the request now, or after the requests before it."""
         self._heading = self._begun = False
         self._bare = 0
         self._stop_timer()
@@ -151,18 +148,18 @@ class Connection(HttpToolsProtocol):
             self._served = self.cycle
 
     def on_body(self, body: bytes) -> None:
-        """A piece of it."""
         self._bare = 0
         self._piece = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """All of it has come; what comes next is a head."""
+        """Note that a request is complete: what comes next is a head."""
         self._heading = True
         self._bare = 0
         super().on_message_complete()
         if self.cycle.response_complete and not self._closing:
-            # Its answer was there first. uvicorn waits for the next request only from an answer on, and data ends that.
+            # The reply was complete before the request. uvicorn begins to wait for the next request at the reply, and stops
+            # when data comes in; so the wait begins again here.
             self._stop_timer()
             self._stop_waiting()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -170,14 +167,14 @@ class Connection(HttpToolsProtocol):
             )
 
     def on_response_complete(self) -> None:
-        """A request has its answer: the next one in line has its turn, or the rest of a body is thrown away, for a while."""
+        """Let the next request in line have its turn, or throw the rest of a body away for a while."""
         if self.pipeline:
             self._served = self.pipeline[-1][0]
         super().on_response_complete()
         if self._heading or self._closing or not self.cycle.response_complete or self.transport.is_closing():
             return
         if self.expect_100_continue and not self._piece:
-            self.transport.close()  # the client was never told to send its body: whether it will, nobody can know
+            self.transport.close()  # no 100 Continue was sent, so the client may send its body or not
         else:
             self._stop_timer()
             self._timer = self.loop.call_later(self.limits.header_seconds, self.transport.abort)
@@ -201,14 +198,14 @@ class Connection(HttpToolsProtocol):
         self._timer = None
         seconds = self.limits.header_seconds
         if self.cycle is not None and not self.cycle.response_complete:
-            self._await_head(seconds)  # it has merely begun to ask again while it waits for its answer
+            self._await_head(seconds)  # the client has begun another request while it waits for its reply
         elif self._begun:
             self._end_with(RequestTimeoutError(f"the head of the request did not come within {seconds:g} s"))
         else:
             self.transport.close()
 
     def _end_with(self, error: RouterError) -> None:
-        """The last answer of this connection, unless there was one, or another one is being written."""
+        """Refuse the client, unless it was refused already or another reply is being written."""
         if self._closing:
             return
         self._closing = True
@@ -217,7 +214,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # in the middle of another answer there is no room for this one
+            self.transport.close()  # in the middle of another reply there is no room for this one
             return
         body = msgspec.json.encode(error.body())
         head = [
@@ -232,6 +229,6 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
 
-def limited_by(limits: Limits) -> type[Connection]:
-    """A protocol for uvicorn, which makes one of each connection by itself."""
-    return type("LimitedConnection", (Connection,), {"limits": limits})
+def limited_by(limits: Limits) -> type[LimitedConnection]:
+    """Return a protocol class for uvicorn, which makes an instance of it for each connection."""
+    return type("LimitedConnection", (LimitedConnection,), {"limits": limits})

@@ -1,4 +1,4 @@
-"""The client's side of one exchange, when its request is here: the moment it leaves."""
+"""Ends the work for a client in the moment in which the client leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ClientConnection:
 
     One task reads `receive` for as long as the block runs. `http.disconnect` cancels the task of the block, which then
     ends with ClientDisconnectedError; a cancellation from outside stays a CancelledError. (The bookkeeping with
-    `uncancel` is that of `asyncio.timeout`.) So the work itself needs no second task and no check per chunk.
+    `uncancel` follows `asyncio.timeout`.) So the work itself needs no second task and no check per chunk.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -45,8 +45,8 @@ class ClientConnection:
             raise self._reason from None
 
     def stop_watching(self) -> None:
-        """To be called before the last message of a reply: from there on a server reports every client as gone."""
-        self._watching = False  # it may have seen the end already, and be about to tell
+        """Stop before the last message of a reply is sent: after it, a server reports every client as gone."""
+        self._watching = False  # the watcher may have seen the end, with its callback still to come
         self._watcher.cancel()
 
     async def _watch(self) -> None:
@@ -56,6 +56,6 @@ class ClientConnection:
     def _on_gone(self, watcher: asyncio.Task[None]) -> None:
         if watcher.cancelled() or not self._watching:
             return
-        # A middleware's `receive` may raise as well: that ends the request in the same way.
+        # A middleware's `receive` may raise, too: that ends the request in the same way.
         self._reason = watcher.exception() or ClientDisconnectedError("the client left")
         self._task.cancel()

@@ -1,7 +1,7 @@
-"""The body of an error as the clients of a path read it.
+"""The body of an error, in the form that the clients of a path read.
 
-Nearly all of them read `{"error": {"message", "type", "code"}}`. Anthropic's, at `/v1/messages`, look for a `type` in front of
-that, and have words of their own for a key that is none. This is all that the layers in front of a dialect know of it.
+Nearly all of them read `{"error": {"message", "type", "code"}}`. Anthropic's clients, at `/v1/messages`, look for a `type`
+beside `error`, and have words of their own for a missing or wrong key. The layers in front of a dialect know no more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OF_KEYS = {401: "authentication_error", 403: "permission_error"}
 
 
 def error_body(error: RouterError, path: str) -> bytes:
-    """JSON. What is more in it than a client looks for, it leaves alone."""
+    """Return the body as JSON."""
     body = error.body()
     if not _ANTHROPICS.search(path):
         return msgspec.json.encode(body)

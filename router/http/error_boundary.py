@@ -1,7 +1,7 @@
-"""The outermost layer: what each request is called, what becomes of it, and errors as JSON.
+"""The outermost layer: request ids, the record of each request, its outcome in metrics and traces, and errors as JSON.
 
-A request's id is the client's `x-request-id`, or one made here. The worker gets it, the reply carries it, and so does
-every line of the log that is about the request.
+A request's id is the client's `x-request-id`, or a new one. The worker gets it, and the reply and every line of the log about
+the request carry it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _sane = re.compile(rb"[!-~]{1,128}").fullmatch
 
 
 class ErrorBoundary:
-    """Errors become JSON here and nowhere else; every request is known in `requests` while it lasts, and counted.
+    """Turns errors into JSON, keeps each request in `requests` while it lasts, and counts it.
 
     An error after the reply's head can no longer be answered. It is raised on into the server, which then breaks the
     connection off: the client must not take what it has for a whole reply.
@@ -41,29 +41,28 @@ class ErrorBoundary:
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or the lifespan."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers, request_id = _identified(scope["headers"])
         record = RequestRecord(request_id, scope["method"], scope["path"])
         scope = {**scope, "headers": headers, "state": first_state(scope, record)}
-        # Never reset: the request's task ends with it, and what the server has to say about its end is about it, too.
+        # Never reset: the request's task ends with it, and what the server logs about its end belongs to it, too.
         REQUEST_ID.set(request_id)
-        exchange = _Exchange(record, self._metrics, send)
+        served = _ServedRequest(record, self._metrics, send)
         self._requests.begin(record)
         with self._tracer.receive(
-            headers, method=record.method, path=record.path, route=exchange.route, request_id=request_id
+            headers, method=record.method, path=record.path, route=served.route, request_id=request_id
         ) as span:
             try:
-                await exchange.serve(self._app, scope, receive)
+                await served.serve(self._app, scope, receive)
             finally:
                 self._requests.over(record)
-                exchange.over(span)
+                served.over(span)
 
 
-class _Exchange:
-    """One request and what is told of it."""
+class _ServedRequest:
+    """One request, and its outcome for metrics and traces."""
 
     __slots__ = ("_metrics", "_outcome", "_record", "_send", "_status", "route")
 
@@ -83,7 +82,7 @@ class _Exchange:
         except ClientDisconnectedError:
             self._outcome = CLIENT_LEFT
         except asyncio.CancelledError as cancelled:
-            # Nobody cancels a request but a server whose time to finish is over.
+            # Only a server whose time to finish is over cancels a request.
             if self._status is not None:
                 raise UpstreamBrokenError("the router was stopped before the reply had ended") from cancelled
             stopped = StoppedError("the router was stopped before there was a reply: send it again")
@@ -110,7 +109,7 @@ class _Exchange:
         await self._send(message)
 
     def over(self, span: Span) -> None:
-        """It has its answer, or nobody waits for it any more."""
+        """Report the outcome of the request."""
         record, status = self._record, self._status
         outcome = str(status or BROKEN) if self._outcome is None else self._outcome
         seconds = time.monotonic() - record.begun
@@ -125,7 +124,7 @@ class _Exchange:
 
 
 def _identified(headers: HeaderList) -> tuple[HeaderList, str]:
-    """The headers with exactly one `x-request-id`, and what it says: the client's if it is one short word."""
+    """Return the headers with exactly one `x-request-id`, and its value: the client's if that is one short word."""
     given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and _sane(given[0]):
         return headers, given[0].decode("ascii")

@@ -1,9 +1,8 @@
-"""What it costs to read a body of JSON, before it is read.
+"""What it costs to parse a JSON body, estimated before it is parsed.
 
 A decoder makes an object of every value, in one call that nothing interrupts: thirty million characters of text take it a
 fiftieth of a second, thirty million characters of `{},{},{},` ten seconds, in which no other request is served. So large
-bodies are weighed first, in steps that take milliseconds each: how many names, brackets and commas there are outside of
-strings.
+bodies are weighed first, in steps of milliseconds: how many names, brackets and commas stand outside of strings.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from msgspec import Raw
 from router.errors import BodyTooLargeError
 
 LIGHT = 256 * 1024
-"""Bytes up to which a body is read at once: whatever is in it takes some milliseconds."""
+"""Bytes up to which a body is parsed at once: any content takes only milliseconds."""
 
 MAX_NAMES = 50_000
 """Names of fields, in all objects together: half a microsecond each."""
@@ -24,21 +23,21 @@ MAX_CONTAINERS = 100_000
 """Lists and objects, and as many strings: a tenth of a microsecond each."""
 
 MAX_ITEMS = 500_000
-"""Commas. Lists of token ids have more; they have a limit of their own, and are read one by one."""
+"""Commas. Lists of token ids have more; they have a limit of their own and are parsed one by one."""
 
 _STEP = 1 << 20
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 
 def check_weight(body: bytes, *, ids: bool = False) -> None:
-    """Raise BodyTooLargeError for a body with more values in it than can be read in the time of one request.
+    """Raise BodyTooLargeError for a body with more values than can be parsed without holding up other requests.
 
-    `ids`: it may have token ids in it, any number of them. To be called in a thread if the body is not `LIGHT`.
+    `ids`: it may hold any number of token ids. Call this in a thread if the body is larger than `LIGHT`.
     """
     if len(body) <= LIGHT:
         return
     most_items = len(body) if ids else MAX_ITEMS
-    # Nearly all bodies pass by this, which counts what is inside of strings as well.
+    # Nearly all bodies pass this, although it counts what is inside of strings, too.
     if (
         body.count(b":") <= MAX_NAMES
         and body.count(b",") <= MAX_CONTAINERS
@@ -62,7 +61,7 @@ def check_weight(body: bytes, *, ids: bool = False) -> None:
 
 
 def check_items(raw: Raw, most: int, what: str, flag: str = "") -> None:
-    """Raise BodyTooLargeError for a list of more than `most` items, if there is no comma in any of them."""
+    """Raise BodyTooLargeError for a list of more than `most` items, none of which holds a comma."""
     if len(memoryview(raw)) > 2 * most and bytes(raw).count(b",") >= most:
         raise BodyTooLargeError(f"{what} than {most}" + (f" ({flag})" if flag else ""))
 
@@ -72,7 +71,7 @@ def _brackets(body: bytes, start: int, end: int) -> int:
 
 
 def _behind_string(body: bytes, at: int) -> int:
-    """The place behind the string that has begun before `at`."""
+    """Return the place behind the string that began before `at`."""
     while at < len(body):
         found = _INSIDE.match(body, at, at + _STEP)
         assert found is not None

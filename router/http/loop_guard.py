@@ -1,7 +1,7 @@
-"""A router among its own workers, found out before a request goes round in circles.
+"""Finds out that a router is among its own workers, before a request goes round in circles.
 
-A new worker is asked about itself with the id of this process in a header. Whichever way the question took, if it comes back
-to this process, then the "worker" is this router. Names and addresses would not tell: there are too many of them for one host.
+A new worker is probed with the id of this process in a header. If the probe comes back to this process, whatever way it took,
+the "worker" is this router. Names and addresses do not show that: one host has too many of them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ class LoopError(RouterError):
 
 
 class Instance:
-    """What sets this process apart from all others: put onto the questions to new workers, and known again."""
+    """The id of this process, which goes along with probes."""
 
     def __init__(self) -> None:
         self.headers: HeaderList = [(INSTANCE, secrets.token_hex(16).encode())]
-        """For a question to a worker."""
+        """For a probe of a worker."""
 
 
 class LoopGuard:
-    """Stands in front of the check of keys, for the questions of this process carry none."""
+    """Refuses probes of this process. It stands in front of the check of keys, because probes carry none."""
 
     def __init__(self, app: ASGIApp, instance: Instance) -> None:
         self._app = app
         self._mark = instance.headers[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] == "http" and self._mark in scope["headers"]:
             await send_error(send, LoopError("this is the router that asks"))
         else:
@@ -47,7 +46,7 @@ class LoopGuard:
 
 
 def loop_refusal(url: str, status: int) -> str | None:
-    """Why a worker cannot be used that answers the question with this status; None if it is no loop."""
+    """Return why a worker cannot be used that answers a probe with this status; None if there is no loop."""
     if status != LoopError.status:
         return None
     return f"{url} leads back to this router: give the URL of a worker"

@@ -25,6 +25,3 @@ async def offload(heavy: bool, work: Callable[P, T], *args: P.args, **kwargs: P.
         return work(*args, **kwargs)
     context = copy_context()
     return await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: context.run(work, *args, **kwargs))
-
-
-beside = offload  # the former name

@@ -45,7 +45,6 @@ class CollectedReply:
         self.body = b""
 
     async def send(self, message: Message) -> None:
-        """Take the next message of the application inside."""
         if message["type"] == "http.response.start":
             self.start = message
         elif message["type"] == "http.response.body":
@@ -76,7 +75,6 @@ class WatchedReply:
         self._pieces: list[bytes] = []
 
     async def send(self, message: Message) -> None:
-        """Take the next message of the application inside."""
         if message["type"] == "http.response.start":
             if message["status"] == 200 and is_event_stream(message["headers"]):
                 self._events = EventSplitter()
@@ -133,7 +131,6 @@ class EditedReply:
         self._passing = True
 
     async def send(self, message: Message) -> None:
-        """Take the next message of the application inside."""
         if message["type"] == "http.response.start":
             stream = message["status"] == 200 and is_event_stream(message["headers"])
             self._events = EventSplitter() if stream else None

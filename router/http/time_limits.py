@@ -1,10 +1,9 @@
-"""Time limits for others, in which the lateness of this process does not count.
+"""Time limits for others that leave out the lateness of this process.
 
 All requests share one event loop. When the loop is late (a long computation, a machine with too few cores, a process that
-was stopped), an answer may lie unread while a plain time limit passes, and the first thing that the loop does is to give up.
-So these limits count what the loop has done: they pass in `TICKS` steps, each of which is a turn of the loop, and a late step
-counts no more than one in time. When a limit has passed, the loop had that many chances to send the question and to read the
-answer.
+was stopped), an answer may lie unread while a plain time limit passes, and the loop's first act would be to give up. So these
+limits count turns of the loop: they pass in `TICKS` steps of one turn each, and a late step counts no more than one in time.
+When a limit has passed, the loop had that many chances to send the request and to read the answer.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import contextlib
 from collections.abc import AsyncIterator
 
 TICKS = 20
-"""Turns of the loop in a limit, at least. A question on a new connection takes six of them."""
+"""The least number of turns of the loop in a limit. A request on a new connection takes six."""
 
 LONGEST_TICK = 0.25
-"""Seconds. So much at most is lost of a limit when the loop is late once."""
+"""Seconds: the most that a limit loses when the loop is late once."""
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,6 @@
 """The HTTP client towards the workers: aiohttp behind a small protocol, and the only file that imports it.
 
-Three things can go wrong with a worker, told apart by how far the request got, because that decides what may be done
+Three things can go wrong with a worker. They differ in how far the request got, because that decides what may be done
 about it: `ConnectFailedError` (nothing was sent: try anywhere), `ClosedBeforeReplyError` (sent, but not a byte came
 back: may be tried again if doing it twice does no harm) and `UpstreamBrokenError` (the reply had begun).
 """
@@ -31,7 +31,7 @@ Body = bytes | None
 IDLE_SECONDS = 4.0
 DNS_SECONDS = 30
 KEEPALIVE_SECONDS = 30
-"""Of silence, after which a worker's machine is asked whether it is there; twice that, and it is not."""
+"""Seconds of silence after which a worker's machine is probed; after twice as many it counts as gone."""
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 1000
 READ_BUFFER_BYTES = 1024 * 1024
@@ -43,17 +43,17 @@ _AUTO_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
 
 
 class UpstreamFailure(Exception):
-    """A worker failed. The message says how, not which one: that, the caller knows."""
+    """A worker failed. The message says how; the caller knows which worker."""
 
 
 class ConnectFailedError(UpstreamFailure):
-    """No connection came about, so nothing was sent."""
+    """There was no connection, so nothing was sent."""
 
 
 class ClosedBeforeReplyError(UpstreamFailure):
     """The request was sent, at least in part, and the connection ended before any of the reply came.
 
-    `kept`: on it there was another request before. The worker may have closed it for being idle, in the moment of use.
+    `kept`: the connection had served another request. The worker may have closed it as idle in the moment of use.
     """
 
     def __init__(self, message: str, *, kept: bool = False) -> None:
@@ -66,7 +66,7 @@ class UpstreamBrokenError(UpstreamFailure):
 
 
 class NotHttpError(UpstreamBrokenError):
-    """What came is no HTTP."""
+    """What came is not HTTP."""
 
 
 class UpstreamResponse(Protocol):
@@ -77,14 +77,14 @@ class UpstreamResponse(Protocol):
     """As the worker sent them, repeated ones too."""
 
     async def read(self) -> bytes:
-        """The next piece of the body as it comes, empty at the end. Raises UpstreamBrokenError."""
+        """Return the next piece of the body as it comes, empty at the end. Raises UpstreamBrokenError."""
 
     def close(self) -> None:
         """Let go of the reply. Before the body's end this closes the connection, so the worker notices."""
 
 
 class Upstream(Protocol):
-    """Something that sends a request to a worker."""
+    """Sends requests to workers."""
 
     async def send(
         self, method: str, url: str, headers: Headers, body: Body = None, *, fresh: bool = False
@@ -96,7 +96,7 @@ class Upstream(Protocol):
 
 
 def retry_after(response: UpstreamResponse) -> float | None:
-    """Seconds after which a worker wants to be asked again; a date is as good as a number (RFC 9110, 10.2.3)."""
+    """Return the seconds after which a worker wants the next request; they may be written as a date (RFC 9110, 10.2.3)."""
     for name, value in response.headers:
         if name.lower() == b"retry-after":
             text = value.decode("latin-1").strip()
@@ -117,7 +117,7 @@ async def fetch(
     fresh: bool = False,
     limit: int = 16 * 1024 * 1024,
 ) -> tuple[int, bytes]:
-    """A whole small reply, `(status, body)`. Raises one of the three failures; more than `limit` bytes are one, too."""
+    """Return a whole small reply, `(status, body)`. Raises one of the three failures, also for more than `limit` bytes."""
     with closing(await upstream.send(method, url, headers, body, fresh=fresh)) as response:
         content = bytearray()
         while chunk := await response.read():
@@ -130,12 +130,12 @@ async def fetch(
 class AiohttpUpstream:
     """Connections to all workers, usable inside its `async with` block.
 
-    None of aiohttp's own limits (100 connections, 300 s a request) is in force: a generation takes hours, a pause
-    hangs, and how much a worker gets is the policy's business.
+    None of aiohttp's own limits (100 connections, 300 s a request) is in force: a generation may take hours, a pause may last,
+    and the policy decides how much a worker gets.
     """
 
     def __init__(self, *, connect_timeout: float, permits: Callable[[str], bool] = lambda _: True) -> None:
-        """`permits(address)`: whether a worker may be there. Asked at each connection: a name may mean another one by now."""
+        """`permits(address)`: whether a worker may be there. It is called for each connection: names change their addresses."""
         self._connect_timeout = connect_timeout
         self._permits = permits
 
@@ -158,10 +158,10 @@ class AiohttpUpstream:
     async def send(
         self, method: str, url: str, headers: Headers, body: Body = None, *, fresh: bool = False
     ) -> UpstreamResponse:
-        """Send on a pooled or on a new connection; aiohttp's errors become the three of this file."""
+        """Send on a pooled or on a new connection. aiohttp's errors become the three of this file."""
         session = self._fresh if fresh else self._pooled
         data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > PIECEWISE_BYTES else body
-        connection = _Connection()
+        connection = _ConnectionUse()
         try:
             response = await session.request(
                 method,
@@ -213,14 +213,14 @@ class AiohttpUpstream:
 
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""What a header's value may not hold."""
+"""Bytes that no value of a header may hold."""
 
 
 def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """One whose system asks the other side now and then whether it is still there.
+    """Return a socket with TCP keepalive.
 
-    A machine that is gone sends nothing, and a generation may be silent for hours: only this tells the two apart. A worker that
-    merely hangs has a system that answers.
+    A machine that is gone sends nothing, and a generation may be silent for hours: only keepalive tells the two apart. The
+    system of a worker that merely hangs still answers.
     """
     family, kind, protocol, _, _ = address
     made = socket.socket(family=family, type=kind, proto=protocol)
@@ -235,7 +235,7 @@ def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     return made
 
 
-class _Connection:
+class _ConnectionUse:
     """What a request is sent on, as far as it matters."""
 
     kept = False

@@ -7,6 +7,7 @@ project's names; `otel.py` translates them to the standard's.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Protocol
 
@@ -49,15 +50,11 @@ class Tracer(Protocol):
         """Send the remaining spans. Blocks for some seconds at most."""
 
 
-class _Off:
+class _Off(nullcontext["_Off"]):
     """A tracer that is its own span and does nothing. A client's `traceparent` passes unchanged."""
 
-    __slots__ = ()
-
-    def __enter__(self) -> _Off:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+    def __init__(self) -> None:
+        super().__init__(self)
 
     def receive(self, headers: HeaderList, **attributes: Attribute) -> _Off:
         return self

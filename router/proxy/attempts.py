@@ -1,20 +1,20 @@
-"""Where a request was tried, where it may still be tried, and whose fault it was that it was not answered.
+"""Where a request was tried, where it may still be tried, and which worker is at fault if it was not answered.
 
-A worker that gives no reply may be the victim of the request: a prompt that kills whoever gets it, sent by twenty clients, must
-not take the fleet down. So nothing that a request could have caused is held against a worker until another worker has answered
-the same request; if none does, it was the request. Only a connection that could not be made speaks for itself.
+A worker that gives no reply may be the victim of the request: a prompt that kills every worker, sent by twenty clients, must
+not take the fleet down. So a failure that a request could have caused does not count against a worker until another worker has
+answered the same request. If none does, the request was at fault. Only a connection that could not be made counts at once.
 
 What may be sent again, and how often:
 
-| what happened | said to be | the request |
+| what happened | who is at fault | the request |
 |---|---|---|
-| no connection | the worker's fault | goes elsewhere, to each worker once |
-| connection lost before a reply | the worker's, if another one answers | goes elsewhere, three times at most |
+| no connection | the worker | goes elsewhere, to each worker once |
+| connection lost before a reply | the worker, if another one answers | goes elsewhere, three times at most |
 | no reply in time | the same | its copy is aborted, then the same |
 | 500, 502, 504 | the same | the same, and without another worker this is the reply |
-| 404, 405, 501 | the worker's: it has no `/generate` | goes elsewhere, to each worker once; else this is the reply |
-| the same in an engine's own words | the worker's, if another one answers | as with a 500 |
-| 429, 503 | nobody's: it is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
+| 404, 405, 501 | the worker: it has no `/generate` | goes elsewhere, to each worker once; else this is the reply |
+| the same in an engine's own words | the worker, if another one answers | as with a 500 |
+| 429, 503 | no worker: it is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
 
 MAX_LOST = 3
-"""After so many workers that lost it, the request is more likely the cause than the victim."""
+"""When so many workers have lost a request, it is more likely the cause than the victim."""
 
 BUSY = frozenset({429, 503})
 FAULTY = frozenset({500, 502, 504})
@@ -38,18 +38,18 @@ Failure = Literal["connect", "lost", "timeout", "error", "busy", "no_engine"]
 
 
 class Attempts:
-    """Decides, and does nothing: the proxy sends.
+    """Decides about the attempts of one request; the proxy sends them.
 
-    A kept-alive connection may have been closed by its worker in the moment of use, which looks exactly like a worker that
-    died; so after the first such loss all further attempts take new connections, and the worker that lost it is asked once
-    more when nobody else is left. What cannot be repeated takes a new connection at once.
+    A worker may close a kept-alive connection in the moment of use, which looks exactly like a worker that died. So after the
+    first such loss all further attempts take new connections, and that worker is asked once more when no other one is left. A
+    request that cannot be repeated takes a new connection at once.
 
     Attributes:
-        exclude: ids of the workers that are not to be asked now.
+        exclude: ids of the workers that must not be asked now.
         fresh: whether the next attempt needs a new connection.
         asked: ids of the workers that have seen the request.
-        count: how many attempts there were.
-        reason: how the last one failed.
+        count: the number of attempts.
+        reason: how the last attempt failed.
     """
 
     def __init__(
@@ -80,20 +80,22 @@ class Attempts:
 
     @property
     def exclude(self) -> frozenset[str]:
-        """Those that failed; and those that were full, for as long as there are others."""
+        """The workers that failed, and those that were full as long as there are others."""
         both = self._tried | self._full
         return frozenset(both if self._full and self._pool.has_other(both) else self._tried)
 
     def answered(self, worker: Worker) -> None:
-        """There is a reply. So those who had none before were at fault."""
+        """Note a reply. The workers that gave none before were at fault."""
         self._pool.succeeded(worker)
         for suspect in self._suspects:
             self._pool.failed(suspect)
         self._suspects.clear()
 
     def failed(self, worker: Worker, why: Failure, message: str, *, kept: bool = False, gone: bool = False) -> None:
-        """A worker gave no reply. `kept`: on a connection that was kept from an earlier request; `gone`: it is not there any
-        more, so that no time limit is to blame."""
+        """Note that a worker gave no reply.
+
+        `kept`: the connection had served an earlier request. `gone`: the worker is gone, so no time limit is to blame.
+        """
         self._too_slow = why == "timeout" and not gone
         self._failures.append(f"{worker.url}: {message}")
         self._tried.add(worker.id)
@@ -109,7 +111,7 @@ class Attempts:
             self._suspects.append(worker)
 
     def goes_on_after_error(self, worker: Worker, status: int) -> bool:
-        """A worker answered with an error of its own. Whether another one is asked; otherwise that is the reply."""
+        """Note a worker's error. Return whether another worker is asked; otherwise the error is the reply."""
         tried = self._tried | {worker.id}
         if not self._repeatable or self._lost + 1 >= MAX_LOST or not self._pool.has_other(tried):
             return False
@@ -117,15 +119,15 @@ class Attempts:
         return True
 
     def goes_on_without_engine(self, worker: Worker, status: int) -> bool:
-        """What answered does not generate at all. Whether another one is asked; otherwise that is the reply."""
+        """Note that a worker does not generate at all. Return whether another one is asked; otherwise that is the reply."""
         goes_on = self._repeatable and self._pool.has_other(self._tried | {worker.id})
         self.failed(worker, "no_engine", f"status {status}: it does not generate")
         return goes_on
 
     def wait_after_busy(self, worker: Worker, status: int, retry_after: float | None) -> float | None:
-        """A worker is full. Seconds until the next attempt; None if there is none, and that is the reply.
+        """Note that a worker is full. Return the seconds until the next attempt; None if the refusal is the reply.
 
-        `retry_after` is the worker's own wish, which is none of the others' business.
+        `retry_after` is the worker's own wish. It does not count while another worker can be asked.
         """
         self._busy += 1
         if not self._repeatable or self._busy >= self._retry.attempts:
@@ -140,18 +142,18 @@ class Attempts:
         return max(spread, min(retry_after, self._retry.longest_wait))
 
     def check(self, *, unwanted: bool = False) -> None:
-        """Raises UpstreamError or UpstreamTimeoutError after the last attempt. `unwanted`: nobody wants another one."""
+        """Raise UpstreamError or UpstreamTimeoutError after the last attempt. `unwanted`: no other attempt is wanted."""
         if unwanted and self._failures:
             raise self.exhausted()
         if self._lost >= (MAX_LOST if self._repeatable else 1):
             raise self.exhausted()
 
     def nobody(self, error: NoWorkerError) -> None:
-        """No worker is left. Raises, unless one is to be asked a second time.
+        """Note that no worker is left. Raise, unless one may be asked a second time.
 
         Raises:
-            NoWorkerError: there never was one.
-            UpstreamError: all failed.
+            NoWorkerError: there was no worker at all.
+            UpstreamError: all workers failed.
         """
         if not self._failures:
             raise error
@@ -161,6 +163,6 @@ class Attempts:
         self._stale = None
 
     def exhausted(self) -> RouterError:
-        """The last word."""
+        """Return the error for a request that no worker answered."""
         kind = UpstreamTimeoutError if self._too_slow else UpstreamError
         return kind(f"no worker gave a reply ({'; '.join(self._failures)})", tried=self._failures)

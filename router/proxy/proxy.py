@@ -1,9 +1,9 @@
 """One request: choose -> lease -> send -> stream -> release.
 
-A worker fails either before or after the client has been told anything. Before: the request goes elsewhere, as far as
-that is safe, and the last word is a 502 that names what was tried. So that there is as much "before" as
-possible, the head of a reply is held back until the first piece of its body (or its end) has come. After: all that
-is left is to break the client's connection visibly: an ending that looks clean would make half a rollout look whole.
+A worker fails either before or after the client has got anything of its reply. Before: the request goes elsewhere, as far as
+that is safe, and in the end the client gets a 502 that names the workers that were tried. To prolong this phase, the head of a
+reply is held back until the first piece of its body (or its end) has come. After: the proxy can only break the client's
+connection visibly, because an ending that looks clean would make half a rollout look whole.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -49,22 +49,15 @@ from router.workers.worker import Worker, WorkerState
 logger = logging.getLogger(__name__)
 
 
-class Recall(Protocol):
-    """Tells a worker that its copy of a generation is not wanted any more, and waits until it knows."""
-
-    async def __call__(self, in_flight: InFlight, scope: Scope) -> None:
-        """Failures are logged: the worker may be dead."""
-
-
 class TroubleHandlers(NamedTuple):
     """What is done about workers that do not answer as they should.
 
     Attributes:
-        recall: for a generation whose worker took too long.
+        recall: aborts a generation at a worker that took too long, and waits a moment. Failures are only logged.
         on_broken: called with each worker whose connections break.
     """
 
-    recall: Recall
+    recall: Callable[[InFlight, Scope], Awaitable[object]]
     on_broken: Callable[[Worker], None]
 
 
@@ -76,14 +69,9 @@ class Instruments(NamedTuple):
 
 
 class _BegunReply(msgspec.Struct):
-    """A worker's reply of which something is there.
+    """A worker's reply of which something has come: `first` is a piece of its body, or all of it if it is `complete`.
 
-    Attributes:
-        response: its head, and the way to the rest of it.
-        stream: whether it comes as server-sent events.
-        status: what it means. The status of a stream is 200 whatever happened; then its first event tells.
-        first: the first piece of its body.
-        complete: whether that is all of the body.
+    `status` says what it means. The status of a stream is 200 whatever happened; then its first event tells.
     """
 
     response: UpstreamResponse
@@ -271,12 +259,9 @@ class Proxy:
             # It would not hear a recall. Its system closes the connection, and that is what it finds when it goes on.
             self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
-        await self._recalled(request)
-        self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
-
-    async def _recalled(self, request: OutboundRequest) -> None:
         if request.state.in_flight is not None:
             await self._trouble.recall(request.state.in_flight, request.scope)
+        self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
     def _goes_on_elsewhere(self, attempts: Attempts, worker: Worker, status: int, body: bytes) -> bool:
         """Return whether another worker is asked, because this one seems to have no `/generate`.
@@ -297,18 +282,6 @@ class Proxy:
         self._metrics.failures.labels(why).inc()
         attempts.failed(worker, why, message, kept=kept, gone=gone)
 
-    def _listener(self, request: OutboundRequest, lease: Lease, reply: _BegunReply) -> ReplyBeginnings | None:
-        """Return what reports the beginnings of replies to the policy, if it wants to hear of them.
-
-        A middleware that knows the prompt reports the replies itself.
-        """
-        in_flight, hint = request.state.in_flight, request.state.hint
-        if hint is not None:
-            hint.replied = lease.replied
-        elif request.alone and in_flight is not None and (reply.stream or in_flight.whole):
-            return ReplyBeginnings(lease.replied, ids=request.query.token_ids is not None, enough=ENOUGH_IDS)
-        return None
-
     async def _relay(
         self, request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send, client: ClientConnection
     ) -> None:
@@ -317,8 +290,7 @@ class Proxy:
         if request.ids is not None:
             send = EditedReply(request.ids, send).send
         if self._pool.listener is not None and response.status == 200:
-            listener = self._listener(request, lease, reply)
-            send = send if listener is None else WatchedReply(listener, send).send
+            send = _heard(request, lease, reply, send)
         headers = reply_headers(response.headers)
         headers.append((b"x-router-worker", worker.url.encode("ascii")))
         headers.append((b"x-router-reason", lease.reason.encode("latin-1", "replace")))
@@ -348,10 +320,22 @@ class Proxy:
             self._trouble.on_broken(worker)
             raise UpstreamBrokenError(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
         except TimeoutError:
-            await self._recalled(request)
+            if request.state.in_flight is not None:
+                await self._trouble.recall(request.state.in_flight, request.scope)
             raise UpstreamBrokenError(
                 f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
             ) from None
+
+
+def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:
+    """Let the policy hear of the replies. A middleware that knows the prompt reports them itself; others are read here."""
+    in_flight, hint = request.state.in_flight, request.state.hint
+    if hint is not None:
+        hint.replied = lease.replied
+    elif request.alone and in_flight is not None and (reply.stream or in_flight.whole):
+        ids = request.query.token_ids is not None
+        return WatchedReply(ReplyBeginnings(lease.replied, ids=ids, enough=ENOUGH_IDS), send).send
+    return send
 
 
 async def _pause(seconds: float, request: OutboundRequest) -> None:

@@ -47,11 +47,9 @@ class RequestIds:
         return start if stream else None
 
     def event(self, data: bytes) -> bytes:
-        """Return an event under the client's names."""
         return self.restored(data)
 
     async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        """Return a reply in one piece under the client's names."""
         return start, self.restored(body)
 
     def restored(self, reply: bytes) -> bytes:

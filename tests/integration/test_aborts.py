@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig, RetryConfig
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, counted, in_no_workers_hands, outcomes, settle, until
 from tests.support.chat_models import chat_model

@@ -12,7 +12,7 @@ from tests.support.stack import Stack, stack
 SPELLINGS: dict[str | None, tuple[str, ...]] = {
     None: ("sum", "m", "ary"),
     "x": ("s", "u", "m", "mary"),
-    "y": ("summ", "ary"),
+    "y": ("sum", "mary"),
 }
 TEXT = "A:summary"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from tests.support.asking import Asking, assert_kept, settle
 from tests.support.stack import STYLES, Stack, stack
 

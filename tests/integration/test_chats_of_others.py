@@ -73,7 +73,7 @@ def begins_with(record: GenerationRecord, ids: list[int]) -> bool:
 
 @pytest.mark.parametrize("path", [OPENAI, ANTHROPIC])
 class TestTenants:
-    def test_another_tenants_chat_is_not_gone_on_with(
+    def test_another_tenants_chat_is_not_continued(
         self, served: Stack, opening: list[dict[str, Any]], path: str
     ) -> None:
         """The other tenant gets the tokenizer's own ids, and no sign that these words were sent before."""
@@ -151,7 +151,7 @@ def adapter(name: str | None) -> dict[str, Any]:
 class TestAdapters:
     """The same tenant's messages under another adapter are another model's."""
 
-    def test_another_adapters_chat_is_not_gone_on_with(
+    def test_another_adapters_chat_is_not_continued(
         self, served: Stack, opening: list[dict[str, Any]], first: str | None, second: str | None
     ) -> None:
         _, known = ask(served, opening, A, ids=odd_ids(ChatModel("qwen3")), **adapter(first))

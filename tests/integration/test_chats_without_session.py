@@ -118,7 +118,7 @@ class TestOpenAI:
         answer = served.post(PATH, body)
         assert answer.headers["x-radix-recorded"] == "no; unsupported_content"
 
-    def test_what_is_malformed_is_told(self, served: Stack) -> None:
+    def test_malformed_requests_are_reported(self, served: Stack) -> None:
         answer = served.post(PATH, {"model": "m", "messages": []})
         assert answer.status == 400
         assert answer.json()["error"]["param"] == "messages"

@@ -107,7 +107,7 @@ def test_an_agent_that_strips_every_reply_keeps_ids_at_every_turn(opens: Opens) 
     assert sum(every[-1]["response_mask"]) > sum(len(turn.sampled) - 3 for turn in turns)
 
 
-def test_a_stripped_reply_keeps_the_thought_that_the_client_dropped(opens: Opens) -> None:
+def test_a_stripped_reply_keeps_the_reasoning_that_the_client_dropped(opens: Opens) -> None:
     """As an unedited reply does with `--history keep`: the thought is not what was edited."""
     agent = opens("qwen3")
     first = agent.must(user("a"), says=THOUGHT + "\n\n")
@@ -119,7 +119,7 @@ def test_a_stripped_reply_keeps_the_thought_that_the_client_dropped(opens: Opens
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
-def test_thoughts_that_were_put_back_into_the_content_cost_nothing(opens: Opens, name: str) -> None:
+def test_reasoning_that_were_put_back_into_the_content_cost_nothing(opens: Opens, name: str) -> None:
     """All of the turn is kept, and the branch goes on: one trajectory."""
     agent = opens(name)
     thought = THOUGHT if name == "qwen3" else THOUGHT.removeprefix("<think>\n")
@@ -193,7 +193,7 @@ def test_an_edited_turn_keeps_its_ids_when_a_later_one_is_written_over(opens: Op
     assert model.spell(third.sent) == rendered(model, *said)
 
 
-def test_a_reply_that_was_written_over_is_told(opens: Opens) -> None:
+def test_a_reply_that_was_written_over_is_reported(opens: Opens) -> None:
     agent = opens("qwen2_5")
     first = agent.must(user("a"), says="One.")
     second = agent.must(user("a"), says("Something else."), user("b"), says="two")

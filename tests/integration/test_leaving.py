@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.engine.faults import Fault
-from router.embedded.http.wire import StreamStyle
+from router.embedded.engine.script import Fault
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, in_no_workers_hands, outcomes, settle, until
 from tests.support.client import call

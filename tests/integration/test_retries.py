@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.config import HealthConfig, QueueConfig, RetryConfig
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from tests.support.asking import Asking, assert_kept, calls, counted, settle, until
 from tests.support.stack import STYLES, Reply, Stack, events, stack
 

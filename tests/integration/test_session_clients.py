@@ -182,7 +182,7 @@ class TestAnthropic:
         assert message.content[-1].input == {"where": "there", "times": 3}  # type: ignore[union-attr]
         assert message.usage.output_tokens == len(worker.log[-1].output_ids)
 
-    def test_a_prefill_is_gone_on_with(self, session: AgentSession) -> None:
+    def test_a_prefill_is_continued(self, session: AgentSession) -> None:
         worker = session.stack.workers[0]
         client = anthropic.Anthropic(base_url=url(session), api_key="none")
         worker.script(text=" is 4.")

@@ -56,7 +56,7 @@ def trained(agent: AgentSession) -> int:
     [("qwen3", "template", {}), ("qwen2_5", "keep", SAME), ("llama3_1", "template", {})],
     ids=["rewritten", "other options", "append-only"],
 )
-def test_a_turn_that_was_gone_on_with_in_place_is_spliced(
+def test_a_turn_that_was_continued_in_place_is_spliced(
     opens: Opens, name: str, history: str, options: dict[str, Any]
 ) -> None:
     """It was sampled in two turns, and is one message: it keeps all of its ids, and so does every turn behind it."""
@@ -76,7 +76,7 @@ def test_a_turn_that_was_gone_on_with_in_place_is_spliced(
     assert trained(agent) == sum(len(turn.sampled) for turn in turns)
 
 
-def test_a_message_that_the_template_drops_is_gone_on_with(opens: Opens) -> None:
+def test_a_message_that_the_template_drops_is_continued(opens: Opens) -> None:
     """Gemma's template writes nothing of a thought that has only begun: there is no rendering to be compared with."""
     agent = opens("gemma4", "template")
     agent.stack.workers[0].script(ids=ChatModel("gemma4").encode("<|channel>"), finish="length")
@@ -87,7 +87,7 @@ def test_a_message_that_the_template_drops_is_gone_on_with(opens: Opens) -> None
 
 
 @pytest.mark.parametrize("thought", ["think", "n", ">", "</", "Hm"])
-def test_a_short_thought_is_not_found_in_the_tag_that_closes_it(opens: Opens, thought: str) -> None:
+def test_short_reasoning_is_not_found_in_the_tag_that_closes_it(opens: Opens, thought: str) -> None:
     agent = opens("qwen3")
     cut = agent.must(user("a"), says=f"<think>\n{thought}\n</think>\n\nIt is", finish="length")
     more = agent.must(user("a"), cut.message, says=" 42.", continue_final_message=True)
@@ -97,7 +97,7 @@ def test_a_short_thought_is_not_found_in_the_tag_that_closes_it(opens: Opens, th
     assert (only["messages"][-1]["reasoning_content"], only["messages"][-1]["content"]) == (thought, "It is 42.")
 
 
-def test_nothing_but_a_short_thought_was_said(opens: Opens) -> None:
+def test_nothing_but_short_reasoning_was_said(opens: Opens) -> None:
     agent = opens("qwen3")
     cut = agent.must(user("a"), says="<think>\n>\n</think>\n\n", finish="length")
     more = agent.must(user("a"), cut.message, says="Yes.", continue_final_message=True)
@@ -107,7 +107,7 @@ def test_nothing_but_a_short_thought_was_said(opens: Opens) -> None:
 @pytest.mark.parametrize(
     ("history", "options"), [("keep", {}), ("template", {}), ("keep", SAME)], ids=["kept", "rewritten", "other options"]
 )
-def test_a_reply_that_ended_by_itself_is_gone_on_with_in_front_of_its_end(
+def test_a_reply_that_ended_by_itself_is_continued_in_front_of_its_end(
     opens: Opens, history: str, options: dict[str, Any]
 ) -> None:
     """Whether its chain is appended to or spliced: the model is never asked behind `<|im_end|>`."""
@@ -160,7 +160,7 @@ class TestCutBehindASpecialToken:
 class TestExact:
     """What assistants wrote may differ from what a template makes of it: the ids are what the engine saw."""
 
-    def test_a_thought_in_a_channel_that_the_template_drops(self, opens: Opens) -> None:
+    def test_reasoning_in_a_channel_that_the_template_drops(self, opens: Opens) -> None:
         agent, model = opens("gptoss"), ChatModel("gptoss")
         (stop,) = model.encode("<|return|>")
         hidden = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
@@ -172,14 +172,14 @@ class TestExact:
         (only,) = agent.finalize()
         assert (only["exact"], only["num_turns"], ids_of(only)) == (True, 2, turn.chain)
 
-    def test_a_thought_between_special_tokens_that_the_template_drops(self, opens: Opens) -> None:
+    def test_reasoning_between_special_tokens_that_the_template_drops(self, opens: Opens) -> None:
         agent = opens("gemma4")
         first = agent.must(user("a"), says="<|channel>thought\nHm.<channel|>Hello")
         last = agent.must(user("a"), first.message, user("b"), says="Yes")
         (only,) = agent.finalize()
         assert (only["exact"], only["num_turns"], ids_of(only)) == (True, 2, last.chain)
 
-    def test_a_thought_of_a_turn_that_was_never_sampled(self, opens: Opens) -> None:
+    def test_reasoning_of_a_turn_that_was_never_sampled(self, opens: Opens) -> None:
         """A warm start in a loop of tools: the template writes that turn's thought at first, and drops it later."""
         agent = opens("qwen3", tools=TOOLS)
         function = {"name": "look", "arguments": "{}"}

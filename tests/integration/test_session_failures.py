@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import anthropic
 import pytest
 
-from router.embedded.engine.faults import Fault
-from router.embedded.http.wire import StreamStyle
+from router.embedded.engine.script import Fault
+from router.embedded.options import StreamStyle
 from tests.support.agents import AgentSession, ids_of, user
 from tests.support.stack import Stack, events, stack
 
@@ -90,7 +90,7 @@ def test_a_stream_that_a_worker_refuses_keeps_its_status() -> None:
         assert agent.show()["nodes"] == 0
 
 
-def test_anthropics_client_is_told_of_a_wrong_key_in_its_own_words() -> None:
+def test_anthropics_client_reads_of_a_wrong_key_in_its_own_words() -> None:
     with stack("qwen", styles=("incremental",), server={"api_keys": ("a:key-a",)}) as made:
         headers = {"authorization": "Bearer key-a"}
         assert made.post("/sessions", {"session_id": "s"}, headers=headers).status == 201

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.faults import Fault
+from router.embedded.engine.script import Fault
 from tests.support.agents import AgentSession, Turn, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
@@ -131,7 +131,7 @@ class TestLostTurns:
 
 
 class TestTokensLeftOut:
-    def test_the_end_of_a_turn_that_is_gone_on_with_in_place_is_told(self, agent: AgentSession) -> None:
+    def test_the_end_of_a_turn_that_is_continued_in_place_is_reported(self, agent: AgentSession) -> None:
         first = agent.must(user("a"), says="One.")
         more = {"continue_final_message": True, "add_generation_prompt": False}
         second = agent.must(user("a"), first.message, says=" And two.", **more)

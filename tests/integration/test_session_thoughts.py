@@ -51,7 +51,7 @@ def joined(*messages: dict[str, Any]) -> dict[str, Any]:
 
 class TestCutInAThought:
     @pytest.mark.parametrize("stream", [False, True])
-    def test_the_rest_of_the_thought_is_a_thought(self, agent: AgentSession, opening: str, stream: bool) -> None:
+    def test_the_rest_of_the_reasoning_is_reasoning(self, agent: AgentSession, opening: str, stream: bool) -> None:
         cut = agent.must(user("a"), says=f"{opening}First I", finish="length")
         assert parts(cut.message) == ("First I", "")
         more = agent.must(
@@ -105,7 +105,7 @@ class TestCutInAThought:
         (only,) = agent.finalize()
         assert parts(only["messages"][1]) == ("Hm.", "Hm. Yes.")
 
-    def test_a_call_behind_the_thought_is_a_call(self, agent: AgentSession, opening: str) -> None:
+    def test_a_call_behind_the_reasoning_is_a_call(self, agent: AgentSession, opening: str) -> None:
         agent.tools = TOOLS
         qwen = '<tool_call>\n{"name": "look", "arguments": {"where": "x"}}\n</tool_call>'
         coder = "<tool_call>\n<function=look>\n<parameter=where>\nx\n</parameter>\n</function>\n</tool_call>"
@@ -119,7 +119,7 @@ class TestCutInAThought:
         assert parts(only["messages"][1])[0] == f"I call it: {qwen}"
 
     @pytest.mark.parametrize("closed", [False, True])
-    def test_a_forced_call_waits_for_the_end_of_the_thought(
+    def test_a_forced_call_waits_for_the_end_of_the_reasoning(
         self, agent: AgentSession, opening: str, closed: bool
     ) -> None:
         if not opening:
@@ -143,7 +143,7 @@ class TestCutInAThought:
 class TestPrefills:
     """Words of the client's own that end within a thought, or behind one."""
 
-    def test_content_that_ends_within_a_thought(self, agent: AgentSession) -> None:
+    def test_content_that_ends_within_reasoning(self, agent: AgentSession) -> None:
         prefill = {"role": "assistant", "content": "<think>\nFirst"}
         turn = agent.must(user("a"), prefill, says=" this.\n</think>\n\nYes.", continue_final_message=True)
         assert agent.stack.spelling.text_of_request(turn.sent).endswith("<think>\nFirst")
@@ -160,21 +160,21 @@ class TestPrefills:
         (only,) = agent.finalize()
         assert parts(only["messages"][1])[0] == " this and"
 
-    def test_a_thought_that_the_template_closes(self, agent: AgentSession) -> None:
+    def test_reasoning_that_the_template_closes(self, agent: AgentSession) -> None:
         prefill = {"role": "assistant", "content": "The answer", "reasoning_content": "Easy."}
         turn = agent.must(user("a"), prefill, says=" is 4.", continue_final_message=True)
         assert parts(turn.message) == ("", " is 4.")
         (only,) = agent.finalize()
         assert parts(only["messages"][1]) == ("Easy.", "The answer is 4.")
 
-    def test_content_without_a_thought(self, agent: AgentSession) -> None:
+    def test_content_without_reasoning(self, agent: AgentSession) -> None:
         prefill = {"role": "assistant", "content": "The answer"}
         turn = agent.must(user("a"), prefill, says=" is <think> or 4.", continue_final_message=True)
         assert parts(turn.message) == ("", " is <think> or 4.")
 
 
 class TestAnthropics:
-    def test_a_thinking_block_is_gone_on_with(self, agent: AgentSession, opening: str) -> None:
+    def test_a_thinking_block_is_continued(self, agent: AgentSession, opening: str) -> None:
         worker, url = agent.stack.workers[0], f"{agent.path}/v1/messages"
         worker.script(text=f"{opening}First I", finish="length")
         body: dict[str, Any] = {"model": "m", "max_tokens": 50, "messages": [user("a")]}
@@ -195,7 +195,7 @@ class TestBehindATool:
     """There a template may write another end of the prompt than behind a greeting: what counts is the prompt that was sent."""
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_no_thought_is_begun_there(self, stream: bool) -> None:
+    def test_no_reasoning_is_begun_there(self, stream: bool) -> None:
         model = ChatModel("deepseekv3")
         with stack("qwen", styles=("incremental",), folder=chat_model("deepseekv3"), radix=HUGGINGFACE) as made:
             agent = AgentSession.make(made, tools=TOOLS)
@@ -209,7 +209,7 @@ class TestBehindATool:
                 assert parts(reply) == ("", content)
                 assert len(reply.get("tool_calls") or ()) == calls
 
-    def test_a_thought_is_begun_there_and_nowhere_else(self) -> None:
+    def test_reasoning_is_begun_there_and_nowhere_else(self) -> None:
         template = {"chat_template": str(templates.folder() / "gemma4_v5.jinja")}
         with stack(
             "qwen", styles=("incremental",), folder=chat_model("gemma4"), radix=HUGGINGFACE, sessions=template

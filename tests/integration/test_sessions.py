@@ -11,7 +11,7 @@ import pyarrow.ipc
 import pytest
 import safetensors.numpy
 
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from tests.support import templates
 from tests.support.agents import (
     TOOLS,
@@ -63,7 +63,7 @@ def metric(stack: Stack, name: str) -> float:
 class TestForks:
     """The rows of the contract's table."""
 
-    def test_a_conversation_that_goes_on_is_one_chain(self, agent: AgentSession) -> None:
+    def test_a_conversation_is_one_chain(self, agent: AgentSession) -> None:
         first = agent.must(user("Hello"), says="Hi.")
         second = agent.must(user("Hello"), first.message, user("How are you?"), says="Well.")
         third = agent.must(user("Hello"), first.message, user("How are you?"), second.message, user("Bye"), says="Bye.")
@@ -146,7 +146,7 @@ class TestForks:
         (only,) = agent.finalize()
         assert ids_of(only) == following.chain
 
-    def test_the_last_message_can_be_gone_on_with(self, agent: AgentSession) -> None:
+    def test_the_last_message_can_be_continued(self, agent: AgentSession) -> None:
         cut = agent.must(user("a"), says="one two three four", max_tokens=2)
         more = agent.must(user("a"), cut.message, says=" three", continue_final_message=True)
         assert more.sent == cut.chain
@@ -476,7 +476,7 @@ class TestBadInput:
         assert stack.post("/sessions", {"ttl_s": -1}).status == 400
         assert stack.get(f"{agent.path}/finalize").status == 405
 
-    def test_worker_failures_are_told_and_change_nothing(self, agent: AgentSession) -> None:
+    def test_worker_failures_are_reported_and_change_nothing(self, agent: AgentSession) -> None:
         worker = agent.stack.workers[0]
         worker.kill()
         answer = agent.ask(user("a")).answer

@@ -24,8 +24,8 @@ import pytest
 
 from router.config import AbortConfig
 from router.embedded.engine.records import GenerationRecord
-from router.embedded.http.wire import StreamStyle
 from router.embedded.models.vocabulary import load_vocabulary
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.conftest import MORE
 from tests.support.asking import Asking, assert_kept, counted, outcomes, said_once, settle, until

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from tests.support.asking import assert_kept
 from tests.support.stack import STYLES, Stack, stack
 

@@ -266,7 +266,7 @@ def test_a_stream_of_a_batch() -> None:
     assert (texts(found, 0), texts(found, 1)) == ("one ab", "two cd")
 
 
-def test_a_reply_that_only_ends_is_told() -> None:
+def test_a_reply_that_only_ends_is_reported() -> None:
     _, found = answer(Engine(events=[reply("", {"type": "abort"}, 0)]), stream=True, echo=True)
     (choice,) = found[0]["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("2 + 2 = ", "abort")
@@ -310,7 +310,7 @@ def test_a_stream_that_says_it_is_done_and_is_not() -> None:
     assert set(found[-1]) == {"error"}
 
 
-def test_an_event_of_a_reply_that_nobody_asked_for() -> None:
+def test_an_event_of_a_reply_that_was_not_asked_for() -> None:
     _, found = answer(Engine(events=[{**ONE, "index": 0}, {**ONE, "index": 2}]), prompt=["a", "b"], stream=True)
     assert set(found[-1]) == {"error"}
 

@@ -155,7 +155,7 @@ def _trajectory(
             continue
         low = span.offset - begin
         for name in rows.keys() & turn.extra.keys():
-            rows[name].append(TurnRows(turn.id, span.offset + len(span), span.offset + count, turn.extra[name]))
+            rows[name].append(TurnRows(turn.id, span.offset + span.count, span.offset + count, turn.extra[name]))
         if trained is not None:
             done = trained.get(id(span), 0)
             mask[low : low + min(done, count)] = 0

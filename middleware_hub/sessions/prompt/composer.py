@@ -110,7 +110,7 @@ class Composer:
         else:
             span = shared_contexts.find(turn, request, checkpoint.span)
             if span is not None:
-                return self._composed(checkpoint, span, len(span), await self._scaffold_at(span, request))
+                return self._composed(checkpoint, span, span.count, await self._scaffold_at(span, request))
             try:
                 return await self._appended(checkpoint, turn, request, start)
             except RenderingError as error:
@@ -156,7 +156,7 @@ class Composer:
             ids = await self._tokenizer.encode(joined.text, start=False)
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if joined.recut else SpanFlag.NONE)
             span = shared_contexts.share(turn, request, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags))
-            take = len(span)
+            take = span.count
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
                 await _offload(request, partial(self._whole.verify, span, take, request, checkpoint, joined))
         return self._composed(checkpoint, span, take, await self._scaffold(joined.text, request))
@@ -227,7 +227,7 @@ class Composer:
     ) -> ComposedPrompt:
         span = shared_contexts.find(turn, request, None) if start is None else None
         if span is not None:
-            return self._composed(None, span, len(span), await self._scaffold_at(span, request), reasons)
+            return self._composed(None, span, span.count, await self._scaffold_at(span, request), reasons)
         try:
             text = await _offload(request, partial(self._whole.text, request))
         except RenderingError as error:
@@ -238,7 +238,7 @@ class Composer:
                 "the chat template makes nothing of these messages: there is nothing to send to a worker"
             )
         span = shared_contexts.share(turn, request, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE))
-        prompt = self._composed(None, span, len(span), await self._scaffold(text, request), reasons)
+        prompt = self._composed(None, span, span.count, await self._scaffold(text, request), reasons)
         return msgspec.structs.replace(prompt, reused=known)
 
     def _composed(

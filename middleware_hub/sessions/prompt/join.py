@@ -71,7 +71,7 @@ def join(checkpoint: Checkpoint, tail: str, codec: Codec) -> Join:
     if hidden and hidden[0].shown and not taken:
         return Join(span.visible, checkpoint.shown + tail, recut=True, left_out=True)
     take = span.visible + taken
-    left_out = take < len(span)
+    left_out = take < span.count
     if taken and not position and hidden[-1].special and not left_out and _ended(checkpoint, codec):
         opens = codec.encode_tail(tail[:OPENING])
         if opens and opens[0] in codec.special_ids and opens[0] != _last_id(checkpoint):

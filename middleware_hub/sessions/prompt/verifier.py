@@ -59,7 +59,6 @@ class _ChainSegment(NamedTuple):
     text: str
     special: str | None
     assistants: bool
-    head: bool
 
 
 def differences(
@@ -69,7 +68,6 @@ def differences(
     *,
     header: str = "",
     asked: bool = True,
-    skip_head: bool = False,
 ) -> list[Difference]:
     """Compare a chain with the text that it should spell, in one pass over both.
 
@@ -79,8 +77,6 @@ def differences(
         special: matches one special token.
         header: what an assistant's turn begins with; empty if unknown.
         asked: whether the chain ends with a generation prompt, and not in an assistant's turn that is continued.
-        skip_head: do not compare the text in front of the first sampled token, which may hold the date of another day. Its
-            special tokens are compared all the same.
 
     Returns:
         All differences in text up to the first difference in special tokens, which comes last.
@@ -94,7 +90,7 @@ def differences(
                 Difference("special", index, _named(wanted, wanted_token), _named(segment.text, segment.special))
             )
             break
-        if wanted != segment.text and not (skip_head and segment.head):
+        if wanted != segment.text:
             # A generation prompt begins like an assistant's turn, but nothing may rewrite it.
             said = segment.special is not None or not asked
             soft = segment.assistants or (said and assistants.opens(wanted) and assistants.opens(segment.text))
@@ -132,17 +128,15 @@ def _segments(chain: Sequence[ChainPart], special: re.Pattern[str]) -> Iterator[
     """Yield the chain's segments. Parts are cut one by one: a literal that crosses two parts is text, not a token."""
     pieces: list[str] = []
     assistants = False  # a sampled character lies in this segment
-    head = True
     for part in chain:
-        head = head and not part.sampled
         for text, token in _cut(part.text, special):
             pieces.append(text)
             assistants = assistants or (part.sampled and bool(text))
             if token is not None:
                 # A model that stops at once has sampled no character of the segment, which is its own all the same.
-                yield _ChainSegment("".join(pieces), token, assistants or part.sampled, head)
+                yield _ChainSegment("".join(pieces), token, assistants or part.sampled)
                 pieces, assistants = [], False
-    yield _ChainSegment("".join(pieces), None, assistants, head)
+    yield _ChainSegment("".join(pieces), None, assistants)
 
 
 def _excerpts(expected: str, found: str) -> tuple[str, str]:

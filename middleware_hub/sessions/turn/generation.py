@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.refusals import SessionOverError
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.radix.recording import Asked, Judge, Verdict
+from middleware_hub.radix.recording import Expectation, Judge, Verdict
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import BranchHandle
@@ -176,7 +176,7 @@ class Generation:
         """Send it to a worker. A failed reply is not kept; a stream that was ended on purpose is: it was sampled."""
         judge = self._backend.judge
         skips_special = self._plan.sampling.get("skip_special_tokens") is not False
-        asked = Asked(
+        asked = Expectation(
             self.prompt.tokens, skips_special, self._logprobs, self.id, judge.workers.moment(), judge.clock.steps
         )
         received = WorkerReply(self)
@@ -197,20 +197,20 @@ class Generation:
         self._commit(asked, reply, answer)
         self.answer = answer
 
-    def _keep(self, asked: Asked, received: WorkerReply) -> None:
+    def _keep(self, asked: Expectation, received: WorkerReply) -> None:
         """Commit what a stream has brought before it was ended on purpose."""
         reply = received.streamed.reply()
         if reply is not None and reply.ids and not self._plan.trie.closed:
             answer = self.building.answer(reply, {}, {}, prompt_tokens=asked.prompt_tokens, cut_off=True)
             self._commit(asked, reply, answer)
 
-    def _commit(self, asked: Asked, reply: Reply, answer: Answer) -> None:
+    def _commit(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
         begun = time.perf_counter()
         with self._backend.tracer.span("commit", tokens=len(reply.ids)):
             self._attach(asked, reply, answer)
         self.commit_seconds = time.perf_counter() - begun
 
-    def _attach(self, asked: Asked, reply: Reply, answer: Answer) -> None:
+    def _attach(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
         plan, prompt, judge, lasting = self._plan, self.prompt, self._backend.judge, self._plan.lasting
         hint = request_state(self._inner).hint
         if hint is not None and hint.replied is not None:

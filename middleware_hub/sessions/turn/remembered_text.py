@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 from starlette.types import Scope
@@ -16,31 +17,20 @@ from router.http.asgi import header
 from router.observability.tracing import Tracer
 
 
+@dataclass(slots=True)
 class RememberedText:
-    """Encodes the whole prompts of one request as the radix tree remembers their text.
-
-    Args:
-        tree, tokenizer, namespace, tracer: see `prompting.from_text`.
-        parent: the reply that the request names.
+    """Encodes the whole prompts of one request as the radix tree remembers their text; see `prompting.from_text`.
 
     Attributes:
-        knew_parent: whether the parent's tokens are in the prompt.
+        knew_parent: whether the tokens of the parent, the reply that the request names, are in the prompt.
     """
 
-    def __init__(
-        self,
-        tree: RadixTree,
-        tokenizer: Tokenizer,
-        namespace: tuple[str, str, str],
-        parent: str | None,
-        tracer: Tracer,
-    ) -> None:
-        self._tree = tree
-        self._tokenizer = tokenizer
-        self._namespace = namespace
-        self._parent = parent
-        self._tracer = tracer
-        self.knew_parent = False
+    _tree: RadixTree
+    _tokenizer: Tokenizer
+    _namespace: tuple[str, str, str]
+    _parent: str | None
+    _tracer: Tracer
+    knew_parent: bool = False
 
     @classmethod
     def of(

@@ -61,7 +61,6 @@ class Turns:
 
     def adopt(self, session: Session, key: RequestKey) -> Exchange | None:
         """Return the exchange that answers the same request already and has lost its client, if there is one."""
-        session.require(Act.GENERATE)
         found = session.adopt(key)
         if found is not None:
             self._metrics.resent.labels("replayed" if found.over else "adopted").inc()
@@ -71,9 +70,8 @@ class Turns:
     def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange:
         """Prepare a turn and let it run by itself; from now on the session knows it.
 
-        Raises SessionOverError, CapacityError: then nothing has changed. Later errors are the exchange's failure.
+        Raises CapacityError: then nothing has changed. Later errors are the exchange's failure.
         """
-        session.require(Act.GENERATE)
         session.touch()
         if session.lasting:
             self._registry.require_room()

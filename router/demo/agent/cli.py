@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _show(_args: argparse.Namespace, folder: Path) -> int:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that PyTorch is missing
     from router.demo.agent.show import show  # slow to import, and needs the clients: not for --help
 
     return show(folder)

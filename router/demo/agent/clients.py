@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import anthropic
@@ -52,28 +52,25 @@ def tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
     return {"name": name, "description": description, "parameters": schema}
 
 
+@dataclass
 class Agent(ABC):
     """Keeps the messages of one conversation, and asks for turns."""
 
     client_name: ClassVar[str]
-
-    def __init__(
-        self, client: Any, name: str, system: str, tools: Sequence[dict[str, Any]], prompter: Prompter
-    ) -> None:
-        self.messages: list[Any] = []
-        self._client = client
-        self._name = name
-        self._system = system
-        self._tools = tools
-        self._prompter = prompter
+    client: Any
+    name: str
+    system: str
+    tools: Sequence[dict[str, Any]]
+    prompter: Prompter
+    messages: list[Any] = field(default_factory=list)
 
     async def ask(self, line: Line) -> AgentTurn:
         """Return a turn that is not among the messages yet: any number may be asked for at a time. Raises CallError."""
         try:
-            generation, *said = await self._send(self._prompter.fields(line))
+            generation, *said = await self._send(self.prompter.fields(line))
         except (openai.OpenAIError, anthropic.AnthropicError) as error:
             raise CallError(f"{self.client_name}: {error}") from error
-        return AgentTurn(self._name, self.client_name, generation, self._prompter.count(line), *said)
+        return AgentTurn(self.name, self.client_name, generation, self.prompter.count(line), *said)
 
     @abstractmethod
     async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
@@ -90,9 +87,9 @@ class OpenAIAgent(Agent):
     client_name = "openai"
 
     async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
-        messages = [{"role": "system", "content": self._system}, *self.messages]
-        tools = [{"type": "function", "function": function} for function in self._tools]
-        reply = await self._client.chat.completions.create(
+        messages = [{"role": "system", "content": self.system}, *self.messages]
+        tools = [{"type": "function", "function": function} for function in self.tools]
+        reply = await self.client.chat.completions.create(
             model=MODEL, messages=messages, tools=tools, max_completion_tokens=MAX_TOKENS, extra_body=extra
         )
         message = reply.choices[0].message
@@ -110,10 +107,10 @@ class AnthropicAgent(Agent):
     client_name = "anthropic"
 
     async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
-        tools = [{"input_schema" if key == "parameters" else key: one[key] for key in one} for one in self._tools]
-        reply = await self._client.messages.create(
+        tools = [{"input_schema" if key == "parameters" else key: one[key] for key in one} for one in self.tools]
+        reply = await self.client.messages.create(
             model=MODEL,
-            system=self._system,
+            system=self.system,
             messages=self.messages,
             tools=tools,
             max_tokens=MAX_TOKENS,

@@ -1,34 +1,14 @@
-"""Trajectories against what the workers wrote down: id by id, and every other promise that goes with an id.
-
-The router has no part in what is written down, and cannot have: a worker writes when it ends, after the router has replied.
-"""
+"""Trajectories against what the workers wrote down: id by id, and every other promise that goes with an id."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq
-from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Evidence:
-    """One generation, as its worker wrote it down."""
-
-    input_ids: list[int]
-    output_ids: list[int]
-    logprobs: list[float]  # of each output id
-    versions: list[str]  # of the weights that sampled each output id
-
-
-def read_evidence(folder: Path) -> dict[str, Evidence]:
-    """Return what all workers wrote into `folder`, by generation id."""
-    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.jsonl")]
-    lines = [json.loads(line) for text in texts for line in text.splitlines()]
-    return {line.pop("rid"): Evidence(**line) for line in lines}
+from router.embedded.engine.records import GenerationRecord
 
 
 @dataclass(frozen=True)
@@ -48,7 +28,7 @@ def ids_of(trajectory: Mapping[str, Any]) -> list[int]:
     return [*trajectory["prompt_ids"], *trajectory["response_ids"]]
 
 
-def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Proof:
+def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, GenerationRecord]) -> Proof:
     """Compare one trajectory: the whole with its last generation, and each turn with its own."""
     ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
     last = evidence.get(trajectory["branch"])
@@ -83,7 +63,7 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, Evidence]) -> Pr
     return Proof(len(ids), same, faults)
 
 
-def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[str, Evidence]) -> list[str]:
+def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[str, GenerationRecord]) -> list[str]:
     """Return what is wrong with all of a session's trajectories together: a generation is lost, or trained twice."""
     trained: Counter[str] = Counter()
     for trajectory in trajectories:

@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from router.demo.agent.proof import Evidence, ids_of, prove, prove_together
+from router.demo.agent.proof import ids_of, prove, prove_together
 from router.demo.agent.team import Played
 from router.demo.agent.tree import TurnNode, draw, forest, walk
 from router.demo.respelling import Respelling, Speller
 from router.demo.screen import plain_table
+from router.embedded.engine.records import GenerationRecord
 
 _HEAD = ("branch", "turns", "prompt", "mask 0", "mask 1", "weights", "exact", "as the workers had it", "encoded again")
 _LEGEND = """
@@ -41,7 +42,7 @@ class Report:
         tokenizer: the shipped one.
     """
 
-    def __init__(self, played: Played, evidence: Mapping[str, Evidence], tokenizer: Tokenizer) -> None:
+    def __init__(self, played: Played, evidence: Mapping[str, GenerationRecord], tokenizer: Tokenizer) -> None:
         self._played = played
         self._evidence = evidence
         self._tokenizer = tokenizer

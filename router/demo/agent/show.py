@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from router.demo.agent.proof import read_evidence
 from router.demo.agent.report import Report
 from router.demo.agent.script import Prompter
 from router.demo.agent.team import FIRST_VERSION, play
-from router.demo.processes import fleet
+from router.demo.processes import router
 from router.demo.screen import console
 from router.embedded.models.ngram import shipped_tokenizer
+from router.embedded.options import WorkerOptions
+from router.embedded.worker import EmbeddedWorker
 
 WORKERS = 2
+TOKENS_PER_SECOND = 200  # as `tito-router demo-worker`
 
 
 def show(folder: Path) -> int:
-    """Run the demonstration; return the exit status. `folder` is for logs and for what the workers write down."""
+    """Run the demonstration; return the exit status. `folder` is for the router's log.
+
+    The workers run in this process, which reads their logs when the router has ended: the router has no part in what they
+    wrote down.
+    """
     begun = time.monotonic()
     # A proxy in the environment of the clients does not reach this machine.
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
@@ -29,12 +36,14 @@ def show(folder: Path) -> int:
     tokenizer = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
     out = console()
     out.print(f"starting {WORKERS} workers and a router ...")
-    flags = ["--weight-version", FIRST_VERSION, "--journal", str(folder)]
-    with fleet(folder, workers=WORKERS, worker_flags=flags, router_flags=["--verify-rate", "1"]) as url:
+    options = WorkerOptions(weight_version=FIRST_VERSION, token_delay=1 / TOKENS_PER_SECOND)
+    workers = [EmbeddedWorker(None, options, seed=number) for number in range(WORKERS)]
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(worker).url for worker in workers]
+        url = stack.enter_context(router(folder, urls, flags=["--verify-rate", "1"]))
         out.print(f"the router is {url}: one session, an openai client and an anthropic client\n")
         played = asyncio.run(play(url, Prompter(tokenizer), lambda news: out.print(f"  {news}")))
-    # The workers write when they end: the router is gone by then, and what it answered is in `played`.
-    report = Report(played, read_evidence(folder), tokenizer)
+    report = Report(played, {record.rid: record for worker in workers for record in worker.log}, tokenizer)
     out.print()
     out.print(report)
     out.print(f"{time.monotonic() - begun:.1f} s.")

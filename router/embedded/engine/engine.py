@@ -24,11 +24,11 @@ from enum import Enum
 from typing import Literal
 
 from router.embedded.condition import Condition
-from router.embedded.engine.faults import Fault
 from router.embedded.engine.finish import ABORTED, DEQUEUED, FinishReason
 from router.embedded.engine.records import GenerationRecord
 from router.embedded.engine.sample import ReplyRequest, Sample
-from router.embedded.engine.script import FREE, Script
+from router.embedded.engine.script import FREE, Fault, Script
+from router.embedded.options import WorkerOptions
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -78,28 +78,19 @@ class Engine:
 
     Args:
         new_sample: begins the sample of a request.
-        weight_version: the first one.
-        stream_interval: tokens per event of a stream that does not say so itself.
-        token_delay: seconds per token.
+        options: of the worker: weight_version, stream_interval and token_delay are used.
     """
 
-    def __init__(
-        self,
-        new_sample: Callable[[ReplyRequest], Sample],
-        *,
-        weight_version: str,
-        stream_interval: int,
-        token_delay: float,
-    ) -> None:
-        self.weight_version = weight_version
-        self.stream_interval = stream_interval
+    def __init__(self, new_sample: Callable[[ReplyRequest], Sample], options: WorkerOptions) -> None:
+        self.weight_version = options.weight_version
         self.jobs: dict[str, EngineJob] = {}
         self.scripts: deque[Script] = deque()
         self.faults: deque[Fault] = deque()
         self.progress = Condition()  # notified after every token and every request
         self._gates = Condition()  # notified when a closed place may have opened
         self._new_sample = new_sample
-        self._token_delay = token_delay
+        self._stream_interval = options.stream_interval
+        self._token_delay = options.token_delay
         self._hold: int | None = None
         self._front_closed = False
         self._scheduler_closed = False
@@ -147,7 +138,7 @@ class Engine:
         """Run a sample; yield what SGLang's scheduler passes on, the last time with the finish reason."""
         sample, record = job.sample, job.record
         interval = (
-            (sample.request.sampling.stream_interval or self.stream_interval) if stream else sample.plain_interval
+            (sample.request.sampling.stream_interval or self._stream_interval) if stream else sample.plain_interval
         )
         passed_on = NOTHING
         await self._pass(job, lambda: job.dropped or not self._front_closed)

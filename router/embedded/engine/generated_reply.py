@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.embedded.engine.detokenizer import Detokenizer
-from router.embedded.engine.finish import FinishReason, length
-from router.embedded.engine.sample import LogprobDetails, ReplyRequest, Versions
+from router.embedded.engine.sample import ReplyRequest, Sample
 from router.embedded.engine.source import Source
 from router.embedded.engine.stopping import Stopping
 from router.embedded.models.vocabulary import EngineVocabulary
 
-_FORCED_INTERVAL = 50  # SGLANG_FORCE_STREAM_INTERVAL
 
-
-class GeneratedReply:
+class GeneratedReply(Sample):
     """Follows its script, then samples from a source."""
+
+    plain_interval = 50  # SGLANG_FORCE_STREAM_INTERVAL
 
     def __init__(self, vocabulary: EngineVocabulary, source: Source, request: ReplyRequest, seed: str) -> None:
         prompt_ids, sampling, returns = request.input_ids, request.sampling, request.returns
-        self.request = request
-        self.output_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions = Versions()
-        self.details = LogprobDetails()
-        self.finish: FinishReason | None = length(0) if sampling.max_new_tokens == 0 else None
+        super().__init__(request)
         self.burst = source.burst
-        self.plain_interval = _FORCED_INTERVAL
         self._eos_id = vocabulary.eos_id
         self._distributions = source.begin(prompt_ids, sampling, seed)
         self._stopping = Stopping(vocabulary, sampling, request.script)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from router.embedded.engine.finish import FinishReason
@@ -30,7 +29,7 @@ class GenerationRecord:
 
 
 @dataclass
-class RequestRecord:
+class ControlRecord:
     """Any request that is not a generation."""
 
     method: str
@@ -51,18 +50,12 @@ class Journal:
 
     keep: bool
     generations: list[GenerationRecord] = field(default_factory=list)
-    requests: list[RequestRecord] = field(default_factory=list)
+    requests: list[ControlRecord] = field(default_factory=list)
 
     def add_generations(self, records: list[GenerationRecord]) -> None:
         if self.keep:
             self.generations += records
 
-    def add_request(self, record: RequestRecord) -> None:
+    def add_request(self, record: ControlRecord) -> None:
         if self.keep:
             self.requests.append(record)
-
-    def write(self, path: Path) -> None:
-        """Write a line of JSON for each generation: what was read and sampled."""
-        names = ("rid", "input_ids", "output_ids", "logprobs", "versions")
-        lines = (json.dumps({name: getattr(record, name) for name in names}) for record in self.generations)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
 
-from router.embedded.engine.finish import FinishReason
+from router.embedded.engine.finish import FinishReason, length
+from router.embedded.engine.logprobs import LogprobDetails
 from router.embedded.engine.sampling import SamplingParams
 from router.embedded.engine.script import FREE, Script
-from router.embedded.engine.source import Scored
 
 
 @dataclass(frozen=True)
@@ -72,43 +73,32 @@ class Versions:
         return spans or [{"version": current, "start": 0, "end": 0}]
 
 
-@dataclass
-class LogprobDetails:
-    """The logprobs of the prompt, and what a reply reports at each place besides the logprob of the sampled token."""
-
-    prompt: list[Scored] = field(default_factory=list)
-    prompt_top: list[list[Scored] | None] = field(default_factory=list)
-    prompt_chosen: list[list[Scored] | None] = field(default_factory=list)
-    output_top: list[list[Scored]] = field(default_factory=list)
-    output_chosen: list[list[Scored]] = field(default_factory=list)
-
-
-class Sample(Protocol):
+class Sample(ABC):
     """A reply as the engine runs it and the wire reports it."""
 
-    request: ReplyRequest
-    output_ids: list[int]
-    versions: Versions
-    details: LogprobDetails
-    finish: FinishReason | None
     burst: int  # how many tokens may be sampled before the other samples run
     plain_interval: int  # without a stream, the text is decoded after so many tokens
 
-    @property
-    def logprobs(self) -> list[float]: ...
+    def __init__(self, request: ReplyRequest) -> None:
+        self.request = request
+        self.output_ids: list[int] = []
+        self.logprobs: list[float] = []  # of each sampled token
+        self.versions = Versions()
+        self.details = LogprobDetails()
+        self.finish: FinishReason | None = None if request.sampling.max_new_tokens else length(0)
 
+    @abstractmethod
     def advance(self, count: int, version: str) -> None:
         """Sample `count` tokens under `version`, or fewer if the reply ends earlier."""
-        ...
 
+    @abstractmethod
     def text(self) -> str:
         """Return the text that SGLang's detokenizer has passed on, if it decodes at each of these calls."""
-        ...
 
+    @abstractmethod
     def entries(self, start: int, end: int) -> list[tuple[float, int, None]]:
         """Return a part of `output_token_logprobs`, without texts, as a new list."""
-        ...
 
     def holds_back(self) -> bool:
         """Return whether a stream waits with its text, because a stop string may have begun."""
-        ...
+        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from router.embedded.engine.engine import Engine
-from router.embedded.engine.records import Journal, RequestRecord
+from router.embedded.engine.records import ControlRecord, Journal
 from router.embedded.http.errors import Broken, Deadly, Refused
 from router.embedded.http.exchange import PLAIN, Handler, HttpExchange, Receive, Scope, Send, read
 
@@ -43,7 +43,7 @@ class EngineApp:
             if exchange.path == "/generate" and exchange.method in ("POST", "PUT"):
                 await self._generate(exchange)
             else:
-                record = RequestRecord(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
+                record = ControlRecord(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
                 self._journal.add_request(record)
                 await self._control(exchange)
         except Refused as refused:

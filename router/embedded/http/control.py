@@ -11,6 +11,7 @@ from router.embedded.engine.engine import Engine, PauseMode
 from router.embedded.http.errors import Refused
 from router.embedded.http.exchange import Handler, HttpExchange
 from router.embedded.http.wire import Wire
+from router.embedded.options import WorkerOptions
 
 _UPDATED = "Succeeded to update model weights."
 _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
@@ -26,25 +27,15 @@ class Control:
         engine: the engine.
         wire: /server_info reports how it streams.
         tokenizer_path: reported as the model's path, too.
-        context_length: reported.
-        health_timeout: seconds that /health waits for a paused engine before it answers 503.
+        options: of the worker.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        wire: Wire,
-        *,
-        tokenizer_path: str,
-        context_length: int,
-        health_timeout: float,
-    ) -> None:
+    def __init__(self, engine: Engine, wire: Wire, tokenizer_path: str, options: WorkerOptions) -> None:
         self.unhealthy = False
         self._engine = engine
         self._wire = wire
         self._path = tokenizer_path
-        self._context_length = context_length
-        self._health_timeout = health_timeout
+        self._options = options
         self._started = int(time.time())
         get, post, both = ("GET",), ("POST",), ("GET", "POST")
         self._routes: dict[str, tuple[tuple[str, ...], Handler]] = {
@@ -86,7 +77,7 @@ class Control:
     async def _health(self, exchange: HttpExchange) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
-                self._engine.progress.wait_for(lambda: not self._engine.paused), self._health_timeout
+                self._engine.progress.wait_for(lambda: not self._engine.paused), self._options.health_timeout
             )
         await self._ready(exchange)
 
@@ -120,8 +111,8 @@ class Control:
             "model_path": self._path,
             "tokenizer_path": self._path,
             "skip_tokenizer_init": False,
-            "context_length": self._context_length,
-            "stream_interval": self._engine.stream_interval,
+            "context_length": self._options.context_length,
+            "stream_interval": self._options.stream_interval,
             "incremental_streaming_output": self._wire.stream_style == "incremental",
             "weight_version": self._engine.weight_version,
             "version": "0.5.23",
@@ -136,7 +127,7 @@ class Control:
             "owned_by": "sglang",
             "root": self._path,
             "parent": None,
-            "max_model_len": self._context_length,
+            "max_model_len": self._options.context_length,
         }
         await exchange.answer(200, {"object": "list", "data": [card]})
 

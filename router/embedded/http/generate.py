@@ -14,6 +14,7 @@ from router.embedded.http.errors import Refused
 from router.embedded.http.exchange import DONE, EVENTS, JSON, PLAIN, HttpExchange, event
 from router.embedded.http.wire import Wire
 from router.embedded.models.vocabulary import EngineVocabulary
+from router.embedded.options import WorkerOptions
 
 
 class GenerateHandler:
@@ -24,7 +25,7 @@ class GenerateHandler:
         wire: makes their replies.
         journal: takes a record of each generation.
         vocabulary: encodes texts.
-        context_length: longer prompts are refused.
+        options: of the worker: context_length is used.
         reset: called with the address of the client whose connection is to be cut, which no application can do.
     """
 
@@ -34,14 +35,14 @@ class GenerateHandler:
         wire: Wire,
         journal: Journal,
         vocabulary: EngineVocabulary,
-        context_length: int,
+        options: WorkerOptions,
         reset: Callable[[tuple[Any, ...]], None],
     ) -> None:
         self._engine = engine
         self._wire = wire
         self._journal = journal
         self._vocabulary = vocabulary
-        self._context_length = context_length
+        self._context_length = options.context_length
         self._reset = reset
 
     async def __call__(self, exchange: HttpExchange) -> None:

@@ -5,32 +5,30 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from router.embedded.engine.engine import EngineJob, Progress
 from router.embedded.engine.faults import BUSY_REASON, spoil
-from router.embedded.engine.source import Scored
+from router.embedded.engine.logprobs import Scored
 from router.embedded.models.vocabulary import EngineVocabulary
-
-StreamStyle = Literal["cumulative", "incremental", "mixed"]
+from router.embedded.options import StreamStyle, WorkerOptions
 
 _LATENCY = 0.01  # seconds, of every reply
 
 
 class Wire:
-    """Makes JSON of jobs.
+    """Makes JSON of jobs. Stream style and version spans may change while it is used.
 
     Args:
         vocabulary: for `return_text_in_logprobs`.
-        stream_style: see `WorkerOptions`.
-        version_spans: see `WorkerOptions`.
+        options: of the worker: stream_style and version_spans are used.
     """
 
-    def __init__(self, vocabulary: EngineVocabulary, *, stream_style: StreamStyle, version_spans: bool) -> None:
-        self.stream_style = stream_style
-        self.version_spans = version_spans
+    def __init__(self, vocabulary: EngineVocabulary, options: WorkerOptions) -> None:
+        self.stream_style: StreamStyle = options.stream_style
+        self.version_spans = options.version_spans
         self._vocabulary = vocabulary
 
     def payload(

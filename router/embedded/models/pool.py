@@ -11,10 +11,10 @@ import itertools
 import random
 from dataclasses import replace
 
-from router.embedded.engine.finish import FinishReason, length
-from router.embedded.engine.sample import LogprobDetails, ReplyRequest, ReturnOptions, Versions
+from router.embedded.engine.finish import length
+from router.embedded.engine.logprobs import float32
+from router.embedded.engine.sample import ReplyRequest, ReturnOptions, Sample
 from router.embedded.engine.script import FREE
-from router.embedded.engine.source import float32
 from router.embedded.models.vocabulary import EngineVocabulary
 
 _WORDS = 4096  # different tokens
@@ -46,30 +46,24 @@ class Pool:
         return self._rng.randrange(max(1, _SIZE - length))
 
 
-class PooledReply:
+class PooledReply(Sample):
     """A slice of the pool, which grows as it is sampled."""
+
+    burst = plain_interval = _SIZE
 
     def __init__(self, pool: Pool, request: ReplyRequest) -> None:
         asked = request.returns
         returns = ReturnOptions(logprobs=asked.logprobs, texts=asked.texts, prompt_ids=asked.prompt_ids)
-        self.request = replace(request, returns=returns, script=FREE)
-        self.versions = Versions()
-        self.details = LogprobDetails()
-        self.burst = self.plain_interval = _SIZE
-        self.output_ids: list[int] = []
+        super().__init__(replace(request, returns=returns, script=FREE))
         self._pool = pool
         self._length = min(request.sampling.max_new_tokens, _SIZE)
         self._start = pool.place(self._length)
-        self.finish: FinishReason | None = None if self._length else length(0)
-
-    @property
-    def logprobs(self) -> list[float]:
-        return self._pool.logprobs[self._start : self._start + len(self.output_ids)]
 
     def advance(self, count: int, version: str) -> None:
         count = min(count, self._length - len(self.output_ids))
         at = self._start + len(self.output_ids)
         self.output_ids += self._pool.ids[at : at + count]
+        self.logprobs += self._pool.logprobs[at : at + count]
         self.versions.extend(version, len(self.output_ids))
         if len(self.output_ids) == self._length:
             self.finish = length(self._length)
@@ -80,9 +74,6 @@ class PooledReply:
 
     def entries(self, start: int, end: int) -> list[tuple[float, int, None]]:
         return self._pool.entries[self._start + start : self._start + end]
-
-    def holds_back(self) -> bool:
-        return False
 
 
 def _words(vocabulary: EngineVocabulary, rng: random.Random) -> dict[int, str]:

@@ -17,8 +17,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from router.embedded.engine.logprobs import Scored
 from router.embedded.engine.sampling import SamplingParams
-from router.embedded.engine.source import Scored, TokenDistributions
+from router.embedded.engine.source import TokenDistributions
 from router.embedded.models.vocabulary import EngineVocabulary
 
 Floats = NDArray[np.float32]

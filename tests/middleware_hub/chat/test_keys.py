@@ -84,7 +84,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("pair", APART.values(), ids=APART)
-def test_what_tells_two_messages_apart(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_two_messages_that_differ_have_different_keys(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     one, other = pair
     assert canonical(one) != canonical(other)
     assert strict(one) != strict(other)

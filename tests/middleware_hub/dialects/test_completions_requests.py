@@ -51,7 +51,7 @@ def test_a_prompt_that_is_missing() -> None:
 
 
 @given(prompt=TEXTS | st.lists(TEXTS, min_size=1, max_size=3) | IDS | st.lists(IDS, min_size=1, max_size=3))
-def test_a_prompt_of_any_kind_goes_on_as_it_is(prompt: Any) -> None:
+def test_a_prompt_of_any_kind_is_passed_on_unchanged(prompt: Any) -> None:
     found = asked(prompt=prompt)
     first = prompt[0] if isinstance(prompt, list) else prompt
     key = "text" if isinstance(first, str) else "input_ids"
@@ -190,7 +190,7 @@ def test_nothing_is_what_null_and_empty_fields_ask_for() -> None:
     assert asked(suffix="", text=None, best_of=None, logprobs=None, max_tokens=None, echo=None, user="me") == asked()
 
 
-def test_what_nobody_knows_is_for_the_worker() -> None:
+def test_unknown_fields_are_for_the_worker() -> None:
     found = asked(lora_path="adapter", priority=3, return_trajectory=True, unheard_of={"a": [1]})
     assert found["lora_path"] == "adapter"
     assert (found["priority"], found["return_trajectory"], found["unheard_of"]) == (3, True, {"a": [1]})

@@ -72,7 +72,7 @@ def test_a_batch_is_put_together_prompt_by_prompt() -> None:
 )
 def test_what_cannot_be_sent_is_refused(prompts: list[list[Segment]], batch: bool, says: str) -> None:
     with pytest.raises(BadRequestError) as caught:
-        asyncio.run(assemble(tokenizer("qwen"), prompts, batch=batch, max_context=22))
+        asyncio.run(assemble(tokenizer("qwen-whole"), prompts, batch=batch, max_context=22))
     assert says in caught.value.message
 
 

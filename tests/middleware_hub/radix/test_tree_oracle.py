@@ -8,6 +8,7 @@ everything collides, `check()` after each step.
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -69,9 +70,14 @@ class Oracle:
         self.records: list[Record] = []
 
     def complete(self, text: str) -> tuple[Record, list[Token], int] | None:
-        found = sorted(
-            (r for r in self.records if r.alive and text.startswith(r.text)), key=lambda r: (len(r.text), r.serial)
-        )
+        """The longest complete reply; if it ends inside a literal that the text spells, one that ends before it."""
+        best = self._complete(text, len(text))
+        begin = None if best is None else _literal_around(text, len(best[0].text))
+        return best if begin is None else self._complete(text, begin) or best
+
+    def _complete(self, text: str, most: int) -> tuple[Record, list[Token], int] | None:
+        fits = (r for r in self.records if r.alive and text.startswith(r.text) and len(r.text) <= most)
+        found = sorted(fits, key=lambda r: (len(r.text), r.serial))
         for record in reversed(found):
             tokens = [t for t in record.chain if not t.hidden]
             hidden = [t for t in record.chain if t.hidden]
@@ -107,17 +113,31 @@ class Oracle:
         for rival in self.records:
             if rival.alive and rival.descends(record) and common[rival.serial] > start:
                 limit, chain = common[rival.serial], rival.chain
-                inside = [k for k, t in enumerate(chain) if t.mask and t.end <= limit and not t.hidden and _has_text(t)]
-                if inside:
-                    last = inside[-1]
-                    while last + 1 < len(chain) and _same_character(chain, last, limit):
-                        last += 1
-                    if chain[last].end > start:
-                        found.append((chain[last].end, limit, rival.serial, chain[: last + 1]))
+                last = _last_inside(chain, limit)
+                while last is not None and (begin := _literal_around(text, chain[last].end)) is not None:
+                    last = _last_inside(chain, begin)
+                if last is not None and chain[last].end > start:
+                    found.append((chain[last].end, limit, rival.serial, chain[: last + 1]))
         if found:
             furthest, _, _, tokens = max(found, key=lambda one: one[:3])
             return tokens, furthest
         return tokens, start
+
+
+def _last_inside(chain: list[Token], limit: int) -> int | None:
+    """The last sampled token of a chain whose text ends within `limit` characters."""
+    inside = [k for k, t in enumerate(chain) if t.mask and t.end <= limit and not t.hidden and _has_text(t)]
+    if not inside:
+        return None
+    last = inside[-1]
+    while last + 1 < len(chain) and _same_character(chain, last, limit):
+        last += 1
+    return last
+
+
+def _literal_around(text: str, position: int) -> int | None:
+    """Where a literal begins of which `position` is neither the beginning nor the end; it must be encoded whole."""
+    return next((m.start() for m in re.finditer("<e>|<t>", text) if m.start() < position < m.end()), None)
 
 
 def _has_text(token: Token) -> bool:

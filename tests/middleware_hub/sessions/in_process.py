@@ -1,7 +1,7 @@
-"""Sessions in this process, in front of an engine that does as it is told: every moment of a turn can be stopped at.
+"""Sessions in this process, in front of a scripted engine: a test can stop at every moment of a turn.
 
 After `room.engine.says("one two", hold=1)` and `client = room.ask({"messages": [...]})`, `await room.engine.arrived()` returns
-when one token has been sent, and no more is until somebody sets `go`. The client may leave meanwhile.
+when one token has been sent; the engine sends no more until the test sets `go`. The client may leave meanwhile.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Engine:
         self._running: dict[str, Says] = {}
         self._aborted: set[str] = set()
         self._waiting = 0
-        self._bell = asyncio.Event()
+        self._condition = asyncio.Event()
 
     def says(self, text: str, **how: Any) -> Says:
         self._queue.append(Says(text, **how))
@@ -102,8 +102,8 @@ class Engine:
     async def arrived(self, count: int = 1) -> None:
         """Wait until so many generations are held."""
         while self._waiting < count:
-            self._bell.clear()
-            await self._bell.wait()
+            self._condition.clear()
+            await self._condition.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = json.loads((await receive())["body"])
@@ -170,7 +170,7 @@ class Engine:
 
     async def _held(self, says: Says) -> None:
         self._waiting += 1
-        self._bell.set()
+        self._condition.set()
         await says.go.wait()
         self._waiting -= 1
 
@@ -208,7 +208,7 @@ class Client:
         self._content: bytes | None = json.dumps(body).encode()
         self._gone = asyncio.Event()
         self.out: list[AsgiMessage] = []
-        self._bell = asyncio.Event()
+        self._condition = asyncio.Event()
         given = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": method, "path": path, "headers": given, "query_string": b"", "state": {}}
         self._task = asyncio.create_task(self._served(app, scope))
@@ -228,13 +228,13 @@ class Client:
 
     async def _send(self, message: AsgiMessage) -> None:
         self.out.append(message)
-        self._bell.set()
+        self._condition.set()
 
     async def heard(self, words: bytes) -> None:
         """Wait until this was sent."""
         while words not in self.content:
-            self._bell.clear()
-            await self._bell.wait()
+            self._condition.clear()
+            await self._condition.wait()
 
     async def leave(self) -> None:
         """The connection is gone, and the router has seen it."""

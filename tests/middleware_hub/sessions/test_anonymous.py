@@ -1,4 +1,4 @@
-"""What talks without a session is remembered as far as there is room, the most recent conversations first."""
+"""Chats without a session are remembered as long as there is room, the most recent conversations first."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_least_recently_used_conversation_goes_first_from_its_end() -> None:
     assert sorted(map(len, words)) == [4, 8]
 
 
-def test_a_conversation_that_has_begun_to_go_goes_on_going() -> None:
+def test_a_conversation_that_lost_its_end_is_dropped_first() -> None:
     """What stood before a turn that went was last used before it: later conversations stay until it is gone, too."""
     place = Room(20)
     for path in ((0,), (0, 1), (0, 1, 2), (1,)):

@@ -1,4 +1,4 @@
-"""Exports: a session counts as exported when somebody has all of it."""
+"""A session counts as exported when a client has received all of it."""
 
 from __future__ import annotations
 

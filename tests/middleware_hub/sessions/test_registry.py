@@ -1,4 +1,4 @@
-"""All sessions of a router: found, counted, forgotten in time, and never for want of room before they were exported."""
+"""Sessions are found, counted and forgotten in time, and never dropped for want of room before they were exported."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_name_belongs_to_a_tenant() -> None:
     run(work())
 
 
-def test_what_is_over_its_time_is_forgotten_and_what_is_lost_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_expired_session_is_forgotten_and_a_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         shop = Shop()
         empty, lost, exported = shop.open("empty"), shop.open("lost", tokens=5), shop.open("exported", tokens=5)

@@ -1,4 +1,4 @@
-"""What a store and a session remember, of whom, and for how long: the cases that lie exactly on a limit."""
+"""What the registry and a session remember, for whom and for how long: the cases exactly on a limit."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestContexts:
 
 
 class TestWhichSample:
-    def test_of_equal_thoughts_the_newest_is_continued(self) -> None:
+    def test_of_equal_reasonings_the_newest_is_continued(self) -> None:
         """And it is told that there was a choice."""
         talk = Talk()
         talk.say(user("a"), reply="b", reasoning="hm")

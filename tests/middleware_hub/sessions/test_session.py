@@ -1,4 +1,4 @@
-"""The end of a session, whoever else ends it at the same time."""
+"""The end of a session, also when several callers end it at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking an embedded worker over HTTP."""
+"""Requests to an embedded worker over HTTP."""
 
 from __future__ import annotations
 

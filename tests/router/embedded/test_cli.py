@@ -25,18 +25,18 @@ COMMAND = [sys.executable, "-m", "router", "demo-worker"]
 
 
 class Demo:
-    """A running one, and what it has told."""
+    """A running demo worker, and the lines of its log up to its start."""
 
     def __init__(self, *flags: str) -> None:
         self.process = subprocess.Popen([*COMMAND, "--port", "0", *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
-        self.told: list[str] = []
+        self.logged: list[str] = []
         for line in self.process.stderr:
-            self.told.append(line)
+            self.logged.append(line)
             if "a router:" in line:
                 break
-        found = re.search(r"listening on (http://\S+),", "".join(self.told))
-        assert found is not None, self.told
+        found = re.search(r"listening on (http://\S+),", "".join(self.logged))
+        assert found is not None, self.logged
         self.url = found[1]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
@@ -56,10 +56,10 @@ def demo(*flags: str) -> Iterator[Demo]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_tells_how_to_begin_and_stops_with_0(number: signal.Signals) -> None:
+def test_it_serves_logs_how_to_start_a_router_and_stops_with_0(number: signal.Signals) -> None:
     with demo("--tokens-per-second", "0", "--weight-version", "7") as running:
         line = f"tito-router --tokenizer-path {shipped_tokenizer()} --worker-urls {running.url}\n"
-        assert running.told[-1].endswith(line)
+        assert running.logged[-1].endswith(line)
         reply = call(f"{running.url}/generate", {"text": "Hello"}).json()
         assert reply["meta_info"]["weight_version"] == "7"
         events = stream(f"{running.url}/generate", {"text": "Hello", "stream": True})
@@ -71,7 +71,7 @@ def test_it_serves_tells_how_to_begin_and_stops_with_0(number: signal.Signals) -
         events.close()
 
 
-def test_scripted_and_in_deltas() -> None:
+def test_a_scripted_worker_streams_incrementally() -> None:
     flags = ["--tokenizer-path", str(vocabulary("qwen")), "--incremental-streaming-output", "--stream-interval", "4"]
     with demo("--scripted", *flags) as running:
         assert call(f"{running.url}/server_info").json()["incremental_streaming_output"] is True
@@ -80,7 +80,7 @@ def test_scripted_and_in_deltas() -> None:
     assert [len(event["output_ids"]) for event in events] == [1, 4, 4]
 
 
-def test_a_pace() -> None:
+def test_tokens_per_second_slow_a_reply_down() -> None:
     with demo("--tokens-per-second", "100") as running:
         begun = time.monotonic()
         call(
@@ -119,6 +119,6 @@ def test_wrong_flags_are_one_line_and_2(flags: list[str], capsys: pytest.Capture
     assert line.endswith("(--help shows all flags)")
 
 
-def test_the_routers_help_tells_of_it() -> None:
+def test_the_help_of_the_router_names_it() -> None:
     assert "tito-router demo-worker" in router_parser().format_help()
     assert "tito-router demo-worker" in parser().format_help()

@@ -51,7 +51,7 @@ def test_with_the_shipped_tokenizer_it_is_a_language_model() -> None:
         greedy = generate(worker, sampling_params={"temperature": 0, "max_new_tokens": 20}, **wanted)["meta_info"]
         seeded = [generate(worker, sampling_params={"sampling_seed": 3, "max_new_tokens": 20}) for _ in range(2)]
         free = [generate(worker, sampling_params={"max_new_tokens": 20}) for _ in range(2)]
-        told = generate(worker, sampling_params={"max_new_tokens": 1}, logprob_start_len=0, **wanted)["meta_info"]
+        scored = generate(worker, sampling_params={"max_new_tokens": 1}, logprob_start_len=0, **wanted)["meta_info"]
         read = worker.log[-1].input_ids
     for sampled, top, chosen in zip(
         *(greedy[f"output_{key}"] for key in ("token_logprobs", "top_logprobs", "token_ids_logprobs")), strict=True
@@ -62,8 +62,8 @@ def test_with_the_shipped_tokenizer_it_is_a_language_model() -> None:
         assert all(entry[0] <= sampled[0] for entry in chosen)
     assert seeded[0]["output_ids"] == seeded[1]["output_ids"]
     assert free[0]["output_ids"] != free[1]["output_ids"]
-    assert [entry[1] for entry in told["input_token_logprobs"]] == read
-    assert [entry[0] is None for entry in told["input_token_logprobs"]] == [True] + [False] * (len(read) - 1)
+    assert [entry[1] for entry in scored["input_token_logprobs"]] == read
+    assert [entry[0] is None for entry in scored["input_token_logprobs"]] == [True] + [False] * (len(read) - 1)
 
 
 def test_a_worker_may_keep_no_log() -> None:

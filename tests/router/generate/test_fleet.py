@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.config import HealthConfig
 from router.generate.fleet import Fleet
-from router.generate.fleet_calls import Teller
+from router.generate.fleet_calls import CallSender
 from router.http.upstream import AiohttpUpstream
 from router.policies.least_inflight import LeastInflight
 from router.proxy.in_flight import InFlight
@@ -223,8 +223,8 @@ def test_a_generation_that_begins_while_only_a_quarantined_worker_is_waited_for_
             for url, complaint in ((one, None), (two, "no answer within 5 s")):
                 pool.probed(pool.add(url), None)
                 pool.probed(pool.get(url), complaint)
-            teller = Teller(upstream, Prober(upstream, seconds=10), seconds=3600)
-            fleet = Fleet(pool, teller, max_body_bytes=100, forward_authorization=False)
+            sender = CallSender(upstream, Prober(upstream, seconds=10), seconds=3600)
+            fleet = Fleet(pool, sender, max_body_bytes=100, forward_authorization=False)
             scope = {"method": "POST", "path": UPDATE, "raw_path": UPDATE.encode(), "query_string": b"", "headers": []}
             before, during = InFlight(["a"]), InFlight(["b"])
             fleet.in_flight.begin(before)

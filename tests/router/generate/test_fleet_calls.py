@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.config import HealthConfig
-from router.generate.fleet_calls import Answer, Call, Teller
+from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.upstream import AiohttpUpstream
 from router.workers.probe import Prober
 from router.workers.worker import Worker, WorkerState
@@ -19,9 +19,9 @@ from tests.router.conftest import PROBED, answer
 from tests.support.serving import SocketHandler, dead_url, read_request, serving, serving_socket
 
 SECONDS = 0.2
-FLUSH = Call("POST", "/flush_cache", [], b"{}")
-TRANSFER = Call("POST", "/update_weights_from_disk", [], b"{}", transfer=True, updates=True)
-UPDATE = Call("POST", "/update_weight_version", [], b"{}", updates=True)
+FLUSH = FleetCall("POST", "/flush_cache", [], b"{}")
+TRANSFER = FleetCall("POST", "/update_weights_from_disk", [], b"{}", transfer=True, updates=True)
+UPDATE = FleetCall("POST", "/update_weight_version", [], b"{}", updates=True)
 
 
 class Slow:
@@ -52,15 +52,15 @@ class Slow:
 
 
 @contextlib.asynccontextmanager
-async def telling(app: Slow, seconds: float = SECONDS, state: str = "healthy") -> AsyncIterator[tuple[Teller, Worker]]:
-    async with serving(app) as url, teller(seconds) as made:
+async def sent(app: Slow, seconds: float = SECONDS, state: str = "healthy") -> AsyncIterator[tuple[CallSender, Worker]]:
+    async with serving(app) as url, sender(seconds) as made:
         yield made, worker_at(url, state)
 
 
 @contextlib.asynccontextmanager
-async def teller(seconds: float = SECONDS) -> AsyncIterator[Teller]:
+async def sender(seconds: float = SECONDS) -> AsyncIterator[CallSender]:
     async with AiohttpUpstream(connect_timeout=1) as upstream:
-        yield Teller(upstream, Prober(upstream, seconds=0.05), seconds=seconds)
+        yield CallSender(upstream, Prober(upstream, seconds=0.05), seconds=seconds)
 
 
 def worker_at(url: str, state: str = "healthy") -> Worker:
@@ -73,14 +73,14 @@ def worker_at(url: str, state: str = "healthy") -> Worker:
 
 
 @pytest.mark.parametrize("call", [FLUSH, UPDATE], ids=["a flush", "a version"])
-def test_a_worker_that_answers_probes_and_not_the_call_is_given_up(call: Call) -> None:
+def test_a_worker_that_answers_probes_and_not_the_call_is_given_up(call: FleetCall) -> None:
     """Only a transfer of weights may take any time. Nobody knows whether it does what it was told, later."""
 
     async def main() -> None:
         slow = Slow()
         slow.well.set()
-        async with telling(slow) as (made, worker), asyncio.timeout(10):
-            found = await made.tell(worker, call)
+        async with sent(slow) as (made, worker), asyncio.timeout(10):
+            found = await made.send(worker, call)
             assert (found.status, found.done, found.unsure) == (None, False, True)
             assert found.error == "no answer within 0.2 s"
 
@@ -91,8 +91,8 @@ def test_a_transfer_takes_as_long_as_its_worker_answers_probes() -> None:
     async def main() -> None:
         slow = Slow()
         slow.well.set()
-        async with telling(slow) as (made, worker):
-            told = asyncio.create_task(made.tell(worker, TRANSFER))
+        async with sent(slow) as (made, worker):
+            told = asyncio.create_task(made.send(worker, TRANSFER))
             await slow.until(told=1, probes=12)  # one every 0.05 s: three times the limit
             assert not told.done()
             slow.willing.set()
@@ -105,8 +105,8 @@ def test_a_transfer_takes_as_long_as_its_worker_answers_probes() -> None:
 def test_a_transfer_to_a_worker_that_hangs_is_given_up(probes: int) -> None:
     async def main() -> None:
         slow = Slow()
-        async with telling(slow) as (made, worker), asyncio.timeout(10):
-            told = asyncio.create_task(made.tell(worker, TRANSFER))
+        async with sent(slow) as (made, worker), asyncio.timeout(10):
+            told = asyncio.create_task(made.send(worker, TRANSFER))
             if probes:
                 slow.well.set()
                 await slow.until(probes=probes)
@@ -119,13 +119,13 @@ def test_a_transfer_to_a_worker_that_hangs_is_given_up(probes: int) -> None:
 
 @pytest.mark.parametrize("state", ["starting", "suspect", "quarantined"])
 @pytest.mark.parametrize("call", [FLUSH, TRANSFER], ids=["a flush", "a transfer"])
-def test_a_worker_whose_last_probe_was_bad_and_that_hangs_is_not_told(call: Call, state: str) -> None:
+def test_a_worker_whose_last_probe_was_bad_and_that_hangs_is_not_told(call: FleetCall, state: str) -> None:
     """It would do it when it goes on: a pause, say, long after the others were told to continue."""
 
     async def main() -> None:
         slow = Slow()
-        async with telling(slow, state=state) as (made, worker), asyncio.timeout(10):
-            found = await made.tell(worker, call)
+        async with sent(slow, state=state) as (made, worker), asyncio.timeout(10):
+            found = await made.send(worker, call)
             assert (found.status, found.unsure) == (None, False)
             assert found.error is not None
             assert state in found.error
@@ -136,12 +136,12 @@ def test_a_worker_whose_last_probe_was_bad_and_that_hangs_is_not_told(call: Call
 
 
 @pytest.mark.parametrize("call", [FLUSH, TRANSFER], ids=["a flush", "a transfer"])
-def test_a_quarantined_worker_that_comes_back_meanwhile_is_told(call: Call) -> None:
+def test_a_quarantined_worker_that_comes_back_meanwhile_is_told(call: FleetCall) -> None:
     async def main() -> None:
         slow = Slow()
         slow.willing.set()
-        async with telling(slow, seconds=10, state="quarantined") as (made, worker):
-            told = asyncio.create_task(made.tell(worker, call))
+        async with sent(slow, seconds=10, state="quarantined") as (made, worker):
+            told = asyncio.create_task(made.send(worker, call))
             await slow.until(probes=2)
             slow.well.set()
             assert (await told).done
@@ -155,8 +155,8 @@ def test_what_is_right_at_any_time_is_told_to_a_quarantined_worker_too() -> None
     async def main() -> None:
         slow = Slow()
         slow.willing.set()
-        async with telling(slow, state="quarantined") as (made, worker):
-            found = await made.tell(worker, Call("POST", "/abort_request", [], b'{"rid": "x"}', lasting=True))
+        async with sent(slow, state="quarantined") as (made, worker):
+            found = await made.send(worker, FleetCall("POST", "/abort_request", [], b'{"rid": "x"}', lasting=True))
             assert (found.done, slow.probes) == (True, 0)
 
     asyncio.run(main())
@@ -164,10 +164,10 @@ def test_what_is_right_at_any_time_is_told_to_a_quarantined_worker_too() -> None
 
 def test_a_worker_where_nobody_listens_is_named_at_once() -> None:
     async def main() -> None:
-        async with teller(seconds=3600) as made, asyncio.timeout(10):
+        async with sender(seconds=3600) as made, asyncio.timeout(10):
             for state in ("healthy", "quarantined"):
                 for call in (FLUSH, TRANSFER):
-                    found = await made.tell(worker_at(dead_url(), state), call)
+                    found = await made.send(worker_at(dead_url(), state), call)
                     assert found.error is not None
                     assert "Connect call failed" in found.error
 
@@ -193,8 +193,8 @@ def test_a_worker_that_says_half_of_it_has_not_done_it(said: bytes, hangs: bool)
         return handle
 
     async def main() -> None:
-        async with serving_socket(half()) as url, teller() as made, asyncio.timeout(10):
-            found = await made.tell(worker_at(url), UPDATE)
+        async with serving_socket(half()) as url, sender() as made, asyncio.timeout(10):
+            found = await made.send(worker_at(url), UPDATE)
             assert (found.status, found.done, found.unsure) == (None, False, True)
             assert found.error
 
@@ -220,12 +220,12 @@ def test_a_worker_that_says_half_of_it_has_not_done_it(said: bytes, hangs: bool)
         (FLUSH, 200, b"null", True),
     ],
 )
-def test_a_good_status_is_not_enough(call: Call, status: int, said: bytes, done: bool) -> None:
-    async def main() -> Answer:
+def test_a_good_status_is_not_enough(call: FleetCall, status: int, said: bytes, done: bool) -> None:
+    async def main() -> WorkerAnswer:
         slow = Slow(said, status)
         slow.willing.set()
-        async with telling(slow) as (made, worker):
-            return await made.tell(worker, call)
+        async with sent(slow) as (made, worker):
+            return await made.send(worker, call)
 
     found = asyncio.run(main())
     assert (found.status, found.done, found.unsure) == (status, done, False)

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router import server
-from router.http.connection import Connection, Limits, limited_by
+from router.http.connection import LimitedConnection, Limits, limited_by
 from tests.conftest import examples
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.support.serving import serving
@@ -309,7 +309,7 @@ def test_what_is_no_request(raw: bytes) -> None:
 
 def test_only_public_names_of_the_server_are_overridden() -> None:
     """Private ones come and go with its versions, and what is called instead tells nobody."""
-    for ours, theirs in ((Connection, HttpToolsProtocol), (server._DrainingServer, uvicorn.Server)):
+    for ours, theirs in ((LimitedConnection, HttpToolsProtocol), (server._DrainingServer, uvicorn.Server)):
         private = {name for name in vars(ours) if name.startswith("_") and not name.startswith("__")}
         assert not [name for name in private if hasattr(theirs, name)]
 

@@ -1,4 +1,4 @@
-"""Arrays with a row for each token, joined along a chain; a dictionary of rows is the oracle."""
+"""Arrays with a row for each token, joined along a chain and compared with a dictionary of rows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def conversations(draw: st.DrawFn) -> list[Reported]:
 
 
 @given(conversations(), st.integers(1, 7))
-def test_every_row_is_of_the_first_turn_that_told_it(turns: list[Reported], width: int) -> None:
+def test_every_row_is_of_the_first_turn_that_reported_it(turns: list[Reported], width: int) -> None:
     found = must(turns, width)
     rows, who = oracle(turns, width)
     assert found.described()["shape"] == [turns[-1].tokens - 1, width]
@@ -102,17 +102,17 @@ def test_every_row_is_of_the_first_turn_that_told_it(turns: list[Reported], widt
     assert b"".join(found.as_base64()) == base64.b64encode(found.array().tobytes())
 
 
-def test_a_prompt_that_was_read_anew_changes_nothing_of_what_was_sampled_before() -> None:
+def test_a_prompt_that_was_read_again_changes_no_row_of_earlier_samples() -> None:
     found = must([Reported(5, 5, 0), Reported(10, 10, 0)], 1)
     assert tellers(found) == ["0"] * 4 + ["1"] * 5
 
 
-def test_it_is_the_same_whether_a_turn_tells_all_or_only_what_is_new() -> None:
+def test_a_turn_may_report_all_rows_or_only_new_ones() -> None:
     whole = must([Reported(5, 5, 0), Reported(10, 10, 0)], 3)
     assert must([Reported(5, 5, 0), Reported(10, 10, 4)], 3).array().tolist() == whole.array().tolist()
 
 
-def test_rows_that_nobody_told_are_marked() -> None:
+def test_rows_that_no_turn_reported_are_marked() -> None:
     found = must([Reported(4, 4, 0), Reported(8, 8, None), Reported(12, 12, 9)], 2)
     assert found.array()[3:9].tolist() == [[MISSING, MISSING]] * 6
     assert tellers(found) == ["0"] * 3 + [None] * 6 + ["2"] * 2
@@ -136,7 +136,7 @@ def test_long_ones_come_in_pieces() -> None:
 class TestWhatIsNotJoined:
     """What has another shape stays as it came."""
 
-    def test_where_no_turn_told_all_the_width_is_not_guessed(self) -> None:
+    def test_the_width_is_not_guessed_if_no_turn_reported_all_rows(self) -> None:
         assert joined(values([Reported(8, 8, 2)], 3), 8) is None
         assert joined(values([Reported(8, 8, 2), Reported(20, 20, 7)], 3), 20) is None
 

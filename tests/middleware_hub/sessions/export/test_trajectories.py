@@ -1,4 +1,4 @@
-"""What is exported of a trie, against an oracle that keeps a list of tokens for every turn.
+"""The export of a trie, compared with an oracle that keeps a list of tokens for every turn.
 
 A turn goes on from an earlier one, and may leave the end of it out: a stop token that the template has no place for, or what
 the client never saw. So of one sampled turn two branches may hold different numbers of tokens.
@@ -259,7 +259,7 @@ class TestWhatAForkLeavesOut:
         assert array.array()[:, 0].tolist() == [100, 101, 102, 103, 204, 205, 206]
         assert "routed_experts" not in only.extra
 
-    def test_a_row_at_the_place_of_what_was_left_out_is_told_by_the_next_turn(self) -> None:
+    def test_a_row_at_the_place_of_a_token_left_out_comes_from_the_next_turn(self) -> None:
         talk = Talk()
         first = talk.say(context=1, sampled=3, extra={"routed_experts": rows(range(100, 103))})
         talk.say(first, left_out=2, context=2, sampled=2, extra={"routed_experts": rows(range(200, 205))})
@@ -302,7 +302,7 @@ class TestReasons:
         (only,) = talk.export()
         assert (only.exact, only.reasons) == (False, ("engine_mismatch",))
 
-    def test_a_reason_of_a_turn_is_told_once_and_never_of_another_branch(self) -> None:
+    def test_a_reason_of_a_turn_stands_once_and_only_in_its_branch(self) -> None:
         talk = Talk()
         first = talk.say()
         second = talk.say(first, reasons=("spliced", "template_mismatch"))
@@ -314,7 +314,7 @@ class TestReasons:
 
 
 class TestMessages:
-    def test_a_thought_goes_with_the_sample_that_had_it(self) -> None:
+    def test_reasoning_stays_with_its_sample(self) -> None:
         """Two samples of one message differ in their reasoning, which is no part of the message."""
         talk = Talk()
         first = talk.say(reasoning="because")

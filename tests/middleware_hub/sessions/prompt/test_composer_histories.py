@@ -1,4 +1,4 @@
-"""Random agent histories through the whole of sessions, against an oracle that keeps full token lists.
+"""Random agent histories through whole sessions, compared with an oracle that keeps full token lists.
 
 The engine is a function that samples what it likes and writes down what it was sent. The oracle knows conversations as lists
 of messages, and for each sample the whole list of ids that the engine consumed and produced.

@@ -1,4 +1,4 @@
-"""Turns that go on under other tools or options: they are found whatever others do, and what is not spliced is told."""
+"""Turns that continue under other tools or options are found whatever other clients do; what is not spliced has a reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_thinking_is_switched_after_twelve_foreign_sets_of_tools(path: str, same
     asyncio.run(work())
 
 
-def test_a_splice_that_is_dropped_is_told() -> None:
+def test_a_splice_that_is_dropped_is_counted() -> None:
     """What was sampled under other tools stands behind another prompt: the chain of these tools goes on, and says why."""
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""Splicing against an oracle that keeps full lists of tokens: a turn stands where it stood if all in front of it does."""
+"""Splicing, compared with an oracle that keeps full token lists: a turn keeps its ids if everything in front is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a chain has to agree with the template's own text, and what may differ."""
+"""Which text of a chain must agree with the template's rendering, and which may differ."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def chain(*parts: tuple[str, bool]) -> list[ChainPart]:
     return [ChainPart(*part) for part in parts]
 
 
-def kinds(expected: str, parts: Sequence[ChainPart], *, header: str = "", skip_head: bool = False) -> list[str]:
-    found = differences(expected, parts, SPECIAL, header=header, skip_head=skip_head)
+def kinds(expected: str, parts: Sequence[ChainPart], *, header: str = "") -> list[str]:
+    found = differences(expected, parts, SPECIAL, header=header)
     return [difference.kind for difference in found]
 
 
@@ -85,7 +85,7 @@ def warm(thought: str, user: str = "Go") -> str:
 
 
 class TestWarmStarts:
-    def test_a_thought_that_is_dropped_from_a_turn_with_the_header_is_soft(self) -> None:
+    def test_reasoning_that_is_dropped_from_a_turn_with_the_header_is_soft(self) -> None:
         parts = chain((warm("<think>\nHm.\n</think>\n\n"), False), ("Yes<|im_end|>", True))
         assert kinds(warm("") + "Yes<|im_end|>", parts, header=HEADER) == ["assistant"]
 
@@ -100,7 +100,7 @@ class TestWarmStarts:
 
     @pytest.mark.parametrize("role", ["user", "assistants", "assistan"])
     @pytest.mark.parametrize("other", ["expected", "found"])
-    def test_both_sides_must_begin_as_such_a_turn_does(self, role: str, other: str) -> None:
+    def test_both_sides_must_begin_like_an_assistants_turn(self, role: str, other: str) -> None:
         sides = {"expected": warm("") + "Yes", "found": warm("") + "Yes"}
         sides[other] = sides[other].replace(HEADER + "Look", f"<|im_start|>{role}\nLook")
         assert kinds(sides["expected"], chain((sides["found"], False)), header=HEADER) == ["context"]
@@ -114,7 +114,7 @@ class TestWarmStarts:
         assert kinds(told, chain((found.replace("Hi", "Ho"), False)), header=header) == ["context", "assistant"]
 
     @pytest.mark.parametrize("header", ["Assistant:", "<|", ""])
-    def test_a_header_without_a_special_token_tells_nothing(self, header: str) -> None:
+    def test_a_header_without_a_special_token_proves_nothing(self, header: str) -> None:
         parts = chain((warm(header + "Hm."), False), ("Yes", True))
         assert kinds(warm(header) + "Yes", parts, header=header) == ["context"]
 
@@ -139,7 +139,7 @@ def test_special_tokens_must_be_the_same_ones(expected: str, kind: str) -> None:
     assert difference.hard
 
 
-def test_differences_in_text_before_another_special_token_are_told_too() -> None:
+def test_differences_in_text_before_another_special_token_are_reported_too() -> None:
     expected = USER.replace("Hi", "Ho") + "Hello<|im_end|>\nno<|im_start|>"
     assert kinds(expected, ONE_TURN) == ["context", "context", "special"]
 
@@ -148,16 +148,6 @@ def test_a_literal_across_two_parts_is_text() -> None:
     """The chain has no such token there, the rendering would make one: it must not pass."""
     parts = chain(("<|im_start|>user\n<|im_", False), ("end|>", True))
     assert kinds("<|im_start|>user\n<|im_end|>", parts) == ["special"]
-
-
-def test_the_head_may_be_skipped_but_for_its_special_tokens() -> None:
-    today = "<|im_start|>system\nToday: 2 May<|im_end|>\n" + USER + "Hello<|im_end|>\n"
-    parts = chain((today.removesuffix("Hello<|im_end|>\n"), False), ("Hello<|im_end|>", True), ("\n", False))
-    yesterday = today.replace("2 May", "1 May")
-    assert kinds(yesterday, parts) == ["context"]
-    assert kinds(yesterday, parts, skip_head=True) == []
-    assert kinds(yesterday.replace("<|im_end|>", "", 1), parts, skip_head=True) == ["special"]
-    assert kinds(yesterday + "x", parts, skip_head=True) == ["context"]
 
 
 def test_excerpts_are_short_and_show_where_the_texts_part() -> None:
@@ -232,6 +222,3 @@ def test_one_changed_character_is_found(parts: list[tuple[str, bool]], data: st.
     found = differences(changed, chain(*parts), TOKENS)
     assert found
     assert any(difference.hard for difference in found) == naive(changed, parts)
-    head = sum(len(part) for part, _ in parts[: next((i for i, (_, flag) in enumerate(parts) if flag), len(parts))])
-    if at < text.rfind("[", 0, head) and text[at] not in "[]":
-        assert differences(changed, chain(*parts), TOKENS, skip_head=True) == []

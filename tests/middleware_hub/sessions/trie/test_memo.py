@@ -1,4 +1,4 @@
-"""A body that is read with the help of what is known is read as one that is read for the first time, whatever it looks like."""
+"""A body that is parsed with the help of the memo gives the same request as one that is parsed for the first time."""
 
 from __future__ import annotations
 

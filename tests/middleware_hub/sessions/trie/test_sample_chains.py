@@ -1,4 +1,4 @@
-"""Two samples of one message, in equal tokens, are two chains: a turn behind one sample has that sample in its chain."""
+"""Two samples of one message with equal tokens are two chains: a turn behind one sample has that sample in its chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trie of messages: every kind of fork, and random agent histories against an oracle that keeps full token lists."""
+"""The message trie: every kind of fork, and random agent histories compared with an oracle that keeps full token lists."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ids_of(checkpoint: Checkpoint) -> list[int]:
 class TestForks:
     """The rows of the contract's table."""
 
-    def test_a_conversation_that_goes_on_is_one_chain(self) -> None:
+    def test_a_conversation_is_one_chain(self) -> None:
         talk = Talk()
         first = talk.say(user("a"), reply="b")
         second = talk.say(user("a"), assistant("b"), user("c"), reply="d")
@@ -142,7 +142,7 @@ class TestForks:
         back = talk.say(user("a"), assistant("b"), user("c"), assistant("d"), user("f"), reply="g")
         assert back.parent is old
 
-    def test_other_tools_begin_anew_and_lose_nothing(self) -> None:
+    def test_other_tools_begin_a_branch_and_lose_nothing(self) -> None:
         talk = Talk()
         before = talk.say(user("a"), reply="b")
         turn, handle = talk.open(user("a"), assistant("b"), user("c"), setting=b"other tools")
@@ -156,7 +156,7 @@ class TestForks:
 class TestWhichSample:
     """A node with several samples."""
 
-    def test_the_newest_is_continued_and_it_is_told_that_there_was_a_choice(self) -> None:
+    def test_the_newest_is_continued_and_the_choice_is_reported(self) -> None:
         talk = Talk()
         talk.say(user("a"), reply="b")
         newest = talk.say(user("a"), reply="b")
@@ -177,7 +177,7 @@ class TestWhichSample:
         turn, _ = talk.open(user("a"), assistant("b"), user("c"), parent=first.id)
         assert (turn.checkpoint, turn.ambiguous, turn.unknown_parent) == (first, False, False)
 
-    def test_a_parent_that_is_not_on_the_path_is_told(self) -> None:
+    def test_a_parent_that_is_not_on_the_path_is_reported(self) -> None:
         talk = Talk()
         other = talk.say(user("elsewhere"))
         mine = talk.say(user("a"), reply="b")
@@ -261,7 +261,7 @@ class TestPending:
         assert talk.trie.checkpoints() == [first]
         talk.trie.check()
 
-    def test_a_turn_that_was_gone_on_with_takes_the_place_of_its_beginning(self) -> None:
+    def test_a_turn_continued_in_place_takes_the_place_of_its_beginning(self) -> None:
         talk = Talk()
         turn, handle = talk.open(user("a"), assistant("The answer"))
         span = TokenSpan(None, 0, 0, pack_ids([7]), 0, versions="1")
@@ -274,7 +274,7 @@ class TestPending:
 
     @pytest.mark.parametrize("apart", [False, True])
     @pytest.mark.parametrize("more", [" is 4", ""])
-    def test_a_sampled_turn_is_gone_on_with_in_place(self, apart: bool, more: str) -> None:
+    def test_a_sampled_turn_is_continued_in_place(self, apart: bool, more: str) -> None:
         """Its prompt may have been rendered anew: then it is a branch of its own, beside the one that it goes on from."""
         talk = Talk()
         talk.say(user("q"), reply="a")

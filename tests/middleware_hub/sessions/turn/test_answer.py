@@ -1,4 +1,4 @@
-"""`parallel_tool_calls: false`: a client that wants one call in a turn is told of one, whatever the model sampled."""
+"""`parallel_tool_calls: false`: a client that wants one call in a turn gets one, whatever the model sampled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALLS = "\n".join(call_text(where) for where in ("here", "there", "nowhere"))
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("parallel", "told"), [(True, 3), (False, 1)])
-def test_so_many_calls_are_told(stream: bool, parallel: bool, told: int) -> None:
+def test_the_client_gets_so_many_calls(stream: bool, parallel: bool, told: int) -> None:
     """Every sampled token stays in the branch all the same: what the client is not told was sampled."""
 
     async def work() -> None:

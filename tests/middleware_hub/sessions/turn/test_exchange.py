@@ -1,4 +1,4 @@
-"""The same request sent again, at every moment of the first one's life; and what is kept of it, and for how long."""
+"""The same request sent again at every moment of the first one's life; what is kept of it, and for how long."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestWhileItIsComposed:
 
         asyncio.run(work())
 
-    def test_nobody_who_asks_again_leaves_nothing_behind(self) -> None:
+    def test_an_orphan_that_no_client_asks_for_leaves_nothing_behind(self) -> None:
         async def work() -> None:
             room, slow = gated(orphan_grace=0.0)
             await room.open()
@@ -77,7 +77,7 @@ class TestWhileItIsComposed:
         asyncio.run(work())
 
 
-def test_what_is_cancelled_before_it_began_is_over() -> None:
+def test_an_exchange_cancelled_before_it_began_is_over() -> None:
     """Its task has not had a step, so nothing of it runs, and whoever waits is told all the same."""
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""An orphan that was adopted has a client again: it is neither given up nor given to anybody else."""
+"""An adopted orphan has a client again: it is neither given up nor given to another client."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_grace_ends_with_the_adoption(adopted_in_time: bool) -> None:
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
-def test_who_adopted_it_is_not_joined() -> None:
+def test_an_adopted_exchange_is_not_joined() -> None:
     """A third client that sends the same request while the second one reads gets a sample of its own."""
 
     async def work() -> None:
@@ -78,7 +78,7 @@ def test_who_adopted_it_is_not_joined() -> None:
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
-def test_who_adopted_it_and_leaves_makes_it_an_orphan_again() -> None:
+def test_an_adopted_exchange_that_loses_its_client_is_an_orphan_again() -> None:
     async def work() -> None:
         room = Room()
         await room.open()

@@ -1,4 +1,4 @@
-"""How a generation ends, and what of it stays; told by an engine that does as it is told."""
+"""How a generation ends and what is kept of it, with a scripted engine."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TestOrphans:
 
         asyncio.run(work())
 
-    def test_a_worker_that_breaks_off_what_it_was_told_to_end(self) -> None:
+    def test_a_worker_that_breaks_off_an_aborted_stream(self) -> None:
         async def work() -> None:
             room = Room(orphan_grace=0.0)
             await room.open()
@@ -182,7 +182,7 @@ class TestLimits:
 
         asyncio.run(work())
 
-    def test_what_never_fitted_is_left_to_the_worker(self) -> None:
+    def test_limits_that_never_fitted_are_left_to_the_worker(self) -> None:
         async def work() -> None:
             room = Room(max_context=64)
             await room.open(sampling_params={"max_new_tokens": 500})
@@ -191,7 +191,7 @@ class TestLimits:
 
         asyncio.run(work())
 
-    def test_a_budget_is_such_a_limit(self) -> None:
+    def test_a_budget_lowers_the_limit(self) -> None:
         async def work() -> None:
             room = Room()
             await room.open(response_budget=7)
@@ -265,7 +265,7 @@ class TestResponseBudget:
 
 
 class TestMetrics:
-    def test_each_step_is_timed_and_what_is_held_is_told(self) -> None:
+    def test_each_step_is_timed_and_gauges_show_what_is_held(self) -> None:
         async def work() -> None:
             room = Room()
             await room.open()

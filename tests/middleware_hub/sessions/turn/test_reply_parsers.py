@@ -1,4 +1,4 @@
-"""A turn that is read in several goes is what it is in one."""
+"""A turn that is sampled in several pieces parses like one that is sampled at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(pieces: Sequence[Text | Reasoning]) -> tuple[str, str]:
 
 
 @given(pieces=PIECES, inside=st.booleans(), data=st.data())
-def test_cut_between_tags_it_tells_the_same(pieces: list[str], inside: bool, data: st.DataObject) -> None:
+def test_a_cut_between_tags_changes_nothing(pieces: list[str], inside: bool, data: st.DataObject) -> None:
     """However often: nothing is lost, nothing is told twice, and no thought becomes speech."""
     cuts = sorted(data.draw(st.sets(st.integers(0, len(pieces)), max_size=3), label="cuts"))
     whole = told(read(Think(starts_inside=inside), "".join(pieces)))
@@ -42,7 +42,7 @@ def test_cut_between_tags_it_tells_the_same(pieces: list[str], inside: bool, dat
     assert told(found) == whole
 
 
-def test_half_a_tag_is_told_once() -> None:
+def test_half_a_tag_is_sent_once() -> None:
     for rest, expected in (("nk>Yes", [Text("Yes")]), ("ng", [Reasoning("ng")])):
         first = Think(starts_inside=True)
         assert told(read(first, "hm</thi")) == ("hm</thi", "")
@@ -50,6 +50,6 @@ def test_half_a_tag_is_told_once() -> None:
         assert told(read(resumed, rest)) == told(expected)
 
 
-def test_newlines_in_a_thought_are_told_once() -> None:
+def test_newlines_in_reasoning_are_sent_once() -> None:
     resumed = ResumedParser(Think(starts_inside=True), Think(starts_inside=True), "one\n")
     assert "".join(piece.text for piece in read(resumed, "\ntwo\n")) == "\ntwo\n"

@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 from router.demo.agent.clients import AgentCall, AgentTurn
-from router.demo.agent.proof import Evidence
+from router.embedded.engine.records import GenerationRecord
 
 ROOT = [{"role": "system", "content": "You lead."}, {"role": "user", "content": "How high?"}]
 CALLING = {"role": "assistant", "content": "Hm."}
@@ -24,11 +24,15 @@ def turns() -> dict[str, AgentTurn]:
     }
 
 
-def evidence() -> dict[str, Evidence]:
+def record(read: list[int], sampled: list[int], logprobs: list[float], versions: list[str]) -> GenerationRecord:
+    return GenerationRecord("", {}, b"", {}, 0, read, False, sampled, logprobs, versions)
+
+
+def evidence() -> dict[str, GenerationRecord]:
     return {
-        "one": Evidence([1, 2, 3], [10, 11], [-0.5, -0.25], ["1", "1"]),
-        "two": Evidence([1, 2, 3, 10, 11, 4], [20, 21, 22], [-1.0, -2.0, -3.0], ["1", "2", "2"]),
-        "three": Evidence([1, 2, 3, 10, 11, 4], [30, 31], [-0.1, -0.2], ["2", "2"]),
+        "one": record([1, 2, 3], [10, 11], [-0.5, -0.25], ["1", "1"]),
+        "two": record([1, 2, 3, 10, 11, 4], [20, 21, 22], [-1.0, -2.0, -3.0], ["1", "2", "2"]),
+        "three": record([1, 2, 3, 10, 11, 4], [30, 31], [-0.1, -0.2], ["2", "2"]),
     }
 
 

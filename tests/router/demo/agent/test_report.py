@@ -10,16 +10,16 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from router.demo.agent.proof import Evidence
 from router.demo.agent.report import Report
 from router.demo.agent.team import Played, reward
+from router.embedded.engine.records import GenerationRecord
 from router.embedded.models.ngram import shipped_tokenizer
-from tests.router.demo.agent.session import evidence, trajectories, turns
+from tests.router.demo.agent.session import evidence, record, trajectories, turns
 
 TOKENIZER = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
 
 
-def report(given: list[dict[str, Any]], known: dict[str, Evidence]) -> Report:
+def report(given: list[dict[str, Any]], known: dict[str, GenerationRecord]) -> Report:
     return Report(Played(turns(), {"two": 0.5}, given), known, TOKENIZER)
 
 
@@ -82,7 +82,7 @@ def test_encoding_again_is_held_against_what_is_trained(scripted: int, said: str
     )
     given[0]["extra_fields"]["turns"] = [{"generation_id": "one", "start": 0, "end": 3}]
     played = Played({"one": replace(turns()["one"], scripted=scripted)}, {}, given)
-    known = {"one": Evidence([prompt], sampled, [-1.0] * 3, ["1"] * 3)}
+    known = {"one": record([prompt], sampled, [-1.0] * 3, ["1"] * 3)}
     found = Report(played, known, TOKENIZER)
     assert f"2 of these 3 wrong (67%): {said} of the others" in found.conclusion().plain
     assert "sampled [ se][arch]; its text encodes to [ search]" in found.conclusion().plain

@@ -1,4 +1,4 @@
-"""Text, chunk by chunk."""
+"""Detokenization, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.vocabularies import NAMES, Name, vocabulary
 
 @pytest.mark.parametrize("name", NAMES)
 def test_incremental_text_is_the_text_of_the_ids(name: Name) -> None:
-    """However the ids are cut into chunks, ordinary text comes out whole: priming loses and doubles no space."""
+    """However the ids are cut into chunks, ordinary text stays whole: priming neither loses nor doubles a space."""
     known = load_vocabulary(str(vocabulary(name)))
     prompt, text = known.encode("A prompt: 你好 "), "Hello world, 你好世界 😀🚀 naïve — done.\n\n  And more"
     ids = known.tokenizer.encode(prompt_text := "x" + text, add_special_tokens=False).ids

@@ -28,7 +28,7 @@ def test_a_held_request_is_queued_and_an_abort_leaves_it_empty(
 
 
 def test_an_abort_of_a_running_request_returns_what_there_is(worker: EmbeddedWorker, pool: ThreadPoolExecutor) -> None:
-    """By prefix, once the id itself is known: D1 takes D12 along."""
+    """If the id is known, the abort takes all ids that begin with it: D1 aborts D12, too."""
     worker.hold(after=3)
     waiting = [pool.submit(generate, worker, rid=rid, return_logprob=True) for rid in ("D1", "D12", "E")]
     worker.wait_for_arrivals(3)
@@ -44,7 +44,7 @@ def test_an_abort_of_a_running_request_returns_what_there_is(worker: EmbeddedWor
     assert waiting[2].result(20)["meta_info"]["completion_tokens"] == 128
 
 
-def test_release_lets_some_go(worker: EmbeddedWorker, pool: ThreadPoolExecutor) -> None:
+def test_release_with_a_count_lets_only_so_many_go_on(worker: EmbeddedWorker, pool: ThreadPoolExecutor) -> None:
     worker.hold()
     waiting = [pool.submit(generate, worker, rid=f"r{number}") for number in range(3)]
     worker.wait_for_arrivals(3)
@@ -76,7 +76,7 @@ def test_a_pause_in_place_freezes_and_an_abort_waits_for_its_end(
 def test_a_pause_that_retracts_puts_back_into_the_queue_where_an_abort_works_at_once(
     worker: EmbeddedWorker, pool: ThreadPoolExecutor
 ) -> None:
-    """What is told of it is what had been passed on: of a reply that is not streamed, every fiftieth token."""
+    """The reply has what the scheduler had passed on: without a stream, every fiftieth token."""
     worker.hold(after=60)
     running = [pool.submit(generate, worker, rid=rid) for rid in ("r1", "r2")]
     worker.wait_for_arrivals(2)
@@ -111,7 +111,7 @@ def test_a_pause_that_aborts_returns_when_nothing_runs_and_what_comes_then_canno
     assert later.result(20)["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
 
 
-def test_a_client_that_goes_away_ends_its_request(worker: EmbeddedWorker) -> None:
+def test_a_client_that_leaves_ends_its_request(worker: EmbeddedWorker) -> None:
     worker.hold(after=2)
     connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=30)
     connection.request("POST", "/generate", json.dumps({"text": "Hi"}), {"content-type": "application/json"})
@@ -123,7 +123,7 @@ def test_a_client_that_goes_away_ends_its_request(worker: EmbeddedWorker) -> Non
 
 
 def test_an_update_in_flight_makes_spans(worker: EmbeddedWorker, pool: ThreadPoolExecutor) -> None:
-    """And the reply's single version is the one at its end."""
+    """The single version of the reply is the one at its end."""
     worker.hold(after=4)
     running = pool.submit(generate, worker, sampling_params={"max_new_tokens": 6})
     worker.wait_for_arrivals(1)
@@ -136,7 +136,9 @@ def test_an_update_in_flight_makes_spans(worker: EmbeddedWorker, pool: ThreadPoo
     assert worker.log[0].versions == ["default"] * 4 + ["7"] * 2
 
 
-def test_an_update_aborts_everything_unless_told_not_to(worker: EmbeddedWorker, pool: ThreadPoolExecutor) -> None:
+def test_an_update_aborts_everything_unless_the_request_says_no(
+    worker: EmbeddedWorker, pool: ThreadPoolExecutor
+) -> None:
     worker.hold(after=4)
     running = pool.submit(generate, worker)
     worker.wait_for_arrivals(1)
@@ -154,7 +156,7 @@ def test_new_weights_bring_their_version(worker: EmbeddedWorker) -> None:
 
 
 def test_many_at_once(worker: EmbeddedWorker, pool: ThreadPoolExecutor) -> None:
-    """The log has one record per reply, and none of them is mixed up with another."""
+    """The log has one record per reply, and no two are mixed up."""
     waiting: list[Future[Any]] = [
         pool.submit(generate, worker, f"prompt {number}", rid=f"r-{number}") for number in range(40)
     ]
@@ -166,7 +168,7 @@ def test_many_at_once(worker: EmbeddedWorker, pool: ThreadPoolExecutor) -> None:
 
 
 def test_tokens_can_take_time(pool: ThreadPoolExecutor) -> None:
-    """A reply takes as long as all of its tokens, whatever else is going on."""
+    """A reply takes as long as all of its tokens, whatever else runs."""
     with EmbeddedWorker(vocabulary("qwen"), token_delay=0.002) as worker:
         begun = time.monotonic()
         replies = [pool.submit(generate, worker, sampling_params={"max_new_tokens": 100}) for _ in range(8)]

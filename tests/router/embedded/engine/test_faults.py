@@ -1,4 +1,4 @@
-"""What can be made to go wrong does so."""
+"""Every fault shows as it should."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_spoilt_replies(worker: EmbeddedWorker) -> None:
     assert generate(worker)["text"] == worker.log[-1].text
 
 
-def test_answers_that_are_none(worker: EmbeddedWorker) -> None:
+def test_replies_that_are_errors_or_broken(worker: EmbeddedWorker) -> None:
     def answer(fault: Any, **body: Any) -> tuple[int, bytes, str | None]:
         worker.fault(fault)
         return request(worker, "/generate", {"text": "a", **body})
@@ -48,7 +48,7 @@ def test_answers_that_are_none(worker: EmbeddedWorker) -> None:
     assert request(worker, "/ping")[0] == 200
 
 
-def test_no_answer_lasts_until_the_client_goes(worker: EmbeddedWorker) -> None:
+def test_no_answer_lasts_until_the_client_leaves(worker: EmbeddedWorker) -> None:
     worker.fault("no_answer")
     connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=30)
     connection.request("POST", "/generate", json.dumps({"text": "Hi"}), {"content-type": "application/json"})

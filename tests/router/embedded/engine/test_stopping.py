@@ -1,4 +1,4 @@
-"""How a reply ends, and what of its end is text."""
+"""How a reply ends, and which part of its end is text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_special_tokens_in_the_middle_vanish_from_the_text_only(worker: Embedded
     assert (reply["text"], reply["output_ids"]) == ("ab<think>c", ids)
 
 
-def test_nothing_asked_for_is_nothing_sampled(worker: EmbeddedWorker) -> None:
+def test_max_new_tokens_0_samples_nothing(worker: EmbeddedWorker) -> None:
     reply = generate(worker, sampling_params={"max_new_tokens": 0})
     assert (reply["text"], reply["output_ids"]) == ("", [])
     assert reply["meta_info"]["weight_versions"] == [{"version": "default", "start": 0, "end": 0}]

@@ -1,4 +1,4 @@
-"""What a request asks for, and which requests are refused, break, or kill."""
+"""Which replies a request asks for, and which requests a worker refuses, fails at, or dies of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.embedded.worker import EmbeddedWorker
 from tests.router.embedded.talk import generate, request
 
 
-def test_prompt_major_with_fresh_ids_for_n(worker: EmbeddedWorker) -> None:
+def test_replies_are_prompt_major_with_new_ids_for_n(worker: EmbeddedWorker) -> None:
     params = {"n": 2, "max_new_tokens": 2}
     replies = generate(worker, ["a", "b"], sampling_params=params, rid=["x", "y"])
     assert [record.input_ids for record in worker.log] == [worker.vocabulary.encode(text) for text in "aabb"]
@@ -58,7 +58,7 @@ def test_a_request_can_bring_its_own_script(worker: EmbeddedWorker) -> None:
         ([1], "object"),
     ],
 )
-def test_each_has_its_shape(worker: EmbeddedWorker, body: Any, shape: str) -> None:
+def test_each_refusal_has_its_shape(worker: EmbeddedWorker, body: Any, shape: str) -> None:
     status, content, _ = request(worker, "/generate", body)
     error = json.loads(content)
     assert status == 400
@@ -67,14 +67,14 @@ def test_each_has_its_shape(worker: EmbeddedWorker, body: Any, shape: str) -> No
     assert worker.dead is None
 
 
-def test_content_type_and_json_are_needed(worker: EmbeddedWorker) -> None:
+def test_content_type_and_json_are_required(worker: EmbeddedWorker) -> None:
     assert request(worker, "/generate", {"text": "a"}, kind="text/plain")[0] == 400
     assert request(worker, "/generate", raw=b"{nope")[0] == 400
     assert json.loads(request(worker, "/nope", {})[1]) == {"detail": "Not Found"}
 
 
 @pytest.mark.parametrize("body", [{"text": "a", "sampling_params": {"n": None}}, {"text": ["a"], "input_ids": [5]}])
-def test_some_break_it(worker: EmbeddedWorker, body: dict[str, Any]) -> None:
+def test_the_front_end_fails_at_some_requests(worker: EmbeddedWorker, body: dict[str, Any]) -> None:
     status, content, kind = request(worker, "/generate", body)
     assert (status, content, kind) == (500, b"Internal Server Error", "text/plain; charset=utf-8")
 
@@ -89,7 +89,7 @@ def test_a_request_id_in_use_is_refused(worker: EmbeddedWorker, pool: ThreadPool
 
 
 @pytest.mark.parametrize("body", [{"text": ""}, {"input_ids": [[]]}, {"input_ids": [1, 10**7]}])
-def test_two_requests_kill_it(worker: EmbeddedWorker, body: dict[str, Any]) -> None:
+def test_some_requests_kill_the_worker(worker: EmbeddedWorker, body: dict[str, Any]) -> None:
     with pytest.raises((ConnectionError, http.client.HTTPException)):
         request(worker, "/generate", body)
     assert worker.dead is not None

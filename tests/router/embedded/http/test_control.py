@@ -1,4 +1,4 @@
-"""The routes that are no generations."""
+"""All routes except /generate."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def test_health_blocks_while_paused() -> None:
     ("method", "path", "status"),
     [("GET", "/nowhere", 404), ("GET", "/generate", 405), ("GET", "/abort_request", 405), ("POST", "/ping", 405)],
 )
-def test_there_is_nothing_at_other_paths_nor_by_other_methods(
-    worker: EmbeddedWorker, method: str, path: str, status: int
-) -> None:
+def test_other_paths_are_404_and_other_methods_405(worker: EmbeddedWorker, method: str, path: str, status: int) -> None:
     found, content, _ = request(worker, path, None if method == "GET" else {})
     assert found == status
     assert json.loads(content) == {"detail": {404: "Not Found", 405: "Method Not Allowed"}[status]}
@@ -45,17 +43,17 @@ def test_there_is_nothing_at_other_paths_nor_by_other_methods(
         ("/update_weights_from_ipc", {}),
     ],
 )
-def test_half_a_command_is_refused(worker: EmbeddedWorker, path: str, body: dict[str, Any]) -> None:
+def test_an_incomplete_command_is_refused(worker: EmbeddedWorker, path: str, body: dict[str, Any]) -> None:
     status, content, _ = request(worker, path, body)
     assert (status, json.loads(content)["object"]) == (400, "error")
 
 
-def test_an_unhealthy_worker_says_so(worker: EmbeddedWorker) -> None:
+def test_an_unhealthy_worker_answers_503(worker: EmbeddedWorker) -> None:
     worker.control.unhealthy = True
     assert [request(worker, path)[0] for path in ("/ping", "/ready", "/health")] == [503, 503, 503]
 
 
-def test_ready_is_no_during_a_pause_and_ping_is_yes(worker: EmbeddedWorker) -> None:
+def test_in_a_pause_ready_is_503_and_ping_is_200(worker: EmbeddedWorker) -> None:
     request(worker, "/pause_generation", {"mode": "in_place"})
     assert [request(worker, path)[0] for path in ("/ready", "/ping")] == [503, 200]
     request(worker, "/continue_generation", {})

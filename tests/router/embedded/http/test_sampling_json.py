@@ -1,4 +1,4 @@
-"""`sampling_params`: what they mean, and what is refused."""
+"""`sampling_params`: their meaning and their refusals."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def parse(**params: Any) -> SamplingParams:
     return parse_sampling(params, 100)
 
 
-def test_null_is_the_default_but_for_the_length() -> None:
+def test_null_is_the_default_except_for_max_new_tokens() -> None:
     assert parse() == parse(temperature=None, top_p=None, stop=None, ignore_eos=None) == SamplingParams()
     assert parse(max_new_tokens=None).max_new_tokens == AS_MANY
 
 
-def test_one_is_a_list_of_one() -> None:
+def test_a_single_stop_is_a_list_of_one() -> None:
     assert parse(stop="a", stop_regex="b") == parse(stop=["a"], stop_regex=["b"])
 
 
-def test_ids_may_be_text_as_keys_of_json_are() -> None:
+def test_ids_may_be_text_because_keys_of_json_are() -> None:
     assert parse(logit_bias={"5": 1}).logit_bias == {5: 1.0}
 
 
-def test_no_samples_are_one() -> None:
+def test_n_0_means_1() -> None:
     assert [parse(n=count).n for count in (-1, 0, 1, 3)] == [1, 1, 1, 3]
 
 
@@ -64,13 +64,13 @@ def test_greedy(params: dict[str, Any], greedy: bool) -> None:
     ],
     ids=str,
 )
-def test_what_is_refused(params: dict[str, Any], shape: str, message: str) -> None:
+def test_refusals(params: dict[str, Any], shape: str, message: str) -> None:
     with pytest.raises(Refused, match=message) as refused:
         parse(**params)
     assert refused.value.shape == shape
 
 
 @pytest.mark.parametrize("params", [{"n": None}, {"stop_regex": "("}])
-def test_what_breaks(params: dict[str, Any]) -> None:
+def test_failures_of_the_front_end(params: dict[str, Any]) -> None:
     with pytest.raises(Broken):
         parse(**params)

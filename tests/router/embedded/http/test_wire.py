@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from router.embedded.engine.source import float32
-from router.embedded.http.wire import StreamStyle
+from router.embedded.engine.logprobs import float32
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.router.embedded.talk import events, generate, request, stream
 from tests.support.sglang_contract import contract
@@ -34,7 +34,7 @@ def test_a_reply_has_sglangs_keys_and_the_log_has_the_truth(worker: EmbeddedWork
     assert worker.dead is None
 
 
-def test_logprob_keys_and_prompt_ids_are_there_only_when_asked_for(worker: EmbeddedWorker) -> None:
+def test_logprobs_and_prompt_ids_are_there_only_on_request(worker: EmbeddedWorker) -> None:
     plain = generate(worker, "Hello")
     assert not [key for key in plain["meta_info"] if "logprob" in key]
     full = generate(
@@ -47,8 +47,8 @@ def test_logprob_keys_and_prompt_ids_are_there_only_when_asked_for(worker: Embed
 
 @pytest.mark.parametrize("style", ["cumulative", "incremental", "mixed"])
 @pytest.mark.parametrize("interval", [1, 3])
-def test_the_pieces_make_the_whole(style: StreamStyle, interval: int) -> None:
-    """What is a delta and what repeats everything is the whole difference between the three."""
+def test_the_events_add_up_to_the_reply(style: StreamStyle, interval: int) -> None:
+    """The three styles differ only in which fields are deltas and which are cumulative."""
     with EmbeddedWorker(vocabulary("qwen"), stream_style=style, stream_interval=interval) as worker:
         got = stream(worker, sampling_params={"max_new_tokens": 10}, return_logprob=True)
         (record,) = worker.log
@@ -66,7 +66,7 @@ def test_the_pieces_make_the_whole(style: StreamStyle, interval: int) -> None:
     assert len(got) == (10 if interval == 1 else 4)
 
 
-def test_a_stream_keeps_back_what_may_become_a_stop_string(worker: EmbeddedWorker) -> None:
+def test_a_stream_holds_back_what_may_become_a_stop_string(worker: EmbeddedWorker) -> None:
     worker.script(text="one two three")
     got = stream(worker, sampling_params={"stop": "two three"})
     assert [event["text"] for event in got] == ["one", "one "]
@@ -94,8 +94,8 @@ def test_an_old_engine_has_no_spans() -> None:
 
 
 @pytest.mark.parametrize("style", ["cumulative", "incremental", "mixed"])
-def test_sglangs_own_contract_accepts_what_it_says(style: StreamStyle, pool: ThreadPoolExecutor) -> None:
-    """Replies, events and errors are read by the decoder that ships with SGLang."""
+def test_sglangs_own_contract_accepts_its_replies(style: StreamStyle, pool: ThreadPoolExecutor) -> None:
+    """The decoder that ships with SGLang reads replies, events and errors."""
     types = contract()
     with EmbeddedWorker(vocabulary("qwen"), stream_style=style) as worker:
         wanted = {"return_logprob": True, "return_prompt_token_ids": True, "logprob_start_len": 0}
@@ -118,7 +118,7 @@ def test_sglangs_own_contract_accepts_what_it_says(style: StreamStyle, pool: Thr
 
 
 def test_a_stream_that_is_retracted_and_aborted_repeats_itself(pool: ThreadPoolExecutor) -> None:
-    """SGLang ends a stream of deltas with the id that was sent last, and with all of the text and the logprobs."""
+    """SGLang ends an incremental stream with the id that was sent last, and with the whole text and all logprobs."""
     with EmbeddedWorker(vocabulary("qwen"), stream_style="incremental") as worker:
         worker.hold(after=3)
         running = pool.submit(stream, worker, rid="r", return_logprob=True)

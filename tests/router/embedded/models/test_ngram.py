@@ -56,7 +56,7 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def spelled(number: int) -> str:
-    """A token as the vocabulary has it: a character for each byte."""
+    """A token as the vocabulary spells it: one character per byte."""
     return str(backend().id_to_token(number))
 
 
@@ -76,7 +76,7 @@ def sample(prompt: str, seed: int, length: int = 200, *, ignore_eos: bool = True
 
 
 def spans(ids: Sequence[int]) -> set[tuple[int, int]]:
-    """Where the tokens are in their text, in bytes."""
+    """The bytes of each token in the text."""
     found, at = set(), 0
     for number in ids:
         end = at + len(spelled(number))
@@ -86,7 +86,7 @@ def spans(ids: Sequence[int]) -> set[tuple[int, int]]:
 
 
 def misspelled(ids: Sequence[int]) -> float:
-    """The share of ids that encoding the text does not give, at their place."""
+    """The share of ids that encoding the text does not give at the same place."""
     return len(spans(ids) - spans(encode(decode(ids)))) / len(ids)
 
 
@@ -109,7 +109,7 @@ def learnt_ids() -> list[int]:
     | st.lists(st.integers(-(2**40), 2**40), max_size=5)
 )
 def test_probabilities_sum_to_one_after_any_ids(ids: list[int]) -> None:
-    """After ids that it was counted from, after others, and after such as no vocabulary has. None of them is zero."""
+    """After counted ids, after others, and after ids outside the vocabulary. No probability is zero."""
     logprobs = NGramModel.shipped().next_logprobs(ids).astype(np.float64)
     assert np.isfinite(logprobs).all()
     assert math.log(np.exp(logprobs).sum()) == pytest.approx(0, abs=1e-4)
@@ -146,13 +146,13 @@ def test_replies_end_by_themselves_after_some_sentences(prompt: str) -> None:
 
 
 def test_characters_are_split_over_tokens_and_never_broken() -> None:
-    """But for one that the end of the reply cuts off."""
+    """The only exception is a character that the end of the reply cuts off."""
     replies = [sample(prompt, seed, 150) for seed in range(20) for prompt in PROMPTS[2:]]
     assert any("\ufffd" in decode([number]) for reply in replies for number in reply)
     assert not any("\ufffd" in decode(reply).rstrip("\ufffd") for reply in replies)
 
 
-def test_special_tokens_but_eos_are_not_sampled() -> None:
+def test_of_special_tokens_only_eos_is_sampled() -> None:
     others = {backend().token_to_id(token) for token in ("<|endoftext|>", "<|im_start|>")}
     assert not any(others & set(sample(prompt, seed)) for prompt in PROMPTS for seed in range(10))
 
@@ -164,7 +164,7 @@ def test_each_passage_is_the_corpus() -> None:
 
 
 @given(text=st.text(max_size=200), seed=st.integers(0, 2**32))
-def test_what_is_spelled_otherwise_is_the_same_text(text: str, seed: int) -> None:
+def test_a_respelling_has_the_same_text(text: str, seed: int) -> None:
     ids = encode(text)
     assert decode(respell(ids, spellings_(), random.Random(seed))) == decode(ids)
 
@@ -189,7 +189,7 @@ def test_the_tokenizer_is_what_the_script_makes(tmp_path: Path) -> None:
         assert path.read_bytes() == (shipped_tokenizer() / path.name).read_bytes(), path.name
 
 
-def test_what_is_shipped_is_small() -> None:
+def test_the_shipped_data_is_small() -> None:
     assert sum(path.stat().st_size for path in shipped_tokenizer().parent.rglob("*") if path.is_file()) < 300_000
 
 
@@ -224,8 +224,8 @@ def test_the_chat_template_is_chatml() -> None:
         "<|im_start|>assistant\n"
     )
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
-    told = loaded.apply_chat_template(messages, tools=[tool], tokenize=False)
-    assert told.startswith(
+    rendered = loaded.apply_chat_template(messages, tools=[tool], tokenize=False)
+    assert rendered.startswith(
         '<|im_start|>system\nYou may call these tools:\n{"name": "weather", "parameters": {}}\n'
         'A call is spelled <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>.<|im_end|>\n<|im_start|>user\n'
     )

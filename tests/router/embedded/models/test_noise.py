@@ -1,4 +1,4 @@
-"""Noise: what no encoder would have written, the same in every run."""
+"""Noise is spelled as no encoder would, and is the same in every run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHOLE: tuple[Name, ...] = ("qwen-whole", "mistral-v1", "tekken-whole")
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_random_replies_are_mostly_not_what_re_encoding_gives(name: Name) -> None:
-    """Otherwise a router that re-encodes would pass every test."""
+    """Otherwise a router that encodes again would pass every test."""
     with EmbeddedWorker(vocabulary(name)) as worker:
         for _ in range(20):
             generate(worker, "Hello", sampling_params={"max_new_tokens": 20})

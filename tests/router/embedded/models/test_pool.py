@@ -1,4 +1,4 @@
-"""Replies out of a pool: consistent all the same."""
+"""Replies out of a pool are consistent."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from router.embedded.engine.detokenizer import Detokenizer
+from router.embedded.engine.logprobs import float32
 from router.embedded.engine.sampling import SamplingParams
-from router.embedded.engine.source import float32
 from router.embedded.models.vocabulary import load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.router.embedded.talk import generate, stream
@@ -36,7 +36,7 @@ def test_the_text_is_what_the_ids_decode_to_behind_the_prompt(name: Name | None,
     assert all(float32(value) == value <= 0 for value in record.logprobs)
 
 
-def test_a_stream_of_a_pool() -> None:
+def test_a_pool_can_be_streamed() -> None:
     with EmbeddedWorker(vocabulary("qwen"), scripted=True, stream_style="incremental") as worker:
         got = stream(worker, sampling_params={"max_new_tokens": 20})
         (record,) = worker.log
@@ -54,7 +54,7 @@ def test_replies_differ_and_runs_do_not() -> None:
     assert runs[0][0] != runs[0][1]
 
 
-def test_nothing_to_do_and_the_version_that_did_it() -> None:
+def test_max_new_tokens_0_and_a_new_weight_version() -> None:
     with EmbeddedWorker(vocabulary("qwen"), scripted=True) as worker:
         assert generate(worker, sampling_params={"max_new_tokens": 0})["output_ids"] == []
         worker.set_weight_version("2")

@@ -1,4 +1,4 @@
-"""Sampling from a model, against the same computed naively, token by token, in double precision."""
+"""Sampling from a model, against a naive computation, token by token, in double precision."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from router.embedded.engine.logprobs import float32
 from router.embedded.engine.sampling import SamplingParams
-from router.embedded.engine.source import float32
 from router.embedded.models.sampler import ModelSource, Place, penalized
 from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
 from tests.support.vocabularies import vocabulary
@@ -21,7 +21,7 @@ LOGITS = np.log(np.array([30, 20, 12, 10, 8, 6, 5, 4, 2, 1, 1, 1], np.float32) /
 
 
 class Stub:
-    """A model that has seen nothing but its first tokens."""
+    """A model that gives probability to its first few tokens only."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -48,16 +48,16 @@ def softmax(logits: Sequence[float], temperature: float) -> list[float]:
 
 def naive(logits: Sequence[float], sampling: SamplingParams) -> list[float]:
     """What may be drawn, and how likely."""
-    told = softmax(logits, sampling.temperature)
-    order = sorted(range(len(told)), key=lambda token: (-told[token], token))
+    reported = softmax(logits, sampling.temperature)
+    order = sorted(range(len(reported)), key=lambda token: (-reported[token], token))
     kept, before = [], 0.0
     for rank, token in enumerate(order):
         among_the_first = sampling.top_k == -1 or rank < sampling.top_k
-        if among_the_first and before <= sampling.top_p and told[token] >= told[order[0]] * sampling.min_p:
+        if among_the_first and before <= sampling.top_p and reported[token] >= reported[order[0]] * sampling.min_p:
             kept.append(token)
-        before += told[token]
-    total = sum(told[token] for token in kept)
-    return [told[token] / total if token in kept else 0.0 for token in range(len(told))]
+        before += reported[token]
+    total = sum(reported[token] for token in kept)
+    return [reported[token] / total if token in kept else 0.0 for token in range(len(reported))]
 
 
 SAMPLINGS = [
@@ -73,10 +73,10 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_what_is_drawn_and_what_is_told(sampling: SamplingParams) -> None:
+def test_what_is_drawn_and_what_is_reported(sampling: SamplingParams) -> None:
     found = place(sampling)
-    told = softmax(LOGITS.tolist(), sampling.temperature)
-    assert np.exp(found.logprobs) == pytest.approx(told, rel=1e-5)
+    reported = softmax(LOGITS.tolist(), sampling.temperature)
+    assert np.exp(found.logprobs) == pytest.approx(reported, rel=1e-5)
     assert found.probabilities == pytest.approx(naive(LOGITS.tolist(), sampling), rel=1e-5)
     assert all(float32(found.logprob(token)) == found.logprob(token) for token in range(SIZE))
 

@@ -1,45 +1,54 @@
-"""The prompt of a worker request, as a routing policy gets it."""
+"""What a worker is sent is parsed once and printed once, whoever made it."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from router.engines.sglang.worker_request import route_prompt
+from router.engines.sglang.request import GenerateRequest
+from router.engines.sglang.worker_request import WorkerRequest
+
+BODIES: list[dict[str, Any]] = [
+    {"text": "a"},
+    {"text": "a", "rid": "mine", "stream": True},
+    {"text": "a", "rid": None, "sampling_params": {"n": 2}},
+    {"text": ["a", "b"], "rid": "mine"},
+    {"text": ["a", "b"], "rid": ["one", "two"], "sampling_params": [{"n": 1}, {}]},
+    {"text": ["a", "b"], "rid": ["one", "one"]},
+    {"text": ["a"], "sampling_params": [{"n": 3}]},
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "text", "ids"),
-    [
-        (b'{"text": "a"}', "a", None),
-        (b'{"text": ["a", "b"]}', "a", None),
-        (b'{"input_ids": [1, 2]}', None, [1, 2]),
-        (b'{"input_ids": [2147483648, 4294967295]}', None, [1 << 31, (1 << 32) - 1]),
-        (b'{"input_ids": [[1, 2], [3]], "other": {}}', None, [1, 2]),
-        (b'{"input_ids": [1, [2]]}', None, None),
-        (b'{"input_ids": [[], [1]]}', None, None),
-        (b'{"input_ids": [4294967296]}', None, None),
-        (b'{"input_ids": [-1]}', None, None),
-        (b'{"text": "", "input_ids": []}', None, None),
-        (b'{"text": []}', None, None),
-        (b'{"text": 5}', None, None),
-        (b'{"text": "\xff"}', None, None),
-        (b"[" * 100_000, None, None),
-        (b"", None, None),
-    ],
-)
-def test_the_prompt_of_a_body(body: bytes, text: str | None, ids: list[int] | None) -> None:
-    assert route_prompt(body)[:2] == (text, ids)
+@pytest.mark.parametrize("body", BODIES)
+def test_a_checked_request_is_what_parsing_its_body_gives(body: dict[str, Any]) -> None:
+    """So a layer in between may write a body of its own, and the layers inside understand as much of it."""
+    parsed = GenerateRequest.parse(msgspec.json.encode(body))
+    printed, request = parsed.for_worker([[1, 2]] * parsed.prompts, force_logprobs=True)
+    assert request is not None
+    assert printed is request.body is request.body
+    again = WorkerRequest.parse(printed)
+    assert again is not None
+    for name in ("prompts", "batch", "samples", "stream", "rids", "listed", "replies"):
+        assert getattr(again, name) == getattr(request, name), name
+    assert request.named is (body.get("rid") is not None)
+    assert again.body == printed
 
 
-@pytest.mark.parametrize(
-    ("body", "alone"),
-    [
-        (b'{"text": "a"}', True),
-        (b'{"text": ["a", "b"]}', False),
-        (b'{"text": ["a"]}', False),
-        (b'{"input_ids": [1, 2]}', True),
-        (b'{"input_ids": [[1, 2]]}', False),
-    ],
-)
-def test_whether_a_prompt_is_the_only_one(body: bytes, alone: bool) -> None:
-    assert route_prompt(body).alone is alone
+def test_ids_that_only_a_worker_can_judge_are_sent_as_they_are() -> None:
+    parsed = GenerateRequest.parse(b'{"text": ["a", "b"], "rid": ["one", null]}')
+    printed, request = parsed.for_worker([[1], [2]], force_logprobs=False)
+    assert request is None
+    assert WorkerRequest.parse(printed) is None
+    assert msgspec.json.decode(printed) == {"input_ids": [[1], [2]], "rid": ["one", None]}
+
+
+def test_ids_of_the_router_stay_its_own_through_another_layer() -> None:
+    """A request that a layer outside made, under an id of its own, is named by no client."""
+    outer = WorkerRequest.single({"text": msgspec.Raw(b'"a"')}, "made-up", stream=False)
+    parsed = GenerateRequest.parse(outer.body)
+    for by, named in ((None, True), (outer, False)):
+        _, request = parsed.for_worker([[1]], by, force_logprobs=False)
+        assert request is not None
+        assert (request.rids, request.named) == (("made-up",), named)
