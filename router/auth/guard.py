@@ -1,4 +1,4 @@
-"""The check of keys in front of everything. It also says whose request it is."""
+"""The check of keys, in front of all routes. It also notes whose request it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UnauthorizedError(RouterError):
 
 
 class ApiKeyGuard:
-    """Lets a request in if its key (`Authorization: Bearer`) has the right that its path wants, and notes its tenant."""
+    """Lets a request in if its key (`Authorization: Bearer`) has the right that its path needs, and notes its tenant."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app

@@ -1,10 +1,10 @@
-"""What happens to a generation that its worker aborted, or whose client left: the layer around the proxy.
+"""The layer around the proxy: generations that a worker aborted, or whose client left.
 
-A worker aborts what it has when its weights are changed. Under the policy `retry` the client never learns of it: the same
-request goes out again until it is answered, elsewhere or later. But an abort that a client asked for through this router is
-returned as it came.
+A worker aborts its generations when its weights change. Under the policy `retry`, the client does not notice: the router sends
+the same request again, elsewhere or later, until it is answered. An abort that a client asked for through this router is
+returned unchanged.
 
-A generation whose client left costs a GPU until its worker notices, which takes SGLang some seconds. So the worker hears of it
+A generation whose client left occupies a GPU until its worker notices, which takes SGLang some seconds. So the router aborts it
 at once.
 """
 
@@ -50,13 +50,13 @@ class Generations:
         """Wrap the proxy.
 
         Args:
-            app: what sends a generation to a worker.
-            others: serves every other path. Generations, which are nearly everything, need not be compared with each route.
-            fleet: knows the generations in flight, and tells workers to end them.
-            metrics: what is counted.
+            app: sends a generation to a worker.
+            others: serves every other path. Generations are nearly all requests, and so skip the comparison with each route.
+            fleet: knows the generations in flight, and aborts them at their workers.
+            metrics: count the outcomes.
             abort: what happens to aborted generations, and how often they are sent again.
             server: the limits for a body.
-            isolated: workers get ids that no client has chosen, because those might hit the generations of others.
+            isolated: workers get ids that no client chose, because a client's id might abort generations of others.
         """
         self._app = app
         self._others = others
@@ -125,7 +125,7 @@ def _checked(policy: str) -> AbortPolicy:
 
 
 def _made_up_here(state: RequestState, request: WorkerRequest | None) -> bool:
-    """Return whether the router gave the generation its id. A middleware may have written another body since."""
+    """Return whether the router made up the ids of the generation. A middleware may have written another body since."""
     if state.kept:
         return True
     made = state.request
@@ -135,7 +135,7 @@ def _made_up_here(state: RequestState, request: WorkerRequest | None) -> bool:
 
 
 class _Outcome:
-    """What came of a request: `answered` when a good reply has gone out to its end, else `failed`; or what it is set to."""
+    """The outcome of a request: `answered` once a good reply was sent to its end, else `failed`, unless it is set."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,7 +1,7 @@
 """Responses in JSON. An error's body has the form that the clients of its path read.
 
-Nearly all of them read `{"error": {"message", "type", "code"}}`. Anthropic's clients, at `/v1/messages`, look for a `type`
-beside `error`, and have words of their own for a missing or wrong key. The layers in front of a dialect know no more.
+Nearly all clients read `{"error": {"message", "type", "code"}}`. Anthropic's clients, at `/v1/messages`, look for a `type` next
+to `error`, and use their own names for a missing or wrong key. The layers in front of a dialect need to know no more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def send_json(
 
 
 async def send_error(send: Send, error: RouterError, path: str = "") -> None:
-    """Send the reply that an error stands for at a path, with its headers (`retry-after` among them)."""
+    """Send an error as the reply to a request for `path`, with the error's headers (`retry-after` among them)."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
     await send_json(send, error.status, error_body(error, path), headers)
 

@@ -148,7 +148,7 @@ class Attempts:
         if self._lost >= (MAX_LOST if self._repeatable else 1):
             raise self.exhausted()
 
-    def nobody(self, error: NoWorkerError) -> None:
+    def no_worker_left(self, error: NoWorkerError) -> None:
         """Note that no worker is left. Raise, unless one may be asked a second time.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A client's request, as the workers are to get it."""
+"""A client's request, prepared for the workers."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from router.proxy.request_ids import RequestIds
 from router.workers.queue import Key
 
 _END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
-"""Paths whose streams end with `[DONE]`. Others, those of Anthropic's dialect for one, end in other words."""
+"""Paths whose streams end with `[DONE]`. Others, such as those of Anthropic's dialect, end differently."""
 
 
 class OutboundRequest(msgspec.Struct):
-    """What is sent, and what has to be known to send it to one worker after the other.
+    """A request, with all that is needed to send it to one worker after the other.
 
     Attributes:
         scope: the client's.
-        state: what the layers outside have left.
+        state: what the outer layers left.
         in_flight: the generations that it asks for; None if it is no `/generate`.
         method: of HTTP.
         target: path and query, as the client wrote them.
         headers: those that may pass.
         body: what is sent; None if there is none.
-        query: what a routing policy may want to know.
+        query: what a routing policy may use.
         key: the line that the request stands in while no worker has room.
         alone: whether the prompt was read here, and is the only one.
         repeatable: whether sending it twice does no harm.
-        limited: whether it is work, for which there may have to be room.
+        limited: whether it is work, and may have to wait for a worker with room.
         ends_with_done: whether a stream that answers it has failed if it ends without `[DONE]`.
-        ids: puts the ids of the reply right, after the request went to the same worker again under new ids.
+        ids: restores the client's ids in the reply, if the request went to the same worker again under new ids.
     """
 
     scope: Scope
@@ -54,7 +54,7 @@ class OutboundRequest(msgspec.Struct):
     ids: RequestIds | None = None
 
     def renew_ids(self) -> None:
-        """Put new ids in the place of those that the worker has seen already. Each begins with the old one."""
+        """Replace the ids that the worker has seen already. Each new one begins with the old one."""
         in_flight = self.in_flight
         request = None if in_flight is None else in_flight.request
         if in_flight is not None and request is not None and request.rids:
@@ -69,7 +69,7 @@ class RequestReader:
     Args:
         max_body_bytes: the limit for a body.
         forward_authorization: off where the header carries this router's own key.
-        reads_prompts: whether the policy wants the prompts that no middleware has told of.
+        reads_prompts: whether the policy needs the prompts that no middleware has reported.
     """
 
     def __init__(self, *, max_body_bytes: int, forward_authorization: bool, reads_prompts: bool) -> None:
@@ -78,7 +78,7 @@ class RequestReader:
         self._reads_prompts = reads_prompts
 
     async def read(self, scope: Scope, receive: Receive) -> OutboundRequest:
-        """Return a request, all of it: while a client is slow to send, it holds no place at a worker.
+        """Return a whole request: a client that is slow to send holds no place at a worker.
 
         Raises BadRequestError for a target that is no path; BodyTooLargeError, ClientDisconnectedError.
         """

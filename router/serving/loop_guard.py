@@ -1,7 +1,7 @@
-"""Finds out that a router is among its own workers, before a request goes round in circles.
+"""Detects a router that is among its own workers, before a request goes round in circles.
 
-A new worker is probed with the id of this process in a header. If the probe comes back to this process, whatever way it took,
-the "worker" is this router. Names and addresses do not show that: one host has too many of them.
+A new worker is probed with the id of this process in a header. If the probe comes back to this process, by any way, the
+"worker" is this router. Names and addresses do not show that: one host has too many of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server: uvicorn around the application, its socket, and its orderly end."""
+"""The server: uvicorn around the application, its socket, and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ GC_THRESHOLDS = (20_000, 20, 50)
 
 
 class DrainingApp(Protocol):
-    """An ASGI application that is told when the server begins to stop."""
+    """An ASGI application with a notice that the server begins to stop."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     def start_draining(self) -> None:
-        """Take nothing new, if there is a choice. Called in a signal handler."""
+        """Answer that nothing new should come. Called in a signal handler."""
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any
 
 from router.embedded.engine.records import GenerationRecord
@@ -12,17 +13,11 @@ from router.embedded.engine.records import GenerationRecord
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of one comparison.
+    """The result of one comparison."""
 
-    Attributes:
-        ids: how many ids the trajectory has.
-        same: how many of them the worker has in the same place.
-        faults: everything that is not as it should be, in words.
-    """
-
-    ids: int
-    same: int
-    faults: list[str] = field(default_factory=list)
+    ids: int  # of the trajectory
+    same: int  # how many of them the worker has in the same place
+    faults: list[str] = field(default_factory=list)  # everything that is not as it should be, in words
 
     @property
     def holds(self) -> bool:
@@ -38,7 +33,7 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, GenerationRecord
     ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
     last = evidence.get(trajectory["branch"])
     truth = [] if last is None else [*last.input_ids, *last.output_ids]
-    same = sum(mine == theirs for mine, theirs in zip(ids, truth, strict=False))
+    same = sum(map(eq, ids, truth))
     faults = [] if len(ids) == len(truth) else [f"{len(ids)} ids, and the worker had {len(truth)}"]
     if not trajectory["exact"]:
         faults.append("the router calls it inexact: " + ", ".join(trajectory["reasons"]))

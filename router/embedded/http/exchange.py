@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from router.embedded.engine.errors import Refused
+from router.embedded.http.errors import Refused
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -85,6 +85,9 @@ class HttpExchange:
         raw = content if isinstance(content, bytes) else msgspec.json.encode(content)
         await self.start(status, content_type if raw else None, len(raw), more)
         await self.part(raw, last=True)
+
+
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 
 def event(payload: Any) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from router.embedded.engine.logprobs import Scored, float32
 from router.embedded.engine.sampling import SamplingParams
-from router.embedded.engine.source import Scored, TokenDistributions, float32
+from router.embedded.engine.source import TokenDistributions
 from router.embedded.models.vocabulary import EngineVocabulary
 
 

@@ -51,7 +51,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
             )
 
     def check_text(self, text: str) -> None:
-        """Raise TextTooLongError if a text is too long, whatever its tokens are."""
+        """Raise TextTooLongError if a text has too many characters to be encoded."""
         self._check_characters(len(text))
 
     def check_raw_text(self, raw: Raw) -> None:

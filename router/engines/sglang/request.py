@@ -22,7 +22,7 @@ UNRECORDABLE = {
     **dict.fromkeys(("image_data", "video_data", "audio_data"), "multimodal"),
     "session_params": "session_params",
 }
-"""Fields that make what a worker reads more than the tokens of a prompt, and what that is called."""
+"""Fields by which a worker reads more than the tokens of a prompt, with the reason why its reply is not recorded."""
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
 _TYPED: dict[str, tuple[Any, str]] = {
@@ -81,7 +81,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
-        """Raises BadRequestError for what no worker could serve, and for the prompts that kill one; TextTooLongError."""
+        """Raises BadRequestError for a request that no worker can serve or that would kill one, and TextTooLongError."""
         fields = parse_object(body)
         texts, ids, parts, batch = _prompts(fields, limits)
         sampling = _sampling(fields)
@@ -199,9 +199,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     def for_worker(
         self, prompts: Sequence[Sequence[int]], outer: WorkerRequest | None = None, *, force_logprobs: bool
     ) -> tuple[bytes, WorkerRequest | None]:
-        """Return the body that a worker gets of a request that is recorded; and what is known of it, if that is anything.
+        """Return the body that a worker gets of a recorded request, and its parsed form if there is one.
 
-        `outer`: what a layer outside says of this request. If that layer made up the ids, no client has chosen them.
+        `outer`: the request as parsed by an outer layer. If that layer made up the ids, no client has chosen them.
         """
         fields = self._with_ids(prompts, force_logprobs=force_logprobs)
         request = WorkerRequest.checked(
@@ -214,7 +214,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return request.body, request
 
     def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
-        """Return the same body with the ids of every prompt in the place of its text or its segments."""
+        """Return the body with the ids of every prompt in place of its text or segments."""
         return msgspec.json.encode(self._with_ids(prompts, force_logprobs=force_logprobs))
 
     def _with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> dict[str, Raw]:

@@ -13,6 +13,11 @@ def test_what_was_sampled_is_exact() -> None:
     assert rollout().exact
 
 
+def test_a_sampled_token_may_be_certain() -> None:
+    """The logprob of a probability that rounds to 1 is 0.0."""
+    assert rollout(rollout_logp=[0.0, -0.5, 0.0]).exact
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -20,7 +25,8 @@ def test_what_was_sampled_is_exact() -> None:
         {"tokens": [1, 2, 3]},
         {"loss_mask": [0, 1, 0]},
         {"loss_mask": [1, 1, 1]},
-        {"rollout_logp": [0.0, -0.5, 0.0]},
+        {"rollout_logp": [0.0, -0.5, 0.5]},
+        {"rollout_logp": [0.0, -0.5, float("nan")]},
         {"weight_versions": [{"version": "1", "start": 1, "end": 2}]},
     ],
     ids=str,

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.errors import Broken, Refused
-from router.embedded.engine.sampling import AS_MANY, SamplingParams, parse_sampling
+from router.embedded.engine.sampling import AS_MANY, SamplingParams
+from router.embedded.http.errors import Broken, Refused
+from router.embedded.http.sampling_json import parse_sampling
 
 
 def parse(**params: Any) -> SamplingParams:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from router.embedded.engine.errors import Broken, Deadly, Refused
-from router.embedded.engine.sample import ReturnOptions
-from router.embedded.engine.sampling import AS_MANY, SamplingParams, is_a, parse_sampling
-from router.embedded.engine.script import Script
+from router.embedded.engine.sample import ReplyRequest, ReturnOptions
+from router.embedded.engine.sampling import AS_MANY, SamplingParams
+from router.embedded.engine.script import FREE, Script
+from router.embedded.http.errors import Broken, Deadly, Refused
+from router.embedded.http.sampling_json import is_a, parse_sampling
 from router.embedded.models.vocabulary import EngineVocabulary
 
 _RESERVED = 6  # tokens of the context that a prompt may not have
@@ -27,17 +28,6 @@ _KINDS: dict[str, Any] = {
     "return_text_in_logprobs": bool,
     "return_prompt_token_ids": bool,
 }
-
-
-@dataclass(frozen=True)
-class ReplyRequest:
-    """One of the replies that a request asks for."""
-
-    rid: str
-    input_ids: list[int]
-    sampling: SamplingParams
-    returns: ReturnOptions
-    script: Script | None  # if the request itself has one
 
 
 @dataclass(frozen=True)
@@ -90,7 +80,7 @@ def admit(
             raise Refused(f"Duplicate request ID detected: {rid}")
         custom = each[number].get("custom_params")
         own = custom.get("script") if isinstance(custom, dict) else None
-        script = Script.parse(own) if own is not None else None
+        script = Script.parse(own) if own is not None else FREE
         returns = _returns(body, number, len(prompts), batch)
         _check_returns(returns, prompt, vocabulary)
         # With several samples each has an id of its own, and the client's is lost.
@@ -140,7 +130,7 @@ def _each(value: Any, count: int, batch: bool) -> list[Any]:
 def _prompts(body: Mapping[str, Any], vocabulary: EngineVocabulary) -> tuple[list[list[int]], bool, bool]:
     text: Any = body.get("text")
     ids: Any = body.get("input_ids")
-    if text is not None and not _is_text(text):
+    if not is_a(text, str | list[str]):
         raise Refused("Input should be a valid string", "object")
     if ids is not None and not _is_ids(ids):
         raise Refused("Value error, elements must be int or list", "object")
@@ -156,10 +146,6 @@ def _prompts(body: Mapping[str, Any], vocabulary: EngineVocabulary) -> tuple[lis
         return (ids if batch else [ids]), batch, False
     texts = text if isinstance(text, list) else [text]
     return [vocabulary.encode(one) for one in texts], batch, True
-
-
-def _is_text(text: Any) -> bool:
-    return isinstance(text, str) or (isinstance(text, list) and all(isinstance(one, str) for one in text))
 
 
 def _is_ids(ids: Any) -> bool:
