@@ -44,10 +44,7 @@ class Completions:
     """See the top of this file.
 
     Args:
-        app: the layers inside.
         tokenizer: spells prompts and tokens for clients that want to see them.
-        max_body_bytes: of a request.
-        limits: of its prompts.
     """
 
     def __init__(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+from starlette.types import Message, Send
+
 from middleware_hub.radix.judge import Judge
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.versions import VersionClock
@@ -79,3 +81,15 @@ def load(config: RadixConfig) -> Tokenizer:
         encodes_by=config.tokenizer_backend,
         limits=PromptLimits(tokens=config.max_text_tokens),
     )
+
+
+def unrecorded(send: Send, reason: str) -> Send:
+    """Return a `send` for a request that is passed on as it came: its reply gains a header that says why it is not recorded."""
+
+    async def send_with_reason(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            extra = (b"x-radix-recorded", f"no; {reason}".encode("latin-1", "replace"))
+            message = {**message, "headers": [*message["headers"], extra]}
+        await send(message)
+
+    return send_with_reason

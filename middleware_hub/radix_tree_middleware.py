@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub.hub import Hub
+from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.metrics import RadixMetrics
 from middleware_hub.radix import prompting, retrieval
 from middleware_hub.radix.judge import Verdict
@@ -190,13 +190,7 @@ class RadixTreeMiddleware:
         """Send a request on as it came. Its reply only gains the header that says why it is not recorded."""
         self.metrics.replies.labels("no", reason).inc()
 
-        async def send_with_reason(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                extra = (b"x-radix-recorded", f"no; {reason}".encode("latin-1", "replace"))
-                message = {**message, "headers": [*message["headers"], extra]}
-            await send(message)
-
-        await self.app(with_body(scope, body), replay(body, receive), send_with_reason)
+        await self.app(with_body(scope, body), replay(body, receive), unrecorded(send, reason))
 
     @staticmethod
     def _namespace(scope: Scope, lora_path: str = "") -> Namespace:

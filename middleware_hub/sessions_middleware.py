@@ -33,7 +33,7 @@ from middleware_hub.chat.dialect import Dialect
 from middleware_hub.completions_middleware import Completions
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
-from middleware_hub.hub import Hub
+from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.sessions.chats import Chats
 from middleware_hub.sessions.controls import Controls
 from middleware_hub.sessions.metrics import SessionMetrics
@@ -142,7 +142,6 @@ class SessionsMiddleware:
         return closing
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a call below `/sessions`."""
         tenant = request_state(scope).caller.tenant
         session_id, *rest = [part for part in scope["path"][len(PREFIX) :].split("/") if part] or [""]
         if not session_id:
@@ -203,13 +202,7 @@ class SessionsMiddleware:
         return self.registry.anonymous(tenant, header(scope, b"x-radix-namespace") or "")
 
     async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_reason(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                reason = (b"x-radix-recorded", f"no; {why}".encode("latin-1", "replace"))
-                message = {**message, "headers": [*message["headers"], reason]}
-            await send(message)
-
-        await self.app(with_body(scope, body), replay(body, receive), send_with_reason)
+        await self.app(with_body(scope, body), replay(body, receive), unrecorded(send, why))
 
     def _chat_handlers(self, session: Session, place: str) -> dict[str, Handler]:
         """Return the handlers of what clients' libraries call at this place of a session, by method."""

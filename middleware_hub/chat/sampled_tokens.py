@@ -23,7 +23,6 @@ class SampledTokens:
     """Spells the sampled tokens of one generation, whole or as its stream comes.
 
     Args:
-        vocabulary: spells tokens.
         alternatives: how many alternatives of each token the client wants; None if it wants no logprobs at all.
     """
 
@@ -98,7 +97,6 @@ def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
     """Return the answer that a worker's reply amounts to.
 
     Args:
-        reply: the whole reply.
         meta: its `meta_info`, raw.
         fields: of the answer, where the reply does not say them or the caller knows better.
     """

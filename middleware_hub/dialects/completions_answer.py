@@ -19,12 +19,7 @@ from router.errors import UpstreamError
 
 
 class CompletionAnswer:
-    """Reads one generation, whole or as its stream comes. Raises UpstreamError for what is no reply of `/generate`.
-
-    Args:
-        request: what the client wants to see.
-        vocabulary: spells tokens, for their logprobs.
-    """
+    """Reads one generation, whole or as its stream comes. Raises UpstreamError for what is no reply of `/generate`."""
 
     def __init__(self, request: CompletionRequest, vocabulary: Vocabulary) -> None:
         self._tokens = SampledTokens(vocabulary, request.logprobs)

@@ -65,8 +65,6 @@ class Choices:
     """The choices of one reply, in the order of the prompts and of the samples of each.
 
     Args:
-        head: of the reply.
-        request: what the client wants.
         fronts: the texts of the prompts if they are echoed, else empty texts.
         hidden: ids whose tokens the text leaves out.
     """

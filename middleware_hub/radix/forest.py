@@ -44,7 +44,6 @@ class Forest:
         return stats.payload + stats.characters + 200 * stats.spans + 190 * stats.nodes + 420 * stats.generations
 
     def root(self, namespace: tuple[str, ...]) -> RadixNode:
-        """Return the root of a namespace, made where there is none."""
         found = self.roots.get(namespace)
         if found is None:
             found = self.roots[namespace] = RadixNode("", None)

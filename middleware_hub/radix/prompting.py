@@ -130,8 +130,6 @@ async def assemble(
     Each text is encoded by itself, because the client decides how a prompt is cut.
 
     Args:
-        tokenizer: encodes the texts.
-        prompts: their segments.
         batch: whether they came as a batch, for the names in errors.
         max_context: tokens that the model takes; None if the worker is to check it.
         tracer: gets a span for each prompt with a text in it.

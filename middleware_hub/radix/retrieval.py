@@ -105,7 +105,6 @@ class RetrievalRequest(msgspec.Struct):
             raise BadRequestError("`expect_request_ids` has an empty request id in it")
 
     def expected(self, number: int) -> list[str]:
-        """Return the replies that the caller lists for a text."""
         found = self.expect_request_ids
         if found is None:
             return []
@@ -192,8 +191,6 @@ def replies_to_add(
     """Return the replies whose chains, with `first`, hold all expected replies whole, in the order of their recording.
 
     Args:
-        tree: what is recorded.
-        namespace: where to look.
         first: the sequence that is answered in any case.
         expected: request ids. Unknown names are left out.
     """

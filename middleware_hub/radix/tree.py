@@ -156,7 +156,6 @@ class RadixTree:
                 self._forest.leaves.offer(generation)
 
     def reply(self, namespace: Namespace, request_id: str) -> Generation | None:
-        """Return the newest reply with this name."""
         return self._names.newest(namespace, request_id)
 
     def left_out(self, namespace: Namespace, text: str, request_id: str) -> bool:
@@ -269,7 +268,6 @@ class RadixTree:
 
     @property
     def over_budget(self) -> bool:
-        """Return whether `collect` has something to do."""
         return self.max_tokens is not None and self.stats.tokens > self.max_tokens
 
     def collect(self, *, seconds: float = float("inf")) -> bool:
@@ -328,7 +326,6 @@ class RadixTree:
         return None if above is None else above.owner
 
     def clear(self) -> None:
-        """Forget everything."""
         self._forest.clear()
         self._by_ids = IdsIndex()
         self._names = ReplyNames()

@@ -23,5 +23,4 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 
 def is_on(given: str | None) -> bool:
-    """Whether a parameter of the query is switched on."""
     return given in ("1", "true")

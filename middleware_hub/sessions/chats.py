@@ -18,7 +18,7 @@ from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
-from middleware_hub.sessions.turn.generation import Generation
+from middleware_hub.sessions.turn.generation import TurnGeneration
 from router.engines.sglang.worker_request import new_rid
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, first_values
@@ -31,11 +31,11 @@ PING_SECONDS = 15.0
 class Exchanges(Protocol):
     """Begins the exchanges of turns; see `turn.turns`."""
 
-    def adopt(self, session: Session, key: RequestKey) -> Exchange[Generation] | None:
-        """Return the exchange that answers the same request already and has lost its client, if there is one."""
+    def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None: ...
 
-    def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange[Generation]:
-        """Prepare a turn and let it run by itself. Raises CapacityError."""
+    def begin(
+        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey
+    ) -> Exchange[TurnGeneration]: ...
 
 
 class Chats:
@@ -90,7 +90,7 @@ class _ChatReply:
     _dialect: Dialect
     _session: Session
     _request: ChatRequest
-    _exchange: Exchange[Generation]
+    _exchange: Exchange[TurnGeneration]
     _client: ClientConnection
     _send: Send
     _began: int = field(default_factory=lambda: int(time.time()))
@@ -153,7 +153,7 @@ class _ChatReply:
         if body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
-    def _headers(self, named: list[Generation], recorded: str) -> HeaderList:
+    def _headers(self, named: list[TurnGeneration], recorded: str) -> HeaderList:
         first = self._exchange.generations[0]
         headers: HeaderList = [
             (b"x-generation-id", ", ".join(generation.id for generation in named).encode("latin-1")),
@@ -174,8 +174,7 @@ class _ChatReply:
         return headers
 
 
-def _recorded(generations: list[Generation]) -> str:
-    """Return the value of `x-radix-recorded`."""
+def _recorded(generations: list[TurnGeneration]) -> str:
     values = {generation.verdict.header if generation.verdict else "no; no reply" for generation in generations}
     if len(values) == 1:
         return values.pop().replace("\n", " ")

@@ -38,13 +38,7 @@ MOST_NAMESPACES = 64
 
 
 class AnonymousSession(Session):
-    """All conversations of one tenant and namespace that belong to no session.
-
-    Args:
-        tenant: the owner of the conversations.
-        key: tells when two messages are the same.
-        max_tokens: how many tokens it may hold.
-    """
+    """All conversations of one tenant and namespace that belong to no session."""
 
     lasting = False
     most_bodies = ANONYMOUS_BODIES
@@ -94,9 +88,7 @@ class SessionRegistry:
     """See the top of this file.
 
     Args:
-        metrics: counts sessions by what became of them.
         max_tokens: how many tokens all sessions together may hold.
-        key: tells when two messages are the same.
     """
 
     def __init__(self, metrics: SessionMetrics, *, max_tokens: int, key: KeyFunction = canonical) -> None:
@@ -167,7 +159,6 @@ class SessionRegistry:
         self.tokens += tokens
 
     async def delete(self, session: Session) -> None:
-        """End the generations of a session and forget it."""
         self._remove(session)
         self._metrics.sessions.labels("deleted").inc()
         await session.abort()

@@ -211,7 +211,6 @@ class Session:
     # Reading -----------------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return the reply to `GET /sessions/{id}`."""
         head = self.trie.head
         return {
             "session_id": self.id,

@@ -61,12 +61,7 @@ _PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
 
 
 class TurnForms(Renderer):
-    """Knows the forms of turns, and remembers them per set of options and tools.
-
-    Args:
-        template: Jinja source, as in `tokenizer_config.json`.
-        special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
-    """
+    """Knows the forms of turns, and remembers them per set of options and tools."""
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         super().__init__(template, special_tokens, f"end{secrets.token_hex(12)}")
@@ -106,14 +101,7 @@ class TurnForms(Renderer):
         return tuple(dict.fromkeys(short.prompt for short in self._short(tools, options)))
 
     def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
-        """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered.
-
-        Args:
-            text: a prompt, or the end of one.
-            messages: what it was rendered from.
-            tools: what the model was offered.
-            options: the variables of the template.
-        """
+        """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered."""
         known = self.scaffolds(tools, options)
         found = _ending(text, known)
         if found or ("" in known and not self.reads(messages)):
@@ -206,11 +194,8 @@ class TurnForms(Renderer):
 
         Args:
             plain: all messages; the one at `at` holds the sentinel.
-            at: the index of the turn.
             sentinel: what the turn holds.
             before: the rendering in front of that sentinel; an opening ends it.
-            tools: what the model was offered.
-            options: the variables of the template.
         """
         header, shown = self.header(tools, options), [TOOL] if tools else None
         try:

@@ -49,8 +49,6 @@ class Composer:
     """Composes prompts.
 
     Args:
-        tokenizer: encodes.
-        template: renders.
         history: with `keep` the chain is what the model saw; with `template`, what the template makes of it.
         verify_rate: the share of continued prompts that is compared with a rendering of the whole, 0 to 1.
     """

@@ -62,7 +62,6 @@ def join(checkpoint: Checkpoint, tail: str, codec: Codec) -> Join:
     """Return how `tail` continues a sampled turn.
 
     Args:
-        checkpoint: the turn.
         tail: what the template writes behind it, not empty.
         codec: of the model; it encodes only the beginning of `tail`.
     """

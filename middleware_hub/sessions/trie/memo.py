@@ -45,7 +45,6 @@ class WalkedMessages(list[Message]):
 
     Args:
         front: keyed messages in front of the others (a system prompt that a dialect keeps elsewhere).
-        messages: the others.
         landmark: shared by requests of which one begins with the other, `front` left aside.
     """
 
@@ -133,13 +132,7 @@ class MemoRoom:
 
 
 class MessageMemo:
-    """The memo of one dialect in one session; implements `Memo`.
-
-    Args:
-        key: computes the keys of messages.
-        room: shared with the other memos.
-        most: how many bodies it keeps.
-    """
+    """The memo of one dialect in one session; implements `Memo`."""
 
     def __init__(self, key: KeyFunction, room: MemoRoom, *, most: int = MOST_BODIES) -> None:
         self._key = key

@@ -43,11 +43,7 @@ class TrieClosedError(Exception):
 
 
 class MessageTrie:
-    """See the top of this file.
-
-    Args:
-        key: tells when two messages are the same.
-    """
+    """See the top of this file."""
 
     def __init__(self, key: KeyFunction = canonical) -> None:
         self.key = key
@@ -100,7 +96,6 @@ class MessageTrie:
 
         Args:
             setting: the key of the tools and options that render it.
-            messages: the whole conversation.
             parent: the id of the generation to continue, for the case that several could be meant.
         """
         if self.closed:
@@ -135,9 +130,6 @@ class MessageTrie:
         """Attach what was sampled.
 
         Args:
-            handle: of the generation.
-            message: the assistant's message.
-            span: the sampled tokens.
             in_place: whether the turn continued the last message of its prompt, whose place it takes.
             details: further fields of the checkpoint.
 

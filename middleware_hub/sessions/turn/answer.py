@@ -29,11 +29,7 @@ class AnswerBuilder:
     """Builds the answer of one generation; see the top of this file.
 
     Args:
-        generation_id: names the generation.
-        request: what the client wants to see.
         node: the last message of the prompt. The ids of tool calls derive from its place.
-        parser: parses the sampled text; made for this generation.
-        vocabulary: spells tokens, for their logprobs.
     """
 
     def __init__(
@@ -98,7 +94,6 @@ class AnswerBuilder:
         """End the text, and return the whole answer.
 
         Args:
-            reply: the whole reply.
             fields, meta: its top level and its `meta_info`, raw.
             prompt_tokens: the length of the prompt that was sent.
             cut_off: whether the generation was ended on purpose.

@@ -52,17 +52,15 @@ class Running(Protocol):
     def error(self) -> RouterError | None: ...
 
     @property
-    def begun(self) -> bool:
-        """Whether a reply other than an error has begun to arrive."""
+    def begun(self) -> bool: ...
 
     @property
     def over(self) -> bool: ...
 
     async def run(self) -> None:
-        """Generate and commit. Raises nothing: `error` says what went wrong."""
+        """Run to the end. Raises nothing: `error` says what went wrong."""
 
-    async def abort(self) -> None:
-        """Tell the worker to end it; the tokens sampled so far become its answer."""
+    async def abort(self) -> None: ...
 
 
 G = TypeVar("G", bound=Running)
@@ -72,7 +70,6 @@ class Exchange(Generic[G]):
     """See the top of this file.
 
     Args:
-        key: of its request.
         grace: seconds that it goes on without a client.
         on_over: called once, when it is over.
 
@@ -217,6 +214,5 @@ class Exchange(Generic[G]):
         await self._finished.wait()
 
     async def begun(self) -> None:
-        """Wait until one of the generations has begun, or the exchange is over."""
         while not self.over and not any(generation.begun for generation in self.generations):
             await self.news()

@@ -56,13 +56,10 @@ class Backend(msgspec.Struct, frozen=True):
     force_logprobs: bool
 
 
-class Generation:
+class TurnGeneration:
     """See the top of this file.
 
     Args:
-        backend: sends it to a worker.
-        plan: of its turn.
-        handle: where it belongs in the trie.
         parser: parses the sampled text; made for this generation.
         on_news: called when there is something new for the client.
         on_commit: called with the prompt and the checkpoint.
@@ -107,7 +104,7 @@ class Generation:
 
     def __repr__(self) -> str:
         state = "answered" if self.answer else f"failed: {self.error}" if self.error else "in flight"
-        return f"<Generation {self.id}: {state}>"
+        return f"<TurnGeneration {self.id}: {state}>"
 
     @property
     def over(self) -> bool:
@@ -159,7 +156,6 @@ class Generation:
         self.routed = headers.get(b"x-router-reason", b"").decode("latin-1")
 
     def event(self, streamed: StreamedReply) -> None:
-        """Take an event that adds to the worker's reply."""
         self.begun = True
         if self.building.event(streamed):
             self._on_news()

@@ -42,7 +42,6 @@ class ReplyParsers:
     """Makes parsers for replies.
 
     Args:
-        vocabulary: spells prompts.
         call_parser, reasoning_parser: their names. Raises BadRequestError for unknown names.
     """
 
@@ -73,7 +72,6 @@ class ReplyParsers:
         return found
 
     def parser(self, plan: TurnPlan) -> ReplyParser:
-        """Return a parser for one sample of a turn."""
         if self._reader is None:
             return self._plain(self._calls(plan.request), plan.request.tools)
         beginning = self._beginning(plan)
@@ -83,7 +81,6 @@ class ReplyParsers:
         return ReplyParser(parsers.call_parser(self._calls(plan.request))(plan.request.tools or ()), reader)
 
     def _opens_reasoning(self, plan: TurnPlan) -> bool:
-        """Whether the prompt ends inside reasoning."""
         if self._reader is None:
             return False
         beginning = self._beginning(plan)

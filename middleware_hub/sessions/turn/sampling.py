@@ -23,7 +23,6 @@ class TurnSampling:
     """Works out the `sampling_params` of turns.
 
     Args:
-        vocabulary: options must fit it.
         max_context: the tokens that the model takes; None if the worker is to decide.
     """
 

@@ -19,7 +19,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
-from middleware_hub.sessions.turn.generation import Backend, Generation
+from middleware_hub.sessions.turn.generation import Backend, TurnGeneration
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.sampling import TurnSampling
@@ -45,17 +45,7 @@ RememberedStarts = Callable[[str, ChatRequest, Scope, str | None], RememberedSta
 
 
 class Turns:
-    """Begins exchanges.
-
-    Args:
-        backend: brings generations to workers.
-        remembered: finds what is remembered of the text of a chat without a session.
-        composer: composes prompts.
-        parsers: make parsers of replies.
-        registry: of sessions.
-        metrics: count turns and tokens.
-        config: how long a generation goes on after its client has left, and the model's context.
-    """
+    """Begins exchanges."""
 
     def __init__(
         self,
@@ -76,7 +66,7 @@ class Turns:
         self._orphan_grace = config.orphan_grace
         self._sampling = TurnSampling(backend.judge.vocabulary, max_context=config.max_context)
 
-    def adopt(self, session: Session, key: RequestKey) -> Exchange[Generation] | None:
+    def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None:
         """Return the exchange that answers the same request already and has lost its client, if there is one."""
         found = session.adopt(key)
         if found is not None:
@@ -84,7 +74,7 @@ class Turns:
             found.attach()
         return found
 
-    def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange[Generation]:
+    def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange[TurnGeneration]:
         """Prepare a turn and let it run by itself; from now on the session knows it.
 
         Raises CapacityError: then nothing has changed. Later errors are the exchange's failure.
@@ -99,7 +89,7 @@ class Turns:
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
             span.set(covered=turn.covered)
         self._metrics.seconds.labels("prepare").observe(time.perf_counter() - begun)
-        exchange: Exchange[Generation] = Exchange(
+        exchange: Exchange[TurnGeneration] = Exchange(
             key, grace=self._orphan_grace if session.lasting else 0.0, on_over=lambda one: self._over(session, one)
         )
         session.begin(exchange)
@@ -113,8 +103,8 @@ class Turns:
         scope: Scope,
         turn: PreparedTurn,
         handles: list[BranchHandle],
-        exchange: Exchange[Generation],
-    ) -> list[Generation]:
+        exchange: Exchange[TurnGeneration],
+    ) -> list[TurnGeneration]:
         """Return the generations of a prepared turn. Raises BadRequestError, SessionOverError: then nothing has changed."""
         begun = time.perf_counter()
         try:
@@ -126,7 +116,7 @@ class Turns:
             plan.sampling = self._sampling.of(session, plan, self._parsers.sampling(plan))
             exchange.notes = _notes(plan.turn, plan.prompt)
             generations = [
-                Generation(
+                TurnGeneration(
                     self._backend,
                     plan,
                     handle,
@@ -188,7 +178,7 @@ class Turns:
         self._composer.committed(prompt, checkpoint)
         self._metrics.tokens.labels("sampled").inc(len(checkpoint.span))
 
-    def _over(self, session: Session, exchange: Exchange[Generation]) -> None:
+    def _over(self, session: Session, exchange: Exchange[TurnGeneration]) -> None:
         for generation in exchange.generations:
             self._metrics.seconds.labels("generate").observe(generation.seconds)
             if generation.commit_seconds is not None:
