@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from typing import Any
 
 from rich.console import RenderableType
@@ -34,13 +33,7 @@ Encoding the texts again would have got {wrong} of these {sampled} wrong ({share
 
 
 class Report:
-    """Compares a session with what its workers wrote down, and prints as tree, table and conclusion.
-
-    Args:
-        played: what the demonstration knows, and the router's answer.
-        evidence: what the workers wrote down, by generation.
-        tokenizer: the shipped one.
-    """
+    """Compares a session with what its workers wrote down, by generation, and prints as tree, table and conclusion."""
 
     def __init__(self, played: Played, evidence: Mapping[str, GenerationRecord], tokenizer: Tokenizer) -> None:
         self._played = played
@@ -84,9 +77,9 @@ class Report:
         others = sum(self._encoded_again(one, scripted=False)[0] for one in self._played.trajectories)
         text = Text(f"{self._ids} ids in {len(self._proofs)} trajectories", "bold")
         text.append(", and each is the one that a worker wrote down as read or sampled in that place.")
-        counts = {"sampled": sampled, "generations": len(self._evidence), "share": self._wrong / sampled}
-        counts |= {"wrong": self._wrong, "scripted": self._wrong - others, "others": others}
-        text.append(_CONCLUSION.format(**counts), "not bold")
+        counts = {"sampled": sampled, "wrong": self._wrong, "scripted": self._wrong - others, "others": others}
+        conclusion = _CONCLUSION.format(generations=len(self._evidence), share=self._wrong / sampled, **counts)
+        text.append(conclusion, "not bold")
         example = next((place for _, place in self._respelled if place is not None), None)
         return text if example is None else text.append(f"\nFor example: {example}", "not bold")
 
@@ -118,9 +111,7 @@ class Report:
 
 
 def _turns(trajectory: Mapping[str, Any]) -> str:
-    """Number the turns, and put those that are trained in another trajectory into parentheses: `(1 2) 3`."""
-    mask = trajectory["response_mask"]
-    turns = enumerate(trajectory["extra_fields"]["turns"], start=1)
-    owned = groupby(turns, key=lambda numbered: any(mask[numbered[1]["start"] : numbered[1]["end"]]))
-    runs = [(own, " ".join(str(number) for number, _ in run)) for own, run in owned]
-    return " ".join(numbers if own else f"({numbers})" for own, numbers in runs)
+    """Number the turns; those that are trained in another trajectory stand in parentheses: `(1) (2) 3`."""
+    mask, turns = trajectory["response_mask"], trajectory["extra_fields"]["turns"]
+    trained = [any(mask[turn["start"] : turn["end"]]) for turn in turns]
+    return " ".join(str(number) if own else f"({number})" for number, own in enumerate(trained, start=1))
