@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,14 +41,18 @@ from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.generation import Backend
+from middleware_hub.sessions.turn.remembered_text import RememberedText
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.turns import Turns
 from middleware_hub.templates.chat_template import ChatTemplate
 from router.config import RouterConfig
 from router.engines.sglang.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError
-from router.http.asgi import ByMethod, Handler, header, read_json, replay, send_json, with_body
+from router.http.bodies import read_json, replay, with_body
+from router.http.handlers import ByMethod, Handler
+from router.http.headers import header
 from router.http.request_state import request_state
+from router.http.responses import send_json
 from router.plugins import MiddlewareContext
 
 logger = logging.getLogger(__name__)
@@ -100,7 +105,9 @@ class SessionsMiddleware:
         replies = ReplyParsers(hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=reasoning)
         logger.info("sessions: tool calls are read as %s, reasoning as %s", calls, reasoning)
         backend = Backend(self.app, hub.judge, context.tracer, config.radix.force_logprobs)
-        return Chats(Turns(backend, hub, composer, replies, self.registry, self._metrics, sessions), composer)
+        remembered = partial(RememberedText.of, hub, context.tracer)
+        turns = Turns(backend, remembered, composer, replies, self.registry, self._metrics, sessions)
+        return Chats(turns, composer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

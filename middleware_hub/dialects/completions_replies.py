@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
-from middleware_hub.dialects.completions_requests import CompletionRequest
+from middleware_hub.dialects.completion import CompletionRequest
 from middleware_hub.dialects.openai.replies import UNLIKELY, ending, usage
 
 DONE = b"data: [DONE]\n\n"

@@ -19,14 +19,14 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.records import Recall
-from middleware_hub.radix.tree import Namespace, RadixTree
+from middleware_hub.radix.records import Namespace, Recall
+from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang.json import JSON_ERRORS, decode_object
+from router.engines.json import JSON_ERRORS, decode_object
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.request import read_texts
+from router.engines.sglang.prompt_fields import read_texts
 from router.errors import BadRequestError, NotExactError, NotFoundError
 from router.http.offload import offload
 

@@ -11,11 +11,12 @@ import contextlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from middleware_hub.chat.messages import Message
+from middleware_hub.templates.reads import reads_of
 from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
 from middleware_hub.templates.trials import ASKED, CALL, ONE, RESULT, SAID, SHORT, TOOL
 from router.errors import BadRequestError
@@ -69,6 +70,7 @@ class TurnForms(Renderer):
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         super().__init__(template, special_tokens, f"end{secrets.token_hex(12)}")
+        self._reads = reads_of(template)
         # Letters and digits: no filter escapes, strips or splits them. Random: no client can write them.
         self._sentinel = f"sentinel{secrets.token_hex(12)}"
         named = sorted((token for token in special_tokens.values() if isinstance(token, str) and token), key=len)
@@ -78,6 +80,15 @@ class TurnForms(Renderer):
         self._openings: dict[tuple[object, ...], frozenset[str]] = {}
         self._asked_before: tuple[str, ...] = ()
         """Generation prompts that no short conversation shows, the last ones first."""
+
+    def reads(self, messages: Iterable[Message]) -> bool:
+        """Return whether the template looks for something that these messages hold: no others can stand for them."""
+        return self._reads.concern(messages)
+
+    def distrust(self) -> bool:
+        """Never let messages stand for others again. Return whether that is new."""
+        new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
+        return new
 
     # What a model is asked with -----------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ from router.config import (
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from router.generate.fleet import Fleet
-from router.http.connection import Limits, limited_by
-from router.http.error_boundary import ErrorBoundary
+from router.serving.connection import Limits, limited_by
+from router.serving.error_boundary import ErrorBoundary
 from router.workers.queue import RequestQueue
 from tests.fuzz import rules
 from tests.fuzz.bodies import BODIES

@@ -30,7 +30,7 @@ from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, 
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.config import History
+from router.config.sessions import History
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)

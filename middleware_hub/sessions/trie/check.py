@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
 
 
 def check(

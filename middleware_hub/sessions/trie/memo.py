@@ -21,9 +21,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.dialect import Recalled
-from middleware_hub.chat.keys import KeyedMessage, KeyFunction, MessageKey
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.chat.memo import Recalled
+from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.nodes import MessageNode
 
 MOST_BODIES = 8

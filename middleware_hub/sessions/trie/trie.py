@@ -23,13 +23,13 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.keys import KeyedMessage, KeyFunction, MessageKey, adapter_of, canonical
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.keys import KeyFunction, adapter_of, canonical
+from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie import check
 from middleware_hub.sessions.trie.memo import WalkedMessages
-from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
 from middleware_hub.sessions.trie.path_index import PathIndex
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle, EditedMessage, PreparedTurn
+from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
 from middleware_hub.spans.chain import TokenSpan, names_of
 
 MOST_EDITED = 4

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob, finish_of
+from middleware_hub.chat.answer import Answer, TokenLogprob
 from middleware_hub.chat.keys import call_id
 from middleware_hub.chat.messages import Call, ChatRequest, Piece, Reasoning, Text, ToolCall
+from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of, finish_of
 from middleware_hub.parsers.base import Sampled
 from middleware_hub.parsers.plain import Plain
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.trie.nodes import MessageNode
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang import Reply, StreamedReply
-from router.engines.sglang.reply import further_fields
+from router.engines.sglang.reply import Reply, further_fields
+from router.engines.sglang.stream import StreamedReply
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class AnswerBuilder:
         """
         self._take(self._parsed(None))
         finish = "abort" if cut_off else finish_of(reply)
-        return Answer.of(
+        return answer_of(
             reply,
             meta,
             generation_id=self._id,

@@ -15,21 +15,20 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from middleware_hub.chat.answer import Answer
-from middleware_hub.chat.refusals import SessionOverError
+from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.radix.recording import Expectation, Judge, Verdict
+from middleware_hub.radix.judge import Expectation, Judge, Verdict
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
-from middleware_hub.sessions.turn.worker_request import never, worker_request
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
-from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError
+from router.engines.sglang.reply import Reply, UnreadableReplyError
+from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import replay, with_body
+from router.http.bodies import replay, with_body
 from router.http.reply import WatchedReply
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
@@ -96,8 +95,8 @@ class Generation:
         self._aborting = False
         self.id = handle.generation_id
         self.prompt = plan.prompt
-        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.tokenizer.vocabulary)
-        self._inner, self._body = worker_request(plan, self.id, logprobs=self._logprobs)
+        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.vocabulary)
+        self._inner, self._body = plan.generate(self.id, logprobs=self._logprobs)
         self.answer: Answer | None = None
         self.error: RouterError | None = None
         self.verdict: Verdict | None = None
@@ -254,3 +253,9 @@ class Generation:
             extra=answer.extra if lasting else {},
         )
         self._on_commit(prompt, checkpoint)
+
+
+async def never() -> Message:
+    """Receive for a client that does not leave: the sender itself decides when the request is over."""
+    await asyncio.Event().wait()
+    raise AssertionError

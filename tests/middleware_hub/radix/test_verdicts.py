@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from middleware_hub.radix.recording import ENGINE_MISMATCH, Verdict, summary
+from middleware_hub.radix.judge import ENGINE_MISMATCH, Verdict, summary
 
 EXACT, INEXACT = Verdict("exact"), Verdict("inexact", ENGINE_MISMATCH, "why")
 NO, OTHER = Verdict("no", "no tokens were sampled", "abort"), Verdict("no", ENGINE_MISMATCH, "2 logprobs, 3 ids")

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from middleware_hub.chat.keys import adapter_of, strict, tools_of
 from middleware_hub.chat.messages import Message
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle, PreparedTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
+from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids, unpack_ids
 from tests.conftest import examples

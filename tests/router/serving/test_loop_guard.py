@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from router.config import ServerConfig
-from router.http.loop_guard import INSTANCE, Instance, LoopGuard, loop_refusal
+from router.serving.loop_guard import INSTANCE, Instance, LoopGuard
+from router.workers.probe import loop_refusal
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 

@@ -1,4 +1,4 @@
-"""An error is told in the shape that the clients of its path read."""
+"""An error has the form that the clients of its path read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 
 import msgspec
 import pytest
+from starlette.types import Message
 
 from router.config import ServerConfig
 from router.errors import ForbiddenError, NoWorkerError
-from router.http.error_bodies import error_body
+from router.http.responses import error_body, send_error
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 
@@ -45,3 +46,18 @@ def test_a_key_that_is_none(path: str) -> None:
             assert "www-authenticate" in reply.headers
 
     asyncio.run(main())
+
+
+def test_errors_are_sent_with_their_headers() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(send_error(send, NoWorkerError("none", headers=(("Retry-After", "3"),), detail=1)))
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"3") in sent[0]["headers"]
+    assert (b"content-length", b"%d" % len(sent[1]["body"])) in sent[0]["headers"]
+    assert msgspec.json.decode(sent[1]["body"]) == {
+        "error": {"message": "none", "type": "no_worker", "code": 503, "detail": 1}
+    }

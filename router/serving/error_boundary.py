@@ -15,8 +15,9 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import ClientDisconnectedError, RouterError, StoppedError, UpstreamError
-from router.http.asgi import HeaderList, send_error
+from router.http.headers import HeaderList
 from router.http.request_state import first_state
+from router.http.responses import send_error
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
 from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
@@ -71,7 +72,7 @@ class _ServedRequest:
         self._metrics = metrics
         self._send = send
         self._status: int | None = None
-        self._outcome: str | None = BROKEN  # what it is until it has ended otherwise
+        self._outcome: str | None = BROKEN  # until the request ends otherwise
         self.route = route_class(record.path)
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
@@ -124,7 +125,7 @@ class _ServedRequest:
 
 
 def _identified(headers: HeaderList) -> tuple[HeaderList, str]:
-    """Return the headers with exactly one `x-request-id`, and its value: the client's if that is one short word."""
+    """Return the headers with exactly one `x-request-id`, and its value: the client's, if it is one short word."""
     given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and _sane(given[0]):
         return headers, given[0].decode("ascii")

@@ -1,4 +1,4 @@
-"""One client's connection, within limits: how many there are, how long a head is, and how long it takes to come.
+"""Limits of clients' connections: their number, the length of a request's head, and the time that it takes to arrive.
 
 uvicorn's protocol has no such limits: a head may grow and take time without end, and so may the trailers behind a chunked body,
 and the rest of a body whose request is answered already. A refusal from here never reaches the application, so it is written by

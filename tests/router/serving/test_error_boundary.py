@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import ClientDisconnectedError, RouterError
-from router.http.error_boundary import ErrorBoundary
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
+from router.serving.error_boundary import ErrorBoundary
 from tests.router.conftest import EchoWorker, GatedWorker, Running, answer, running
 from tests.support.serving import dead_url, serving
 

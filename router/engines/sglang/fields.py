@@ -1,29 +1,15 @@
-"""Reading JSON only as far as needed.
-
-Objects are decoded into their keys and raw values, so what is passed on is byte for byte what came, except for fields that are
-taken out or put in. No float is parsed and printed again on its way through.
-"""
+"""Fields of a client's JSON object, read with errors that name the field."""
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from router.errors import BadRequestError
-from router.http.json_cost import MAX_ITEMS, check_items
-
-decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
-decode_any = msgspec.json.Decoder().decode
-NULL = b"null"
-_LIST = re.compile(rb"\s*\[")
-_NESTED = re.compile(rb"\s*\[\s*\[")
-
-JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are not JSON, not UTF-8, or nested too deeply."""
+from router.engines.json import JSON_ERRORS, MAX_ITEMS, NULL, decode_object, is_list
+from router.errors import BadRequestError, BodyTooLargeError
 
 
 def parse_object(body: bytes | Raw, what: str = "the request body") -> dict[str, Raw]:
@@ -34,27 +20,12 @@ def parse_object(body: bytes | Raw, what: str = "the request body") -> dict[str,
         raise BadRequestError(f"{what} must be a JSON object: {error}") from error
 
 
-def is_null(raw: Raw | None) -> bool:
-    """Whether a field is absent or null."""
-    return raw is None or bytes(raw) == NULL
-
-
-def is_list(raw: Raw | bytes | None) -> bool:
-    """Whether a value looks like a list."""
-    return raw is not None and _LIST.match(raw) is not None
-
-
-def is_nested(raw: Raw | bytes | None) -> bool:
-    """Whether a value looks like a list whose first item is a list."""
-    return raw is not None and _NESTED.match(raw) is not None
-
-
 def typed(fields: dict[str, Raw], key: str, kind: Any, expected: str) -> Any:
     """Return a field as a value of this type; None if it is absent or null. Raise BadRequestError."""
     raw = fields.get(key)
-    if raw is None or is_null(raw):
+    if raw is None or bytes(raw) == NULL:
         return None
-    if is_list(raw):
+    if len(memoryview(raw)) > MAX_ITEMS and is_list(raw):
         check_items(raw, MAX_ITEMS, f"`{key}` has more items")
     return decoded(raw, key, kind, expected)
 
@@ -65,6 +36,12 @@ def decoded(raw: Raw, key: str, kind: Any, expected: str) -> Any:
         return _decoder(kind).decode(raw)
     except JSON_ERRORS as error:
         raise BadRequestError(f"`{key}` must be {expected}: {error}") from error
+
+
+def check_items(raw: Raw, most: int, what: str, flag: str = "") -> None:
+    """Raise BodyTooLargeError for a list of more than `most` items, none of which holds a comma."""
+    if len(memoryview(raw)) > 2 * most and bytes(raw).count(b",") >= most:
+        raise BodyTooLargeError(f"{what} than {most}" + (f" ({flag})" if flag else ""))
 
 
 @lru_cache(maxsize=64)

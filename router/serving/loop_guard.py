@@ -1,7 +1,7 @@
-"""Finds out that a router is among its own workers, before a request goes round in circles.
+"""Detects a router that is among its own workers, before a request goes round in circles.
 
-A new worker is probed with the id of this process in a header. If the probe comes back to this process, whatever way it took,
-the "worker" is this router. Names and addresses do not show that: one host has too many of them.
+A new worker is probed with the id of this process in a header. If the probe comes back to this process, by any way, the
+"worker" is this router. Names and addresses do not show that: one host has too many of them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,11 @@ import secrets
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import RouterError
-from router.http.asgi import HeaderList, send_error
+from router.errors import LoopError
+from router.http.headers import HeaderList
+from router.http.responses import send_error
 
 INSTANCE = b"x-tito-router-instance"
-
-
-class LoopError(RouterError):
-    """A request of this process came back to it."""
-
-    status = 508
-    type = "loop"
 
 
 class Instance:
@@ -43,10 +37,3 @@ class LoopGuard:
             await send_error(send, LoopError("this is the router that asks"))
         else:
             await self._app(scope, receive, send)
-
-
-def loop_refusal(url: str, status: int) -> str | None:
-    """Return why a worker cannot be used that answers a probe with this status; None if there is no loop."""
-    if status != LoopError.status:
-        return None
-    return f"{url} leads back to this router: give the URL of a worker"

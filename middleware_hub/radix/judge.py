@@ -1,19 +1,16 @@
-"""From a worker's reply to what the tree remembers of it, with a verdict: rules 1, 6 and 9 of exactness."""
+"""The judge of replies: what may be remembered of a worker's reply, with a verdict: rules 1, 6 and 9 of exactness."""
 
 from __future__ import annotations
 
 import msgspec
 
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
-from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import SpanFlag, Versions, pack_ids, pack_logprobs
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.tokenizer.alignment import Alignment, align_reply
-from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang import Reply
-from router.observability.tracing import OFF, Tracer
+from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.engines.sglang.reply import Reply
 
 ENGINE_MISMATCH = "engine_mismatch"
 UNREADABLE = "unreadable reply"
@@ -79,8 +76,8 @@ class Judgement(msgspec.Struct, frozen=True):
 class Judge:
     """Compares replies with what was asked, and finds the weights they come from. It remembers only the weights."""
 
-    def __init__(self, tokenizer: Tokenizer, clock: VersionClock) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, vocabulary: Vocabulary, clock: VersionClock) -> None:
+        self.vocabulary = vocabulary
         self.clock = clock
         self.workers = WorkerVersions()
 
@@ -91,7 +88,7 @@ class Judge:
             return Judgement(Verdict("no", ENGINE_MISMATCH, fault))
         if not reply.ids:
             return Judgement(Verdict("no", "no tokens were sampled", reply.finish_type or ""))
-        self.tokenizer.learn(reply.ids)
+        self.vocabulary.learn(reply.ids)
         alignment, text = self._align(reply, asked.skips_special)
         versions, certain = self._versions(reply, worker, asked.sent_at)
         sampled = SampledReply(
@@ -136,28 +133,11 @@ class Judge:
         for text in (reply.text, reply.other_text):
             if text is not None:
                 alignment = align_reply(
-                    self.tokenizer.vocabulary, reply.ids, text, skips_special=skips_special, matched=reply.matched
+                    self.vocabulary, reply.ids, text, skips_special=skips_special, matched=reply.matched
                 )
                 if not alignment.flags & SpanFlag.MISMATCH:
                     return alignment, text
         return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(reply.ids)), reply.text
-
-
-class Recorder:
-    """Puts replies that pass the judge into the radix tree."""
-
-    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF) -> None:
-        self.tracer = tracer
-        self.tree = tree
-        self.judge = judge
-
-    def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
-        """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned."""
-        found = self.judge.judge(asked, reply, worker)
-        if found.reply is None:
-            return found.verdict
-        generation = self.tree.record(prompt.match, prompt.context, found.reply)
-        return msgspec.structs.replace(found.verdict, generation=generation)
 
 
 def summary(verdicts: list[Verdict]) -> str:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router import server
-from router.http.connection import LimitedConnection, Limits, limited_by
+from router.serving import server
+from router.serving.connection import LimitedConnection, Limits, limited_by
 from tests.conftest import examples
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.support.serving import serving

@@ -1,4 +1,4 @@
-"""The server: uvicorn around the application, its socket, and its orderly end."""
+"""The server: uvicorn around the application, its socket, and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import math
 import socket
 import sys
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
-from router.app import RouterApp
-from router.config import ServerConfig
+from router.config.server import ServerConfig
 from router.errors import BadRequestError
-from router.http.connection import Limits, limited_by
-from router.http.descriptors import connections_for, raise_limit
+from router.serving.connection import Limits, limited_by
+from router.serving.descriptors import connections_for, raise_limit
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,15 @@ BACKLOG = 2048
 
 GC_THRESHOLDS = (20_000, 20, 50)
 """New containers before a collection of the youngest generation, then collections of one before one of the next."""
+
+
+class DrainingApp(Protocol):
+    """An ASGI application with a notice that the server begins to stop."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def start_draining(self) -> None:
+        """Answer that nothing new should come. Called in a signal handler."""
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -36,7 +46,7 @@ def bind(config: ServerConfig) -> socket.socket:
         ) from error
 
 
-def serve(app: RouterApp, config: ServerConfig, listener: socket.socket) -> int:
+def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> int:
     """Serve until SIGTERM or SIGINT, finish the requests in flight, and return the exit code."""
     server = _DrainingServer(app, config)
     server.run(sockets=[listener])
@@ -67,7 +77,7 @@ def _spare_the_collector() -> None:
 class _DrainingServer(uvicorn.Server):
     """Drains at the first signal, stops at the second. After draining, the exit code is 0 and not the signal's."""
 
-    def __init__(self, app: RouterApp, config: ServerConfig) -> None:
+    def __init__(self, app: DrainingApp, config: ServerConfig) -> None:
         self._app = app
         self._grace = config.shutdown_grace
         super().__init__(

@@ -1,4 +1,4 @@
-"""The small ASGI tools."""
+"""Bodies of requests are read within limits, and sent onward."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import pytest
 from starlette.types import Message, Receive
 
-from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError, NoWorkerError
-from router.http.asgi import has_body, header, read_body, replay, send_error, with_body
+from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError
+from router.http.bodies import read_body, replay, with_body
 
 
 def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
@@ -73,37 +72,3 @@ def test_with_body_describes_the_new_body_and_leaves_the_scope_alone() -> None:
     before = list(scope["headers"])
     assert with_body(scope, b"abcd")["headers"] == [(b"x", b"1"), (b"content-length", b"4")]
     assert scope["headers"] == before
-
-
-def test_header() -> None:
-    scope = scope_of((b"a", b"1"), (b"a", b"2"))
-    assert header(scope, b"a") == "1"
-    assert header(scope, b"b") is None
-
-
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ([], False),
-        ([(b"content-length", b"0")], False),
-        ([(b"content-length", b"10")], True),
-        ([(b"transfer-encoding", b"chunked")], True),
-    ],
-)
-def test_has_body(headers: list[tuple[bytes, bytes]], expected: bool) -> None:
-    assert has_body(scope_of(*headers)) is expected
-
-
-def test_errors_are_sent_with_their_headers() -> None:
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    asyncio.run(send_error(send, NoWorkerError("none", headers=(("Retry-After", "3"),), detail=1)))
-    assert sent[0]["status"] == 503
-    assert (b"retry-after", b"3") in sent[0]["headers"]
-    assert (b"content-length", b"%d" % len(sent[1]["body"])) in sent[0]["headers"]
-    assert msgspec.json.decode(sent[1]["body"]) == {
-        "error": {"message": "none", "type": "no_worker", "code": 503, "detail": 1}
-    }
