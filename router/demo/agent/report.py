@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from router.demo.agent.proof import ids_of, prove, prove_together
 from router.demo.agent.team import Played
-from router.demo.agent.tree import TurnNode, draw, forest, walk
+from router.demo.agent.tree import draw, forest, walk
 from router.demo.respelling import Respelling, Speller
 from router.demo.screen import plain_table
 from router.embedded.engine.records import GenerationRecord
@@ -62,7 +62,7 @@ class Report:
         yield from (self.table(), "", self.conclusion(), "")
 
     def table(self) -> Table:
-        rows = [self._row(node, node.trajectory) for node in self._nodes if node.trajectory is not None]
+        rows = [self._row(node.branch, node.trajectory) for node in self._nodes if node.trajectory is not None]
         prompt, context, trained = (str(sum(int(row[column]) for row in rows)) for column in (2, 3, 4))
         same, wrong = f"{self._same} of {self._ids}", f"{self._wrong} wrong"
         foot = ("all", str(len(self._nodes)), prompt, context, trained, "", "", same, wrong)
@@ -83,20 +83,16 @@ class Report:
         example = next((place for _, place in self._respelled if place is not None), None)
         return text if example is None else text.append(f"\nFor example: {example}", "not bold")
 
-    def _row(self, node: TurnNode, index: int) -> tuple[str, ...]:
+    def _row(self, branch: str, index: int) -> tuple[str, ...]:
         trajectory, proof, (wrong, _) = self._played.trajectories[index], self._proofs[index], self._respelled[index]
-        mask = trajectory["response_mask"]
-        return (
-            node.branch,
-            _turns(trajectory),
-            str(len(trajectory["prompt_ids"])),
-            str(len(mask) - sum(mask)),
-            str(sum(mask)),
-            ", ".join(dict.fromkeys(run["version"] for run in trajectory["weight_versions"])),
+        mask, runs = trajectory["response_mask"], trajectory["weight_versions"]
+        lengths = (str(len(trajectory["prompt_ids"])), str(len(mask) - sum(mask)), str(sum(mask)))
+        weights, exact = (
+            ", ".join(dict.fromkeys(run["version"] for run in runs)),
             "yes" if trajectory["exact"] else "NO",
-            f"{'' if proof.holds else 'NO: '}{proof.same} of {proof.ids}",
-            f"{wrong} wrong",
         )
+        same = f"{'' if proof.holds else 'NO: '}{proof.same} of {proof.ids}"
+        return branch, _turns(trajectory), *lengths, weights, exact, same, f"{wrong} wrong"
 
     def _encoded_again(self, trajectory: Mapping[str, Any], *, scripted: bool = True) -> tuple[int, Respelling | None]:
         """Count the ids to train on that a tokenizer would not give for the text; without `scripted`, only the others."""
