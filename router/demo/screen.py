@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 _WIDTH = 110  # cells, where there is no terminal
 
@@ -20,9 +20,8 @@ def console() -> Console:
 
 def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]], foot: Sequence[str]) -> Table:
     """Return a table of numbers, with lines below its head and above its foot."""
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, show_footer=True)
-    for title, total in zip(head, foot, strict=True):
-        table.add_column(title, total, justify="right")
+    columns = (Column(title, total, justify="right") for title, total in zip(head, foot, strict=True))
+    table = Table(*columns, box=box.SIMPLE, show_edge=False, pad_edge=False, show_footer=True)
     for row in rows:
         table.add_row(*row)
     return table

@@ -1,7 +1,6 @@
 """An agent's side of a conversation, through the client libraries of OpenAI and of Anthropic.
 
-Both know nothing of this router but a `base_url`: messages go out and come in as these libraries have them. Only `extra_body`
-is special to the demonstration (see `script`).
+Both know nothing of this router but a `base_url`. Only `extra_body` is special to the demonstration (see `script`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from typing import Any
 
 from rich.console import RenderableType
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer
 
 from router.demo.agent.proof import ids_of, prove, prove_together
 from router.demo.agent.team import Played
-from router.demo.agent.tree import TurnNode, draw, forest, walk
+from router.demo.agent.tree import draw, forest, walk
 from router.demo.respelling import Respelling, Speller
 from router.demo.screen import plain_table
 from router.embedded.engine.records import GenerationRecord
@@ -34,13 +33,7 @@ Encoding the texts again would have got {wrong} of these {sampled} wrong ({share
 
 
 class Report:
-    """Compares a session with what its workers wrote down, and prints as tree, table and conclusion.
-
-    Args:
-        played: what the demonstration knows, and the router's answer.
-        evidence: what the workers wrote down, by generation.
-        tokenizer: the shipped one.
-    """
+    """Compares a session with what its workers wrote down, by generation, and prints as tree, table and conclusion."""
 
     def __init__(self, played: Played, evidence: Mapping[str, GenerationRecord], tokenizer: Tokenizer) -> None:
         self._played = played
@@ -69,7 +62,7 @@ class Report:
         yield from (self.table(), "", self.conclusion(), "")
 
     def table(self) -> Table:
-        rows = [self._row(node, node.trajectory) for node in self._nodes if node.trajectory is not None]
+        rows = [self._row(node.branch, node.trajectory) for node in self._nodes if node.trajectory is not None]
         prompt, context, trained = (str(sum(int(row[column]) for row in rows)) for column in (2, 3, 4))
         same, wrong = f"{self._same} of {self._ids}", f"{self._wrong} wrong"
         foot = ("all", str(len(self._nodes)), prompt, context, trained, "", "", same, wrong)
@@ -84,26 +77,22 @@ class Report:
         others = sum(self._encoded_again(one, scripted=False)[0] for one in self._played.trajectories)
         text = Text(f"{self._ids} ids in {len(self._proofs)} trajectories", "bold")
         text.append(", and each is the one that a worker wrote down as read or sampled in that place.")
-        counts = {"sampled": sampled, "generations": len(self._evidence), "share": self._wrong / sampled}
-        counts |= {"wrong": self._wrong, "scripted": self._wrong - others, "others": others}
-        text.append(_CONCLUSION.format(**counts), "not bold")
+        counts = {"sampled": sampled, "wrong": self._wrong, "scripted": self._wrong - others, "others": others}
+        conclusion = _CONCLUSION.format(generations=len(self._evidence), share=self._wrong / sampled, **counts)
+        text.append(conclusion, "not bold")
         example = next((place for _, place in self._respelled if place is not None), None)
         return text if example is None else text.append(f"\nFor example: {example}", "not bold")
 
-    def _row(self, node: TurnNode, index: int) -> tuple[str, ...]:
+    def _row(self, branch: str, index: int) -> tuple[str, ...]:
         trajectory, proof, (wrong, _) = self._played.trajectories[index], self._proofs[index], self._respelled[index]
-        mask = trajectory["response_mask"]
-        return (
-            node.branch,
-            _turns(trajectory),
-            str(len(trajectory["prompt_ids"])),
-            str(len(mask) - sum(mask)),
-            str(sum(mask)),
-            ", ".join(dict.fromkeys(run["version"] for run in trajectory["weight_versions"])),
+        mask, runs = trajectory["response_mask"], trajectory["weight_versions"]
+        lengths = (str(len(trajectory["prompt_ids"])), str(len(mask) - sum(mask)), str(sum(mask)))
+        weights, exact = (
+            ", ".join(dict.fromkeys(run["version"] for run in runs)),
             "yes" if trajectory["exact"] else "NO",
-            f"{'' if proof.holds else 'NO: '}{proof.same} of {proof.ids}",
-            f"{wrong} wrong",
         )
+        same = f"{'' if proof.holds else 'NO: '}{proof.same} of {proof.ids}"
+        return branch, _turns(trajectory), *lengths, weights, exact, same, f"{wrong} wrong"
 
     def _encoded_again(self, trajectory: Mapping[str, Any], *, scripted: bool = True) -> tuple[int, Respelling | None]:
         """Count the ids to train on that a tokenizer would not give for the text; without `scripted`, only the others."""
@@ -118,9 +107,7 @@ class Report:
 
 
 def _turns(trajectory: Mapping[str, Any]) -> str:
-    """Number the turns, and put those that are trained in another trajectory into parentheses: `(1 2) 3`."""
-    mask = trajectory["response_mask"]
-    turns = enumerate(trajectory["extra_fields"]["turns"], start=1)
-    owned = groupby(turns, key=lambda numbered: any(mask[numbered[1]["start"] : numbered[1]["end"]]))
-    runs = [(own, " ".join(str(number) for number, _ in run)) for own, run in owned]
-    return " ".join(numbers if own else f"({numbers})" for own, numbers in runs)
+    """Number the turns; those that are trained in another trajectory stand in parentheses: `(1) (2) 3`."""
+    mask, turns = trajectory["response_mask"], trajectory["extra_fields"]["turns"]
+    trained = [any(mask[turn["start"] : turn["end"]]) for turn in turns]
+    return " ".join(str(number) if own else f"({number})" for number, own in enumerate(trained, start=1))

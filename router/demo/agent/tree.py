@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -87,13 +87,9 @@ def draw(roots: Sequence[TurnNode], scores: Mapping[str, float]) -> Group:
 
 
 def _table(*first_columns: int) -> Table:
-    table = Table.grid(expand=True)
-    for width in first_columns:
-        table.add_column(width=width)
-    table.add_column(ratio=1)
-    for width in _COLUMNS.values():
-        table.add_column(width=width, justify="right")
-    return table
+    first = [Column(width=width) for width in first_columns]
+    numbers = [Column(width=width, justify="right") for width in _COLUMNS.values()]
+    return Table.grid(*first, Column(ratio=1), *numbers, expand=True)
 
 
 def _branch(node: TurnNode, scores: Mapping[str, float], *, with_context: bool = True) -> Tree:

@@ -74,12 +74,7 @@ NOTHING = Progress("", 0)
 
 
 class Engine:
-    """Runs jobs, and pauses, aborts and holds them.
-
-    Args:
-        new_sample: begins the sample of a request.
-        options: of the worker: weight_version, stream_interval and token_delay are used.
-    """
+    """Runs jobs, and pauses, aborts and holds them. `new_sample` begins the sample of a request."""
 
     def __init__(self, new_sample: Callable[[ReplyRequest], Sample], options: WorkerOptions) -> None:
         self.weight_version = options.weight_version

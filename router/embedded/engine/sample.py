@@ -14,22 +14,13 @@ from router.embedded.engine.script import FREE, Script
 
 @dataclass(frozen=True)
 class ReturnOptions:
-    """What a request wants returned besides text and ids.
-
-    Attributes:
-        logprobs: any logprobs at all; without it start, top, chosen and texts do nothing.
-        start: the first token of the prompt with a logprob; -1 for none.
-        top: how many of the likeliest tokens at each place.
-        chosen: which tokens at each place.
-        texts: the text of each token with its logprob.
-        prompt_ids: the ids of the prompt.
-    """
+    """What a request wants returned besides text and ids. Without `logprobs`, start, top, chosen and texts do nothing."""
 
     logprobs: bool = False
-    start: int = -1
-    top: int = 0
-    chosen: tuple[int, ...] = ()
-    texts: bool = False
+    start: int = -1  # the first token of the prompt with a logprob; -1 for none
+    top: int = 0  # how many of the likeliest tokens at each place
+    chosen: tuple[int, ...] = ()  # which tokens at each place
+    texts: bool = False  # the text of each token with its logprob
     prompt_ids: bool = False
 
 

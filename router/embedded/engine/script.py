@@ -29,23 +29,14 @@ Fault = Literal[
 
 @dataclass(frozen=True)
 class Script:
-    """How one reply begins and ends.
+    """How one reply begins and ends."""
 
-    Attributes:
-        ids: sampled first.
-        finish: how the reply ends behind them; None goes on with what the worker's source samples.
-        logprobs: of the first tokens, in place of the source's.
-        fault: how the reply misbehaves.
-        extra: further keys at the top level of the reply.
-        extra_meta: further keys in its `meta_info`.
-    """
-
-    ids: tuple[int, ...] = ()
-    finish: Finish | None = None
-    logprobs: tuple[float, ...] = ()
-    fault: Fault | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-    extra_meta: dict[str, Any] = field(default_factory=dict)
+    ids: tuple[int, ...] = ()  # sampled first
+    finish: Finish | None = None  # how the reply ends behind them; None goes on with what the worker's source samples
+    logprobs: tuple[float, ...] = ()  # of the first tokens, in place of the source's
+    fault: Fault | None = None  # how the reply misbehaves
+    extra: dict[str, Any] = field(default_factory=dict)  # further keys at the top level of the reply
+    extra_meta: dict[str, Any] = field(default_factory=dict)  # further keys in its `meta_info`
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Script:

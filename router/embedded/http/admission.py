@@ -32,29 +32,17 @@ _KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Admitted:
-    """A valid request.
+    """A valid request."""
 
-    Attributes:
-        replies: prompt-major.
-        listed: whether the reply is a list.
-        from_text: whether the worker had to encode a text itself.
-    """
-
-    replies: list[ReplyRequest]
-    listed: bool
-    from_text: bool
+    replies: list[ReplyRequest]  # prompt-major
+    listed: bool  # whether the reply is a list
+    from_text: bool  # whether the worker had to encode a text itself
 
 
 def admit(
     body: Mapping[str, Any], vocabulary: EngineVocabulary, *, context_length: int, in_flight: Mapping[str, object]
 ) -> Admitted:
-    """Check the body of a request.
-
-    Args:
-        body: its JSON.
-        vocabulary: encodes texts, and bounds ids.
-        context_length: longer prompts are refused.
-        in_flight: its request ids are taken.
+    """Check the JSON of a request, whose request ids must not be in flight.
 
     Raises:
         Refused, Broken, Deadly: as SGLang would refuse it, fail at it, or die of it.
@@ -70,7 +58,7 @@ def admit(
         raise Refused("body.sampling_params: input should be a valid dictionary", "object")
     each = _each({} if params is None else params, len(prompts), batch)
     samplings = [parse_sampling(one, vocabulary.size) for one in (each if isinstance(params, list) else each[:1])]
-    samplings = samplings if isinstance(params, list) else samplings * len(prompts)
+    samplings *= 1 if isinstance(params, list) else len(prompts)
     rids = _rids(body.get("rid"), len(prompts), batch)
     found: list[ReplyRequest] = []
     for number, prompt in enumerate(prompts):
@@ -103,8 +91,9 @@ def _fitting(
         raise Deadly("a stop token outside the vocabulary, with min_new_tokens")
     count, wanted = len(prompt), sampling.max_new_tokens
     if count >= context_length:
-        limit = f"longer than the model's context length ({context_length} tokens)."
-        raise Refused(f"The input ({count} tokens) is {limit}")
+        raise Refused(
+            f"The input ({count} tokens) is longer than the model's context length ({context_length} tokens)."
+        )
     if wanted != AS_MANY and count + wanted > context_length:
         raise Refused(
             f"Requested token count exceeds the model's maximum context length of {context_length} tokens."
@@ -112,8 +101,8 @@ def _fitting(
             f" and {wanted} tokens for the completion."
         )
     if count > context_length - _RESERVED:
-        limit = f"the maximum allowed length ({context_length - _RESERVED} tokens)"
-        raise Refused(f"Input length ({count} tokens) exceeds {limit}.")
+        most = context_length - _RESERVED
+        raise Refused(f"Input length ({count} tokens) exceeds the maximum allowed length ({most} tokens).")
     room = context_length - count - _KEPT_FREE
     return sampling if wanted <= room else replace(sampling, max_new_tokens=room)
 

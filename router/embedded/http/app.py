@@ -11,10 +11,10 @@ from router.embedded.http.exchange import PLAIN, Handler, HttpExchange, Receive,
 
 
 class EngineApp:
-    """Serves an engine, and makes the failures of its handlers into replies.
+    """Passes requests to two handlers, and makes their failures into replies.
 
     Args:
-        engine: hears of every request that has ended.
+        engine: wakes its waiters after each request.
         journal: takes a record of each request that is no generation.
         generate: answers POST and PUT of /generate.
         control: answers everything else.

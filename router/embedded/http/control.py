@@ -18,17 +18,7 @@ _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 
 
 class Control:
-    """Reports on an engine, and commands it.
-
-    Attributes:
-        unhealthy: `/health`, `/ready` and `/ping` answer 503.
-
-    Args:
-        engine: the engine.
-        wire: /server_info reports how it streams.
-        tokenizer_path: reported as the model's path, too.
-        options: of the worker.
-    """
+    """Reports on an engine, and commands it. While `unhealthy`, `/health`, `/ready` and `/ping` answer 503."""
 
     def __init__(self, engine: Engine, wire: Wire, tokenizer_path: str, options: WorkerOptions) -> None:
         self.unhealthy = False

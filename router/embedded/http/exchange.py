@@ -60,11 +60,7 @@ class HttpExchange:
             pass
 
     async def start(
-        self,
-        status: int,
-        content_type: str | None,
-        length: int | None = None,
-        more: Iterable[tuple[bytes, bytes]] = (),
+        self, status: int, content_type: str | None, length: int | None = None, more: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
         headers = [(b"content-type", content_type.encode())] if content_type else []
         if length is not None:
@@ -75,11 +71,7 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": content, "more_body": not last})
 
     async def answer(
-        self,
-        status: int,
-        content: Any = b"",
-        content_type: str | None = JSON,
-        more: Iterable[tuple[bytes, bytes]] = (),
+        self, status: int, content: Any = b"", content_type: str | None = JSON, more: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
         """Send a whole reply: bytes as they are, everything else as JSON."""
         raw = content if isinstance(content, bytes) else msgspec.json.encode(content)

@@ -20,13 +20,7 @@ from router.embedded.options import WorkerOptions
 class GenerateHandler:
     """Runs the generations that a request asks for, until they end or the client leaves.
 
-    Args:
-        engine: runs the generations.
-        wire: makes their replies.
-        journal: takes a record of each generation.
-        vocabulary: encodes texts.
-        options: of the worker: context_length is used.
-        reset: called with the address of the client whose connection is to be cut, which no application can do.
+    `reset` is called with the address of the client whose connection is to be cut, which no application can do.
     """
 
     def __init__(

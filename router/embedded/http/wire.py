@@ -19,12 +19,7 @@ _LATENCY = 0.01  # seconds, of every reply
 
 
 class Wire:
-    """Makes JSON of jobs. Stream style and version spans may change while it is used.
-
-    Args:
-        vocabulary: for `return_text_in_logprobs`.
-        options: of the worker: stream_style and version_spans are used.
-    """
+    """Makes JSON of jobs. Stream style and version spans may change while it is used."""
 
     def __init__(self, vocabulary: EngineVocabulary, options: WorkerOptions) -> None:
         self.stream_style: StreamStyle = options.stream_style
@@ -51,8 +46,7 @@ class Wire:
             index: the reply's place in a streamed batch.
             busy: replace the finish reason by an abort with a status code.
         """
-        sample, count = job.sample, now.count
-        style = "cumulative" if since is None else self.stream_style
+        sample, count, style = job.sample, now.count, self.stream_style
         ids_from = rest_from = text_from = 0
         if since is not None and now.dequeued:
             # The event that ends an incremental stream here repeats the last id, and all the rest.
