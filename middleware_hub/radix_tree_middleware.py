@@ -27,8 +27,7 @@ from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
 from middleware_hub.tokenizer import id_checks
 from router.engines.sglang.limits import PromptLimits
-from router.engines.sglang.request import GenerateRequest
-from router.engines.sglang.weights import new_weight_version
+from router.engines.sglang.request import GenerateRequest, new_weight_version
 from router.errors import BadRequestError
 from router.http.bodies import read_json, replay, with_body
 from router.http.handlers import ByMethod

@@ -56,15 +56,7 @@ class _EnoughError(Exception):
 
 
 class _Aborted:
-    """A request whose first attempt was aborted, in whole or in part.
-
-    Args:
-        app: the application inside.
-        retries: the attempts.
-        scope: of the request, with its `in_flight`, in which each attempt finds its body.
-        receive: the client's.
-        in_flight: the generations.
-    """
+    """A request whose first attempt was aborted, in whole or in part. Each attempt finds its body in `in_flight`."""
 
     def __init__(self, app: ASGIApp, retries: Retries, scope: Scope, receive: Receive, in_flight: InFlight) -> None:
         assert in_flight.request is not None, "what is sent again is known"

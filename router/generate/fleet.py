@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.engines.json import JSON_ERRORS
 from router.engines.sglang.fields import parse_object
-from router.engines.sglang.weights import new_weight_version
+from router.engines.sglang.request import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.bodies import read_json
@@ -64,18 +64,12 @@ _WANT_AN_OBJECT = frozenset({"/pause_generation", "/continue_generation"})
 
 
 class Fleet:
-    """All workers as one.
-
-    Args:
-        pool: the workers.
-        sender: sends a call to one of them.
-        max_body_bytes: the limit for the body of a call (it may hold weights).
-        forward_authorization: off where the header carries this router's own key.
-    """
+    """All workers as one."""
 
     def __init__(
         self, pool: WorkerPool, sender: CallSender, *, max_body_bytes: int, forward_authorization: bool
     ) -> None:
+        """`forward_authorization`: off where the header carries this router's own key."""
         self.in_flight = GenerationsInFlight()
         self._pool = pool
         self._sender = sender

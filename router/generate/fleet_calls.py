@@ -30,10 +30,7 @@ class FleetCall(msgspec.Struct, frozen=True):
     """A call to workers.
 
     Attributes:
-        method: of HTTP.
         target: path and query.
-        headers: those that may pass.
-        body: as it is sent.
         transfer: whether it may take any time.
         updates: whether it changes the weights, or their version.
         lasting: whether it is still right when its worker gets it late.
@@ -52,9 +49,7 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
     """A worker's answer to a call, or why there is none.
 
     Attributes:
-        id: the worker's id.
-        url: the worker's URL.
-        status: of HTTP; None if there was no answer.
+        status: the HTTP status; None if there was no answer.
         body: of the answer, decoded if it is JSON.
         error: why there was no answer.
         done: whether the worker did it. A 200 may say that it did not.
@@ -86,15 +81,10 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
 
 
 class CallSender:
-    """Sends calls to workers, and waits for their answers.
-
-    Args:
-        upstream: the HTTP client.
-        prober: probes workers that are silent.
-        seconds: `--fleet-timeout`.
-    """
+    """Sends calls to workers, and waits for their answers."""
 
     def __init__(self, upstream: Upstream, prober: Prober, *, seconds: float) -> None:
+        """`seconds`: `--fleet-timeout`."""
         self._upstream = upstream
         self._prober = prober
         self._seconds = seconds

@@ -50,12 +50,8 @@ class Generations:
         """Wrap the proxy.
 
         Args:
-            app: sends a generation to a worker.
             others: serves every other path. Generations are nearly all requests, and so skip the comparison with each route.
             fleet: knows the generations in flight, and aborts them at their workers.
-            metrics: count the outcomes.
-            abort: what happens to aborted generations, and how often they are sent again.
-            server: the limits for a body.
             isolated: workers get ids that no client chose, because a client's id might abort generations of others.
         """
         self._app = app

@@ -22,13 +22,8 @@ class OutboundRequest(msgspec.Struct):
     """A request, with all that is needed to send it to one worker after the other.
 
     Attributes:
-        scope: the client's.
-        state: what the outer layers left.
         in_flight: the generations that it asks for; None if it is no `/generate`.
-        method: of HTTP.
         target: path and query, as the client wrote them.
-        headers: those that may pass.
-        body: what is sent; None if there is none.
         query: what a routing policy may use.
         key: the line that the request stands in while no worker has room.
         alone: whether the prompt was read here, and is the only one.
@@ -67,7 +62,6 @@ class RequestReader:
     """Reads requests of clients.
 
     Args:
-        max_body_bytes: the limit for a body.
         forward_authorization: off where the header carries this router's own key.
         reads_prompts: whether the policy needs the prompts that no middleware has reported.
     """

@@ -82,17 +82,7 @@ class _BegunReply(msgspec.Struct):
 
 
 class Proxy:
-    """The innermost application: every request that is not the router's own goes to one worker as it is.
-
-    Args:
-        pool: the workers.
-        queue: where requests wait for a worker that has room.
-        upstream: the way to them.
-        reader: prepares a client's request for a worker.
-        config: how long things may take, and how often they are tried.
-        instruments: count and trace.
-        trouble: what is done about workers that fail.
-    """
+    """The innermost application: every request that is not the router's own goes to one worker as it is."""
 
     def __init__(
         self,

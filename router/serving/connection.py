@@ -127,7 +127,6 @@ class LimitedConnection(HttpToolsProtocol):
             self._await_head(self.limits.header_seconds)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what uvicorn refuses."""
         self._end_with(BadRequestError(msg))
 
     # Callbacks of the parser ------------------------------------------------------------------------------------------

@@ -98,7 +98,6 @@ class _ServedRequest:
             self._outcome = None
 
     async def send(self, message: Message) -> None:
-        """What the application inside calls."""
         if message["type"] == "http.response.start":
             record = self._record
             self._status = message["status"]

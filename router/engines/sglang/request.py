@@ -1,4 +1,4 @@
-"""Bodies of `POST /generate`, as SGLang's Python frontend (0.5.23) takes them."""
+"""Bodies of `POST /generate` and of weight updates, as SGLang's Python frontend (0.5.23) takes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.engines.json import is_list, is_nested, is_null
+from router.engines.json import JSON_ERRORS, is_list, is_nested, is_null
 from router.engines.sglang import hazards, segments
 from router.engines.sglang.fields import parse_object, typed
 from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
@@ -292,3 +292,23 @@ def _nth(values: list[T], index: int, default: T) -> T:
     if len(values) == 1:
         return values[0]
     return values[index] if index < len(values) else default
+
+
+class _WeightUpdate(msgspec.Struct):
+    new_version: str | None = None
+    weight_version: str | None = None
+
+
+def new_weight_version(body: bytes) -> str | None:
+    """Return the version that a body of `/update_weight_version` or `/update_weights_from_*` brings; None if it brings none.
+
+    Raises BadRequestError for a version that is longer than `LONGEST_NAME`.
+    """
+    try:
+        update = msgspec.json.decode(body, type=_WeightUpdate)
+    except JSON_ERRORS:
+        return None
+    version = update.new_version or update.weight_version
+    if version is not None and len(version) > LONGEST_NAME:
+        raise BadRequestError(f"the weight version is longer than {LONGEST_NAME} characters")
+    return version
