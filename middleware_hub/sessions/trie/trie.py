@@ -25,7 +25,6 @@ import msgspec
 
 from middleware_hub.chat.keys import KeyFunction, adapter_of, canonical
 from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
-from middleware_hub.sessions.trie import check
 from middleware_hub.sessions.trie.memo import WalkedMessages
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
 from middleware_hub.sessions.trie.path_index import PathIndex
@@ -196,13 +195,6 @@ class MessageTrie:
         self._paths.clear()
         self._roots.clear()
         self.nodes = 0
-
-    def check(self) -> None:
-        """Raise AssertionError if an invariant does not hold. Slow, for tests."""
-        nodes = list(self.each_node())
-        assert len(nodes) == self.nodes
-        check.check(nodes, self._checkpoints, self._handles.values())
-        self._paths.check(node for node in nodes if node.samples)
 
     # Inside ------------------------------------------------------------------------------------------------------------
 

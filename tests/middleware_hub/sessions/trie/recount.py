@@ -1,17 +1,18 @@
-"""The invariants of a message trie, recounted from scratch. Slow, for tests."""
+"""A recount of a message trie's invariants, from nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
 
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
+from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
+from middleware_hub.sessions.trie.path_index import PathIndex, _places
+from middleware_hub.sessions.trie.trie import MessageTrie
 
 
-def check(
-    nodes: Collection[MessageNode], checkpoints: Mapping[str, Checkpoint], handles: Collection[BranchHandle]
-) -> None:
-    """Recount all nodes, checkpoints and handles of a trie; raise AssertionError if an invariant does not hold."""
+def recount(trie: MessageTrie) -> None:
+    """Recount all nodes, checkpoints and handles; AssertionError if an invariant does not hold."""
+    nodes, checkpoints, handles = list(trie.each_node()), trie._checkpoints, trie._handles.values()
+    assert len(nodes) == trie.nodes
     assert all(handle.open for handle in handles)
     handles_at = Counter(id(handle.node) for handle in handles)
     continued: Counter[str] = Counter()
@@ -34,6 +35,7 @@ def check(
         assert checkpoint.continued == continued[checkpoint.id]
         assert checkpoint.users == users.pop(id(checkpoint), 0)
     assert not users, "a user of a sample that is not there"
+    _check_paths(trie._paths, nodes)
 
 
 def _check_node(node: MessageNode, handles: int) -> None:
@@ -62,3 +64,14 @@ def _check_parent(checkpoint: Checkpoint) -> None:
         assert keys[:common] == [passed.key for passed in path[:common]]
     elif parent is not None:
         assert parent.node in path[:-1] or parent.node.parent in path
+
+
+def _check_paths(paths: PathIndex, nodes: list[MessageNode]) -> None:
+    """Check that the index holds exactly the nodes with samples."""
+    expected: dict[int, set[MessageNode]] = {}
+    for node in nodes:
+        for place in _places(node) if node.samples else ():
+            expected.setdefault(place, set()).add(node)
+    found = {place: {*known} if isinstance(known, dict) else {known} for place, known in paths._found.items()}
+    assert found == expected
+    assert all(len(known) > 1 for known in paths._found.values() if isinstance(known, dict))
