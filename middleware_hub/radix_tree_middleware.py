@@ -8,9 +8,9 @@ through as it is, and its reply says so in `x-radix-recorded`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Sequence
-from contextvars import Context
 from typing import Any
 
 import msgspec
@@ -209,7 +209,9 @@ class RadixTreeMiddleware:
             logger.log(level, "%s not recorded as exact: %s %s", what, alike[0].reason, alike[0].detail)
         if self.tree.over_budget and not self._collecting:
             self._collecting = True
-            asyncio.get_running_loop().call_soon(self._collect, context=Context())  # not a part of this request
+            asyncio.get_running_loop().call_soon(
+                self._collect, context=contextvars.Context()
+            )  # not a part of this request
 
     def _count(self, verdict: Verdict) -> None:
         self.metrics.replies.labels(verdict.outcome, verdict.reason).inc()
