@@ -13,7 +13,9 @@ from collections.abc import Iterator
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from router.engines.sglang import LOGPROB_FIELDS, EventSplitter, StreamedReply, edit_meta, event_data
+from router.engines.events import EventSplitter, event_data
+from router.engines.sglang.reply import LOGPROB_FIELDS, edit_meta
+from router.engines.sglang.stream import StreamedReply
 
 
 def stream(tokens: int, *, incremental: bool) -> Iterator[bytes]:

@@ -10,30 +10,32 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub.chat.answer import ReplyHead
 from middleware_hub.chat.refusals import refusal
 from middleware_hub.dialects import completions_requests
+from middleware_hub.dialects.completion import CompletionRequest
 from middleware_hub.dialects.completions_answer import CompletionAnswer, unreadable
 from middleware_hub.dialects.completions_replies import Choices
-from middleware_hub.dialects.completions_requests import CompletionRequest
-from middleware_hub.dialects.openai import OpenAI
-from middleware_hub.radix import prompting
+from middleware_hub.dialects.openai.replies import error_body
+from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang import UnreadableReplyError, event_index, split_list
+from router.engines.events import DONE, event_index
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.stream import DONE
+from router.engines.sglang.reply import UnreadableReplyError, split_list
 from router.engines.sglang.worker_request import new_rid
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import HeaderList, read_json, replay, send_json, with_body
+from router.http.bodies import read_json, replay, with_body
+from router.http.headers import HeaderList
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import CollectedReply, WatchedReply
+from router.http.responses import send_json
 from router.http.upstream import UpstreamBrokenError
 
-_ERRORS = OpenAI()
 _PASSED_ON = (b"x-radix-", b"x-router-")
 """The prefixes of reply headers that are passed on. The others describe a body that the client does not get."""
 
@@ -42,10 +44,7 @@ class Completions:
     """See the top of this file.
 
     Args:
-        app: the layers inside.
         tokenizer: spells prompts and tokens for clients that want to see them.
-        max_body_bytes: of a request.
-        limits: of its prompts.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Completions:
             await self._serve(scope, receive, send)
         except RouterError as error:
             headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
-            await send_json(send, error.status, _ERRORS.error(error), headers)
+            await send_json(send, error.status, msgspec.json.encode(error_body(error)), headers)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         written = await read_json(scope, receive, self._max_body_bytes)
@@ -97,7 +96,7 @@ class Completions:
         request = completions_requests.parse(body, self._limits)
         for prompt in request.prompts:
             if not isinstance(prompt, str):
-                prompting.check_ids(self._tokenizer, prompt, "prompt")
+                id_checks.check_ids(self._tokenizer.vocabulary, prompt, "prompt")
         return request
 
     def _choices(self, request: CompletionRequest, head: ReplyHead) -> Choices:
@@ -142,7 +141,7 @@ class _CompletionStream:
             end = self._choices.end([one.answer for one in self._answers if one.answer is not None])
         elif self._begun:
             # `[DONE]` behind it would make it look like a success.
-            end = b"data: " + _ERRORS.error(self._error) + b"\n\n"
+            end = b"data: " + msgspec.json.encode(error_body(self._error)) + b"\n\n"
         else:
             raise self._error
         await self._send_body(end, last=True)

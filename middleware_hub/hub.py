@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from middleware_hub.radix.recording import Judge
+from starlette.types import Message, Send
+
+from middleware_hub.radix.judge import Judge
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.config import RadixConfig
+from router.config.radix import RadixConfig
 from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
@@ -41,7 +43,7 @@ class Hub:
     @cached_property
     def judge(self) -> Judge:
         """The judge of all replies: what it learns of one worker's weights counts for every middleware."""
-        return Judge(self.tokenizer, self.clock)
+        return Judge(self.tokenizer.vocabulary, self.clock)
 
     def open_tree(self, config: RadixConfig) -> RadixTree:
         """Make the tree that remembers texts, for the middleware that serves it and for every one that reads it."""
@@ -79,3 +81,15 @@ def load(config: RadixConfig) -> Tokenizer:
         encodes_by=config.tokenizer_backend,
         limits=PromptLimits(tokens=config.max_text_tokens),
     )
+
+
+def unrecorded(send: Send, reason: str) -> Send:
+    """Return a `send` for a request that is passed on as it came: its reply gains a header that says why it is not recorded."""
+
+    async def send_with_reason(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            extra = (b"x-radix-recorded", f"no; {reason}".encode("latin-1", "replace"))
+            message = {**message, "headers": [*message["headers"], extra]}
+        await send(message)
+
+    return send_with_reason

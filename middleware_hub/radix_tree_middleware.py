@@ -8,31 +8,35 @@ through as it is, and its reply says so in `x-radix-recorded`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Sequence
-from contextvars import Context
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub.hub import Hub
+from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.metrics import RadixMetrics
 from middleware_hub.radix import prompting, retrieval
+from middleware_hub.radix.judge import Verdict
 from middleware_hub.radix.prompting import Prompt
-from middleware_hub.radix.recording import Recorder, Verdict
-from middleware_hub.radix.responder import Responder
+from middleware_hub.radix.records import Namespace
+from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
-from middleware_hub.radix.tree import Namespace
-from router.engines.sglang import GenerateRequest, new_weight_version
+from middleware_hub.tokenizer import id_checks
 from router.engines.sglang.limits import PromptLimits
+from router.engines.sglang.request import GenerateRequest, new_weight_version
 from router.errors import BadRequestError
-from router.http.asgi import ByMethod, first_values, header, read_json, replay, send_json, with_body
+from router.http.bodies import read_json, replay, with_body
+from router.http.handlers import ByMethod
+from router.http.headers import first_values, header
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import EditedReply
-from router.http.request_state import RouteHint, request_state
+from router.http.request_state import RouteHint, request_state, with_state
+from router.http.responses import send_json
 from router.plugins import MiddlewareContext
 
 logger = logging.getLogger(__name__)
@@ -133,7 +137,7 @@ class RadixTreeMiddleware:
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )
             responder = Responder(self.recorder, self, request, prompts, hint, force_logprobs=self.force_logprobs)
-            inner = with_body(scope, out, request=sent, hint=hint)
+            inner = with_state(with_body(scope, out), request=sent, hint=hint)
             inner["headers"] = [pair for pair in inner["headers"] if pair[0] != b"content-type"]
             inner["headers"].append((b"content-type", b"application/json"))  # whatever the client called it
             try:
@@ -148,8 +152,8 @@ class RadixTreeMiddleware:
     def _parsed(self, body: bytes) -> GenerateRequest:
         request = GenerateRequest.parse(body, self._limits)
         for ids in request.ids or ():
-            prompting.check_ids(self.tokenizer, ids)
-        prompting.check_options(self.tokenizer, request)
+            id_checks.check_ids(self.tokenizer.vocabulary, ids)
+        id_checks.check_options(self.tokenizer.vocabulary, request)
         return request
 
     async def _prompt(
@@ -186,13 +190,7 @@ class RadixTreeMiddleware:
         """Send a request on as it came. Its reply only gains the header that says why it is not recorded."""
         self.metrics.replies.labels("no", reason).inc()
 
-        async def send_with_reason(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                extra = (b"x-radix-recorded", f"no; {reason}".encode("latin-1", "replace"))
-                message = {**message, "headers": [*message["headers"], extra]}
-            await send(message)
-
-        await self.app(with_body(scope, body), replay(body, receive), send_with_reason)
+        await self.app(with_body(scope, body), replay(body, receive), unrecorded(send, reason))
 
     @staticmethod
     def _namespace(scope: Scope, lora_path: str = "") -> Namespace:
@@ -211,7 +209,9 @@ class RadixTreeMiddleware:
             logger.log(level, "%s not recorded as exact: %s %s", what, alike[0].reason, alike[0].detail)
         if self.tree.over_budget and not self._collecting:
             self._collecting = True
-            asyncio.get_running_loop().call_soon(self._collect, context=Context())  # not a part of this request
+            asyncio.get_running_loop().call_soon(
+                self._collect, context=contextvars.Context()
+            )  # not a part of this request
 
     def _count(self, verdict: Verdict) -> None:
         self.metrics.replies.labels(verdict.outcome, verdict.reason).inc()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,7 +33,7 @@ from middleware_hub.chat.dialect import Dialect
 from middleware_hub.completions_middleware import Completions
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
-from middleware_hub.hub import Hub
+from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.sessions.chats import Chats
 from middleware_hub.sessions.controls import Controls
 from middleware_hub.sessions.metrics import SessionMetrics
@@ -40,14 +41,18 @@ from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.generation import Backend
+from middleware_hub.sessions.turn.remembered_text import RememberedText
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.turns import Turns
 from middleware_hub.templates.chat_template import ChatTemplate
 from router.config import RouterConfig
 from router.engines.sglang.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError
-from router.http.asgi import ByMethod, Handler, header, read_json, replay, send_json, with_body
+from router.http.bodies import read_json, replay, with_body
+from router.http.handlers import ByMethod, Handler
+from router.http.headers import header
 from router.http.request_state import request_state
+from router.http.responses import send_json
 from router.plugins import MiddlewareContext
 
 logger = logging.getLogger(__name__)
@@ -100,7 +105,9 @@ class SessionsMiddleware:
         replies = ReplyParsers(hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=reasoning)
         logger.info("sessions: tool calls are read as %s, reasoning as %s", calls, reasoning)
         backend = Backend(self.app, hub.judge, context.tracer, config.radix.force_logprobs)
-        return Chats(Turns(backend, hub, composer, replies, self.registry, self._metrics, sessions), composer)
+        remembered = partial(RememberedText.of, hub, context.tracer)
+        turns = Turns(backend, remembered, composer, replies, self.registry, self._metrics, sessions)
+        return Chats(turns, composer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -135,7 +142,6 @@ class SessionsMiddleware:
         return closing
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a call below `/sessions`."""
         tenant = request_state(scope).caller.tenant
         session_id, *rest = [part for part in scope["path"][len(PREFIX) :].split("/") if part] or [""]
         if not session_id:
@@ -196,13 +202,7 @@ class SessionsMiddleware:
         return self.registry.anonymous(tenant, header(scope, b"x-radix-namespace") or "")
 
     async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_reason(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                reason = (b"x-radix-recorded", f"no; {why}".encode("latin-1", "replace"))
-                message = {**message, "headers": [*message["headers"], reason]}
-            await send(message)
-
-        await self.app(with_body(scope, body), replay(body, receive), send_with_reason)
+        await self.app(with_body(scope, body), replay(body, receive), unrecorded(send, why))
 
     def _chat_handlers(self, session: Session, place: str) -> dict[str, Handler]:
         """Return the handlers of what clients' libraries call at this place of a session, by method."""

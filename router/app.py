@@ -1,12 +1,14 @@
-"""`create_app(config)`: the one place where the parts are made and wired."""
+"""`create_app(config)`: the one place where the parts are made and wired. `run(config)` serves them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 
+import prometheus_client
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,20 +16,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router import plugins
 from router.auth.guard import ApiKeyGuard
 from router.auth.keys import Keys
-from router.config import RouterConfig
+from router.config import RouterConfig, TraceConfig
+from router.errors import BadRequestError
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
-from router.http.body_timeout import BodyTimeout
-from router.http.error_boundary import ErrorBoundary
-from router.http.loop_guard import Instance, LoopGuard
 from router.http.upstream import AiohttpUpstream
 from router.kv_cache.watch import KvWatch
+from router.observability.logs import configure_logging
 from router.observability.loop_lag import LoopLag
 from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.policy_metrics import PolicyCollector
 from router.observability.requests import Requests
-from router.observability.tracing import Tracer, create_tracer
+from router.observability.tracing import OFF, Tracer
 from router.policies import create_policy
 from router.policies.base import ReadsPrompts
 from router.policies.cache_aware import CacheAware
@@ -35,6 +36,10 @@ from router.policies.snapshots import PolicySnapshots
 from router.proxy.outbound import RequestReader
 from router.proxy.proxy import Instruments, Proxy, TroubleHandlers
 from router.routes import ControlRoutes, Lifecycle
+from router.serving.body_timeout import BodyTimeout
+from router.serving.error_boundary import ErrorBoundary
+from router.serving.loop_guard import Instance, LoopGuard
+from router.serving.server import bind, serve
 from router.workers.admission import Admission
 from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks
@@ -155,6 +160,36 @@ def create_app(
         app = ApiKeyGuard(app, keys)
     app = BodyTimeout(LoopGuard(app, instance), config.server.body_timeout)
     return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
+
+
+def run(config: RouterConfig) -> int:
+    """Serve the router until it is stopped, and return the exit code. Raise BadRequestError as `create_app` and `bind` do."""
+    configure_logging(config.server.log_level, config.server.log_format)
+    _configure_process()
+    app = create_app(config)
+    with bind(config.server) as listener:
+        return serve(app, config.server, listener)
+
+
+def _configure_process() -> None:
+    """Make the settings that concern the whole process, which `create_app` must leave to its caller."""
+    # Otherwise each counter gets a second series, with the time of its creation.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it without types
+    # Transformers would write to stderr, past the log, that there is no PyTorch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
+def create_tracer(config: TraceConfig) -> Tracer:
+    """Return the configured tracer. Raise BadRequestError if OpenTelemetry is needed and not installed."""
+    if not config.enabled:
+        return OFF
+    try:
+        from router.observability.otel import exporting_tracer
+    except ImportError as error:
+        raise BadRequestError(
+            f"--enable-trace needs OpenTelemetry ({error}): pip install 'tito-router[otel]'"
+        ) from error
+    return exporting_tracer(config.url)
 
 
 class _HttpOnly:

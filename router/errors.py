@@ -1,7 +1,7 @@
 """The errors that the router answers with.
 
 The class has the HTTP status and the machine-readable type; the message says what to do. Errors of libraries are mapped to
-these classes where they enter (`http/upstream`, `http/asgi`, `engines/sglang`), so no handler has to know what aiohttp or
+these classes where they enter (`http/upstream`, `http/bodies`, `engines/sglang`), so no handler has to know what aiohttp or
 msgspec raises.
 """
 
@@ -116,6 +116,13 @@ class UpstreamError(RouterError):
 
     status = 502
     type = "worker_error"
+
+
+class LoopError(RouterError):
+    """A request of this process came back to it."""
+
+    status = 508
+    type = "loop"
 
 
 class ClientDisconnectedError(Exception):

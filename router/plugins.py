@@ -1,4 +1,4 @@
-"""Middlewares: their contract, what they are given, and how a dotted path becomes one."""
+"""Middlewares: their contract, their context, and how a dotted path is loaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MiddlewareContext:
 class Middleware(Protocol):
     """A pure ASGI application around another one.
 
-    It passes on what it does not serve (lifespan events too), never holds a message back longer than it must, and may
+    It passes on requests that it does not serve (lifespan events too), holds no message back longer than necessary, and may
     raise a RouterError as long as it has not sent `http.response.start`. From the application inside it gets
     one `http.response.start` and then `http.response.body` messages as the worker sends them; UpstreamBrokenError when
     the worker broke in between, ClientDisconnectedError when the client left.

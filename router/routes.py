@@ -13,10 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.engines.sglang.json import JSON_ERRORS
+from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError, RouterError
-from router.http.asgi import ByMethod, Handler, has_body, read_body, send_json
+from router.http.bodies import read_body
+from router.http.handlers import ByMethod, Handler
+from router.http.headers import has_body
 from router.http.request_state import request_state
+from router.http.responses import send_json
 from router.observability.requests import RequestRecord, Requests
 from router.workers.admission import Admission
 from router.workers.pool import WorkerPool
@@ -72,12 +75,12 @@ class ControlRoutes:
         return [Route(path, ByMethod(handlers)) for path, handlers in table.items()]
 
     async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Register a worker. To register it again is no error."""
+        """Register a worker. Registering it again is no error."""
         worker = await self._admission.admit(await _worker_url(scope, receive))
         await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
 
     async def remove_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a worker nothing more. What it is serving goes on."""
+        """Send no more requests to a worker. Those in flight go on."""
         worker = self._pool.remove(normalize_url(await _worker_url(scope, receive)))
         await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
 
@@ -121,7 +124,7 @@ class ControlRoutes:
         await _reply(send, 200, {"status": "ready"})
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with everything on the registry, the middlewares' instruments too, as Prometheus text."""
+        """Answer with all metrics, those of middlewares included, as Prometheus text."""
         response = Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
         await response(scope, receive, send)
 
@@ -165,7 +168,7 @@ def _describe_request(record: RequestRecord, now: float) -> dict[str, object]:
 
 
 async def _worker_url(scope: Scope, receive: Receive) -> str:
-    """Return the URL that a call is about: from the query string, else from a JSON object."""
+    """Return the worker's URL from the query string, else from a JSON object."""
     query = QueryParams(scope["query_string"])
     named: object = query.get("url") or query.get("worker_url")
     if named is None and has_body(scope):

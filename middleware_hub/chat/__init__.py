@@ -1,1 +1,1 @@
-"""What dialects and sessions share: messages and their keys, answers, refusals, and what a dialect provides."""
+"""What dialects and sessions share: messages and their keys, answers, errors, and what a dialect provides."""

@@ -8,31 +8,19 @@ function of the user's takes the message and returns anything hashable.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.chat.messages import ChatRequest, Message, MessageKey
 from router.errors import BadRequestError
 
-MessageKey = Hashable
 KeyFunction = Callable[[Message], MessageKey]
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _DIGEST = 16
-
-
-class KeyedMessage(dict[str, Any]):
-    """A message whose key is known. `looked_at` caches a verdict for code that reads all messages at every turn."""
-
-    __slots__ = ("key", "looked_at")
-
-    def __init__(self, message: Message, key: MessageKey) -> None:
-        super().__init__(message)
-        self.key = key
-        self.looked_at: tuple[object, bool] | None = None
 
 
 def canonical(message: Message) -> bytes:

@@ -6,7 +6,7 @@ templates are written for that form.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,21 @@ Message = dict[str, Any]
 
 Tool = dict[str, Any]
 """One tool as chat templates read it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+
+MessageKey = Hashable
+"""What two messages have in common that count as the same; see `keys`."""
+
+
+class KeyedMessage(dict[str, Any]):
+    """A message whose key is known. `looked_at` caches a verdict for code that reads all messages at every turn."""
+
+    __slots__ = ("key", "looked_at")
+
+    def __init__(self, message: Message, key: MessageKey) -> None:
+        super().__init__(message)
+        self.key = key
+        self.looked_at: tuple[object, bool] | None = None
 
 
 class Text(msgspec.Struct, frozen=True):

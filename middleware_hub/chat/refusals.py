@@ -1,4 +1,4 @@
-"""The errors of sessions, and what a worker's refusal means to a client."""
+"""What a worker's refusal means to a client."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from router.engines.sglang import StreamedReply
+from middleware_hub.chat.errors import context_length_error
 from router.engines.sglang.outcome import refusal_status
+from router.engines.sglang.stream import StreamedReply
 from router.errors import (
     BadRequestError,
     NoWorkerError,
@@ -18,46 +19,8 @@ from router.errors import (
     UpstreamTimeoutError,
 )
 
-_NO_RETRY = (("x-should-retry", "false"),)
-"""OpenAI's and Anthropic's own clients retry a 409 unless this header forbids it."""
 _TOO_LONG = re.compile(r"context.length|maximum.*(context|input).*(length|tokens)|longer than the model", re.IGNORECASE)
 _EXCERPT = 500
-
-
-class UnknownSessionError(RouterError):
-    """The tenant has no session of this name."""
-
-    status = 404
-    type = "not_found"
-
-
-class SessionExistsError(RouterError):
-    """A session of this name exists already."""
-
-    status = 409
-    type = "session_exists"
-
-
-class SessionOverError(RouterError):
-    """The session was finalized or aborted and takes no more turns."""
-
-    status = 409
-    type = "session_over"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers=_NO_RETRY)
-
-
-class CapacityError(RouterError):
-    """Sessions hold as many tokens as they may hold."""
-
-    status = 429
-    type = "over_capacity"
-
-
-def context_length_error(message: str) -> BadRequestError:
-    """Return the error for a conversation that does not fit the model's context. Client libraries match on the code."""
-    return BadRequestError(message, code="context_length_exceeded")
 
 
 def refusal(status: int, body: bytes | str) -> RouterError:

@@ -8,22 +8,18 @@ from typing import Any
 from msgspec import Raw
 
 from middleware_hub.chat import refusals
-from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob
-from middleware_hub.dialects.completions_requests import CompletionRequest
+from middleware_hub.chat.answer import Answer, TokenLogprob
+from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of
+from middleware_hub.dialects.completion import CompletionRequest
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError, read_reply
-from router.engines.sglang.json import JSON_ERRORS
-from router.engines.sglang.reply import further_fields, read_fields
+from router.engines.json import JSON_ERRORS
+from router.engines.sglang.reply import Reply, UnreadableReplyError, further_fields, read_fields, read_reply
+from router.engines.sglang.stream import StreamedReply
 from router.errors import UpstreamError
 
 
 class CompletionAnswer:
-    """Reads one generation, whole or as its stream comes. Raises UpstreamError for what is no reply of `/generate`.
-
-    Args:
-        request: what the client wants to see.
-        vocabulary: spells tokens, for their logprobs.
-    """
+    """Reads one generation, whole or as its stream comes. Raises UpstreamError for what is no reply of `/generate`."""
 
     def __init__(self, request: CompletionRequest, vocabulary: Vocabulary) -> None:
         self._tokens = SampledTokens(vocabulary, request.logprobs)
@@ -68,4 +64,4 @@ def unreadable(error: Exception) -> UpstreamError:
 
 
 def _answer(reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], **known: Any) -> Answer:
-    return Answer.of(reply, meta, extra=further_fields(fields, meta), **known)
+    return answer_of(reply, meta, extra=further_fields(fields, meta), **known)

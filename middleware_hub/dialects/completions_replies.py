@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
-from middleware_hub.dialects.completions_requests import CompletionRequest
+from middleware_hub.dialects.completion import CompletionRequest
 from middleware_hub.dialects.openai.replies import UNLIKELY, ending, usage
 
 DONE = b"data: [DONE]\n\n"
@@ -65,8 +65,6 @@ class Choices:
     """The choices of one reply, in the order of the prompts and of the samples of each.
 
     Args:
-        head: of the reply.
-        request: what the client wants.
         fronts: the texts of the prompts if they are echoed, else empty texts.
         hidden: ids whose tokens the text leaves out.
     """

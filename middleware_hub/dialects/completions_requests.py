@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import msgspec
-from msgspec import Raw
-
-from middleware_hub.dialects.fields import BOOLEAN, STRING, Fields, Kind, unsupported, wrong
-from middleware_hub.dialects.openai.requests import MOST_SAMPLES, MOST_TOP_LOGPROBS, STREAM_OPTIONS
+from middleware_hub.dialects.completion import CompletionRequest, Prompts
+from middleware_hub.dialects.fields import (
+    BOOLEAN,
+    MOST_SAMPLES,
+    MOST_TOP_LOGPROBS,
+    STREAM_OPTIONS,
+    STRING,
+    Fields,
+    Kind,
+    unsupported,
+    wrong,
+)
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, schema_text
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.errors import BadRequestError
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""
-
-Prompts = list[str] | list[list[int]]
 
 _PROMPT = "the prompt is `prompt`: a string, a list of strings, a list of token ids, or a list of such lists"
 _REFUSED = {
@@ -33,62 +38,6 @@ _Listed = list[str | int | list[int]]
 _WRITTEN: Kind[str | _Listed] = Kind(str | _Listed, _PROMPT.removeprefix("the prompt is `prompt`: "))
 _ANYTHING: Kind[Any] = Kind(Any, "JSON")
 _SCHEMA: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a JSON schema, as an object or its text")
-
-
-class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's request, parsed and checked.
-
-    Attributes:
-        prompts: texts, or lists of ids; none of them is empty.
-        batch: whether they came as a list.
-        samples: `n`, for each prompt.
-        sampling: `sampling_params` for `/generate`, with `n` if it is more than 1.
-        stream_usage: whether a stream ends with the token counts.
-        logprobs: how many alternatives of each token the client wants; None for no logprobs at all.
-        echo: whether the reply's text begins with the prompt's.
-        extra: further top-level fields for the worker, raw (`lora_path`, `return_trajectory`, ...).
-    """
-
-    prompts: Prompts
-    batch: bool = False
-    samples: int = 1
-    sampling: dict[str, Any]
-    stream: bool = False
-    stream_usage: bool = False
-    logprobs: int | None = None
-    echo: bool = False
-    model: str = ""
-    extra: dict[str, Raw] = {}
-
-    @property
-    def replies(self) -> int:
-        """The number of replies; those of one prompt stand together."""
-        return len(self.prompts) * self.samples
-
-    @property
-    def listed(self) -> bool:
-        return self.batch or self.samples > 1
-
-    @property
-    def skips_special(self) -> bool:
-        """Whether the text leaves special tokens out."""
-        return self.sampling.get("skip_special_tokens") is not False
-
-    def generate(self, rid: str) -> bytes:
-        """Return the body of the `/generate` that answers it. The worker uses `rid` only if there is one sample."""
-        fields: dict[str, Any] = dict(self.extra)
-        fields["text" if isinstance(self.prompts[0], str) else "input_ids"] = (
-            self.prompts if self.batch else self.prompts[0]
-        )
-        fields["sampling_params"] = self.sampling
-        fields["stream"] = self.stream
-        if self.samples == 1:
-            fields["rid"] = rid
-        if self.logprobs is not None:
-            fields["return_logprob"] = True
-            if self.logprobs:
-                fields["top_logprobs_num"] = self.logprobs
-        return msgspec.json.encode(fields)
 
 
 def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionRequest:

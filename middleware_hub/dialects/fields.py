@@ -9,14 +9,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS, is_null, parse_object
+from router.engines.json import JSON_ERRORS, is_null
+from router.engines.sglang.fields import parse_object
 from router.engines.sglang.limits import PromptLimits
-from router.engines.sglang.request import read_texts
+from router.engines.sglang.prompt_fields import read_texts
 from router.errors import BadRequestError
 from router.http.json_cost import LIGHT
 
 T = TypeVar("T")
 _TEXTS = re.compile(rb'\s*(\[\s*)?"')
+
+MOST_SAMPLES = 128
+MOST_TOP_LOGPROBS = 20
 
 DEEPEST = 200
 """Levels that JSON may be nested where it is shown to chat templates, because templates and JSON encoders recurse. A sampled
@@ -70,6 +74,15 @@ STRINGS: Kind[list[str]] = Kind(list[str], "a list of strings")
 OBJECT: Kind[dict[str, Any]] = Kind(dict[str, Any], "an object")
 RAWS: Kind[list[Raw]] = Kind(list[Raw], "a list of objects")
 OBJECTS: Kind[list[dict[str, Any]]] = Kind(list[dict[str, Any]], "a list of objects")
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options` of a chat or a completion."""
+
+    include_usage: bool | None = None
+
+
+STREAM_OPTIONS: Kind[StreamOptions] = Kind(StreamOptions, "an object")
 
 
 class Fields:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from middleware_hub.chat.dialect import Memo, Recalled
+from middleware_hub.chat.memo import Memo, Recalled
 from middleware_hub.chat.messages import Message, Tool
 from middleware_hub.dialects.fields import DEEPEST, RAWS, Fields, check_depth, too_deep, unsupported, wrong
-from router.engines.sglang.json import JSON_ERRORS, decode_any
+from router.engines.json import JSON_ERRORS, decode_any
 from router.errors import BadRequestError
 
 ANY = "required"

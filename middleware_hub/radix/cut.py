@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from middleware_hub.radix.node import Generation, HiddenToken
+from middleware_hub.radix.node import Generation
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan
+from middleware_hub.spans.hidden_tail import spell_tail
 
 
 class Cut(NamedTuple):
@@ -60,39 +61,6 @@ def resolve_complete(generation: Generation, text: str, position: int) -> Cut | 
     if shown and not taken:
         return Cut(span, span.visible, position - shown, recut=True)
     return Cut(span, span.visible + taken, spelled)
-
-
-def spell_tail(tail: tuple[HiddenToken, ...], text: str, position: int) -> tuple[int, int]:
-    """Return how many hidden tokens stay when the text goes on at `position`, and the position behind what it spells."""
-    taken, index = 0, 0
-    while index < len(tail):
-        if tail[index].special:
-            end = index
-            while end < len(tail) and tail[end].special:
-                end += 1
-            position = _spell_special([token.text for token in tail[index:end]], text, position)
-            taken += sum(token.tokens for token in tail[index:end])
-            index = end
-        elif text.startswith(tail[index].text, position):
-            position += len(tail[index].text)
-            taken += tail[index].tokens
-            index += 1
-        else:
-            break
-    return taken, position
-
-
-def _spell_special(literals: list[str], text: str, position: int) -> int:
-    """Special tokens stay in any case. The text may spell all of them, the last ones, the first ones, or none."""
-    for first in range(len(literals)):
-        joined = "".join(literals[first:])
-        if text.startswith(joined, position):
-            return position + len(joined)
-    for literal in literals:
-        if not text.startswith(literal, position):
-            break
-        position += len(literal)
-    return position
 
 
 def resolve_partial(

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from middleware_hub.radix.indexes import Leaves
 from middleware_hub.radix.node import Generation, RadixNode, common_length
-from middleware_hub.radix.records import TreeStats
 from middleware_hub.spans.chain import TokenSpan
+
+
+@dataclass(slots=True)
+class TreeStats:
+    """Running counts of a tree."""
+
+    nodes: int = 0
+    generations: int = 0
+    spans: int = 0
+    tokens: int = 0
+    characters: int = 0
+    payload: int = 0
+    """Bytes of ids and logprobs."""
+    hits: int = 0
+    """Recorded requests that continued a chain."""
+    misses: int = 0
+    evicted: Counter[str] = field(default_factory=Counter)
+    evicted_tokens: int = 0
 
 
 class Forest:
@@ -25,7 +44,6 @@ class Forest:
         return stats.payload + stats.characters + 200 * stats.spans + 190 * stats.nodes + 420 * stats.generations
 
     def root(self, namespace: tuple[str, ...]) -> RadixNode:
-        """Return the root of a namespace, made where there is none."""
         found = self.roots.get(namespace)
         if found is None:
             found = self.roots[namespace] = RadixNode("", None)

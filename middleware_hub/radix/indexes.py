@@ -109,7 +109,6 @@ class IdsIndex:
         return values, self._powers[offset:end]
 
     def _reach(self, end: int) -> None:
-        """Compute powers up to `end`."""
         while len(self._powers) < end:
             grown = self._powers * _power(len(self._powers))
             self._powers = np.concatenate([self._powers, grown])

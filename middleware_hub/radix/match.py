@@ -129,11 +129,8 @@ class Path(NamedTuple):
     def longest_complete(self, request_id: str | None, limit: int | None = None) -> tuple[Cut, Generation | None]:
         """Return the longest complete reply that this text may continue, the newest of equal texts.
 
-        A reply whose ids do not spell its text is not continued: the text that the client saw is encoded instead.
-
-        Args:
-            request_id: only a reply with this name.
-            limit: only a reply that ends within so many characters.
+        It has the name `request_id` and ends within `limit` characters, where these are given. A reply whose ids do not
+        spell its text is not continued: the text that the client saw is encoded instead.
         """
         for node, position in reversed(self.stops):
             if limit is not None and position > limit:

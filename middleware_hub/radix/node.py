@@ -15,26 +15,15 @@ bare and become containers only for a second one (a dict costs 184 bytes, and a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Reversible
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.spans.versions import Stamp
 
 T = TypeVar("T")
-
-
-class HiddenToken(NamedTuple):
-    """A token, or the tokens of one character, at the end of a reply whose text the reader did not see."""
-
-    tokens: int
-    text: str
-    """How the later text has to go on to spell it."""
-    special: bool
-    """It stays in the chain whether it is spelled or not."""
-    shown: int
-    """Characters of it that the reader did see: a stop string began inside a token."""
 
 
 class Generation(msgspec.Struct, gc=False, eq=False):

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from middleware_hub.radix.match import PrefixMatch
-from middleware_hub.radix.records import Context
-from middleware_hub.radix.tree import Namespace, RadixTree
+from middleware_hub.radix.records import Context, Namespace
+from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, unpack_ids
+from middleware_hub.tokenizer.id_checks import check_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
-from router.engines.sglang import GenerateRequest
 from router.engines.sglang.segments import FIELD, Segment, place
 from router.errors import BadRequestError
 from router.http.offload import offload
@@ -73,29 +73,6 @@ async def from_text(
     return Prompt(match, context, unpack_ids(packed), reused, encoded, match.reasons)
 
 
-def check_ids(tokenizer: Tokenizer, ids: list[int], name: str = "input_ids") -> None:
-    """Raise BadRequestError for an id that the model lacks; it would kill the worker."""
-    limit = tokenizer.vocabulary_size
-    if min(ids) < 0 or max(ids) >= limit:
-        wrong = next(i for i in ids if not 0 <= i < limit)
-        raise BadRequestError(f"`{name}` has {wrong} in it, and the vocabulary is 0 to {limit - 1}")
-
-
-def check_options(tokenizer: Tokenizer, request: GenerateRequest) -> None:
-    """Raise BadRequestError for options that would kill the worker: ids or numbers of top logprobs beyond the vocabulary."""
-    limit = tokenizer.vocabulary_size
-    if request.most_top_logprobs > limit:
-        raise BadRequestError(
-            f"`top_logprobs_num` is {request.most_top_logprobs}, and the vocabulary has {limit} tokens"
-        )
-    wrong = next((token for token in request.stop_ids_held_back if not 0 <= token < limit), None)
-    if wrong is not None:
-        raise BadRequestError(
-            f"`stop_token_ids` has {wrong} in it, and the vocabulary is 0 to {limit - 1}: with `min_new_tokens` that ends the "
-            "worker's process"
-        )
-
-
 async def from_ids(
     tree: RadixTree,
     tokenizer: Tokenizer,
@@ -153,8 +130,6 @@ async def assemble(
     Each text is encoded by itself, because the client decides how a prompt is cut.
 
     Args:
-        tokenizer: encodes the texts.
-        prompts: their segments.
         batch: whether they came as a batch, for the names in errors.
         max_context: tokens that the model takes; None if the worker is to check it.
         tracer: gets a span for each prompt with a text in it.
@@ -165,7 +140,7 @@ async def assemble(
     for number, segments in enumerate(prompts):
         for at, segment in enumerate(segments):
             if not isinstance(segment, str):
-                check_ids(tokenizer, segment, f"{place(number, at, batch=batch)}.ids")
+                check_ids(tokenizer.vocabulary, segment, f"{place(number, at, batch=batch)}.ids")
     found = []
     held = 0
     for segments in prompts:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from middleware_hub.radix.cut import Cut
-from middleware_hub.radix.node import HiddenToken
 from middleware_hub.spans.chain import SpanFlag, Versions
+from middleware_hub.spans.hidden_tail import HiddenToken
+
+Namespace = tuple[str, ...]
+"""(tenant, lora path, x-radix-namespace): texts of different namespaces never answer for each other."""
+
+NO_PARENT = "none"
+"""As the name of a parent: continue nothing, all of the text is context."""
 
 
 class SampledReply(msgspec.Struct, frozen=True):
@@ -59,21 +64,3 @@ class Departure:
     recorded_before: str
     recorded_after: tuple[str, ...]
     replies: int
-
-
-@dataclass(slots=True)
-class TreeStats:
-    """Running counts of a tree."""
-
-    nodes: int = 0
-    generations: int = 0
-    spans: int = 0
-    tokens: int = 0
-    characters: int = 0
-    payload: int = 0
-    """Bytes of ids and logprobs."""
-    hits: int = 0
-    """Recorded requests that continued a chain."""
-    misses: int = 0
-    evicted: Counter[str] = field(default_factory=Counter)
-    evicted_tokens: int = 0

@@ -13,22 +13,34 @@ from msgspec import Raw
 from starlette.types import Message
 
 from middleware_hub.radix import retrieval
+from middleware_hub.radix.judge import INTERNAL_ERROR, UNREADABLE, Expectation, Judge, Verdict, summary
 from middleware_hub.radix.prompting import Prompt
-from middleware_hub.radix.recording import INTERNAL_ERROR, UNREADABLE, Expectation, Recorder, Verdict, summary
-from router.engines.sglang import (
-    LOGPROB_FIELDS,
-    GenerateRequest,
-    Reply,
-    StreamedReply,
-    UnreadableReplyError,
-    edit_meta,
-    event_index,
-    read_reply,
-    split_list,
-)
+from middleware_hub.radix.tree import RadixTree
+from router.engines.events import event_index
+from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
+from router.engines.sglang.request import GenerateRequest
+from router.engines.sglang.stream import StreamedReply
 from router.http.request_state import RouteHint
+from router.observability.tracing import OFF, Tracer
 
 logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Puts replies that pass the judge into the radix tree."""
+
+    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF) -> None:
+        self.tracer = tracer
+        self.tree = tree
+        self.judge = judge
+
+    def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
+        """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned."""
+        found = self.judge.judge(asked, reply, worker)
+        if found.reply is None:
+            return found.verdict
+        generation = self.tree.record(prompt.match, prompt.context, found.reply)
+        return msgspec.structs.replace(found.verdict, generation=generation)
 
 
 class Tally(Protocol):

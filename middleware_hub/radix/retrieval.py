@@ -19,14 +19,14 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.records import Recall
-from middleware_hub.radix.tree import Namespace, RadixTree
+from middleware_hub.radix.records import Namespace, Recall
+from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang.json import JSON_ERRORS, decode_object
+from router.engines.json import JSON_ERRORS, decode_object
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.request import read_texts
+from router.engines.sglang.prompt_fields import read_texts
 from router.errors import BadRequestError, NotExactError, NotFoundError
 from router.http.offload import offload
 
@@ -105,7 +105,6 @@ class RetrievalRequest(msgspec.Struct):
             raise BadRequestError("`expect_request_ids` has an empty request id in it")
 
     def expected(self, number: int) -> list[str]:
-        """Return the replies that the caller lists for a text."""
         found = self.expect_request_ids
         if found is None:
             return []
@@ -192,8 +191,6 @@ def replies_to_add(
     """Return the replies whose chains, with `first`, hold all expected replies whole, in the order of their recording.
 
     Args:
-        tree: what is recorded.
-        namespace: where to look.
         first: the sequence that is answered in any case.
         expected: request ids. Unknown names are left out.
     """

@@ -20,19 +20,13 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from middleware_hub.radix.cut import FRESH, Cut, end_of
-from middleware_hub.radix.forest import Forest
+from middleware_hub.radix.forest import Forest, TreeStats
 from middleware_hub.radix.indexes import IdsIndex, ReplyNames, begins_with
 from middleware_hub.radix.match import PrefixMatch, match_chain, match_text, recorded_context, walk_down
 from middleware_hub.radix.node import Generation, RadixNode
-from middleware_hub.radix.records import Context, Departure, Recall, SampledReply, TreeStats
+from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.spans.versions import VersionClock
-
-Namespace = tuple[str, ...]
-"""(tenant, lora path, x-radix-namespace): texts of different namespaces never answer for each other."""
-
-NO_PARENT = "none"
-"""As the name of a parent: continue nothing, all of the text is context."""
 
 
 class RadixTree:
@@ -162,7 +156,6 @@ class RadixTree:
                 self._forest.leaves.offer(generation)
 
     def reply(self, namespace: Namespace, request_id: str) -> Generation | None:
-        """Return the newest reply with this name."""
         return self._names.newest(namespace, request_id)
 
     def left_out(self, namespace: Namespace, text: str, request_id: str) -> bool:
@@ -275,7 +268,6 @@ class RadixTree:
 
     @property
     def over_budget(self) -> bool:
-        """Return whether `collect` has something to do."""
         return self.max_tokens is not None and self.stats.tokens > self.max_tokens
 
     def collect(self, *, seconds: float = float("inf")) -> bool:
@@ -334,7 +326,6 @@ class RadixTree:
         return None if above is None else above.owner
 
     def clear(self) -> None:
-        """Forget everything."""
         self._forest.clear()
         self._by_ids = IdsIndex()
         self._names = ReplyNames()

@@ -7,8 +7,8 @@ from urllib.parse import parse_qs
 from msgspec import Raw
 from starlette.types import Receive, Scope
 
-from router.engines.sglang.json import parse_object
-from router.http.asgi import read_json
+from router.engines.sglang.fields import parse_object
+from router.http.bodies import read_json
 
 
 async def fields_of(scope: Scope, receive: Receive, max_body_bytes: int) -> dict[str, Raw]:
@@ -23,5 +23,4 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 
 def is_on(given: str | None) -> bool:
-    """Whether a parameter of the query is switched on."""
     return given in ("1", "true")

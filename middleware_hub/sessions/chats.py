@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -12,25 +13,35 @@ from middleware_hub.chat.answer import ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.radix.tree import NO_PARENT
+from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
-from middleware_hub.sessions.turn.generation import Generation
-from middleware_hub.sessions.turn.turns import Turns
+from middleware_hub.sessions.turn.generation import TurnGeneration
 from router.engines.sglang.worker_request import new_rid
-from router.http.asgi import HeaderList, first_values, send_json
 from router.http.disconnect import ClientConnection
+from router.http.headers import HeaderList, first_values
+from router.http.responses import send_json
 
 PING_SECONDS = 15.0
 """How long a stream may be silent: proxies and clients take a longer silence for its end."""
 
 
+class Exchanges(Protocol):
+    """Begins the exchanges of turns; see `turn.turns`."""
+
+    def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None: ...
+
+    def begin(
+        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey
+    ) -> Exchange[TurnGeneration]: ...
+
+
 class Chats:
     """Serves the turns of sessions."""
 
-    def __init__(self, turns: Turns, composer: Composer) -> None:
+    def __init__(self, turns: Exchanges, composer: Composer) -> None:
         self._turns = turns
         self._composer = composer
         self._room = MemoRoom()
@@ -79,7 +90,7 @@ class _ChatReply:
     _dialect: Dialect
     _session: Session
     _request: ChatRequest
-    _exchange: Exchange
+    _exchange: Exchange[TurnGeneration]
     _client: ClientConnection
     _send: Send
     _began: int = field(default_factory=lambda: int(time.time()))
@@ -142,7 +153,7 @@ class _ChatReply:
         if body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
-    def _headers(self, named: list[Generation], recorded: str) -> HeaderList:
+    def _headers(self, named: list[TurnGeneration], recorded: str) -> HeaderList:
         first = self._exchange.generations[0]
         headers: HeaderList = [
             (b"x-generation-id", ", ".join(generation.id for generation in named).encode("latin-1")),
@@ -163,8 +174,7 @@ class _ChatReply:
         return headers
 
 
-def _recorded(generations: list[Generation]) -> str:
-    """Return the value of `x-radix-recorded`."""
+def _recorded(generations: list[TurnGeneration]) -> str:
     values = {generation.verdict.header if generation.verdict else "no; no reply" for generation in generations}
     if len(values) == 1:
         return values.pop().replace("\n", " ")

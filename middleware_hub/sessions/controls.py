@@ -19,11 +19,13 @@ from middleware_hub.sessions.exports import Exports
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session, SessionPhase
-from router.config import SessionsConfig
-from router.engines.sglang.json import typed
+from router.config.sessions import SessionsConfig
+from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
-from router.http.asgi import Handler, header, send_json
 from router.http.disconnect import ClientConnection
+from router.http.handlers import Handler
+from router.http.headers import header
+from router.http.responses import send_json
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _CREATE_FIELDS = frozenset({"session_id", "sampling_params", "metadata", "ttl_s", "response_budget"})

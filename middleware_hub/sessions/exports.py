@@ -16,7 +16,7 @@ from middleware_hub.sessions.export.trajectories import BranchTrajectory, Shared
 from middleware_hub.sessions.export.trajectory_json import as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Act, Session, SessionPhase
-from router.engines.sglang.json import typed
+from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 from router.http.disconnect import ClientConnection
 
@@ -86,9 +86,8 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
     session.touch()
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
     found = branches(
-        session.trie,
+        session.trie.checkpoints(terminal=not export.every),
         session.reward_info,
-        every_checkpoint=export.every,
         shared_turns=export.shared,
         missing=missing,
     )

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from middleware_hub.chat.dialect import Dialect
+from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction
-from middleware_hub.chat.refusals import SessionOverError, UnknownSessionError
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import Checkpoint
@@ -96,7 +96,7 @@ class Session:
         self.exported = False
         self._memos: dict[str, MessageMemo] = {}
         self._done = asyncio.Event()
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[Exchange[Any]] = []
 
     def __repr__(self) -> str:
         return f"<Session {self.id}: {self.phase.value}, {self.trie!r}>"
@@ -122,11 +122,11 @@ class Session:
 
     # Exchanges ---------------------------------------------------------------------------------------------------------
 
-    def adopt(self, key: RequestKey) -> Exchange | None:
+    def adopt(self, key: RequestKey) -> Exchange[Any] | None:
         """Return the oldest exchange with this key whose client left before it had the whole reply."""
         return next((exchange for exchange in self._exchanges if exchange.key == key and exchange.adoptable), None)
 
-    def begin(self, exchange: Exchange) -> None:
+    def begin(self, exchange: Exchange[Any]) -> None:
         """Keep track of an exchange as long as a client may want its reply."""
         self._exchanges.append(exchange)
         if len(self._exchanges) > MAX_KEPT:
@@ -134,7 +134,7 @@ class Session:
             if oldest is not None:
                 self._forget(oldest)
 
-    def settle(self, exchange: Exchange) -> None:
+    def settle(self, exchange: Exchange[Any]) -> None:
         """Forget an exchange that is over or has lost its client, unless a client may still want its reply."""
         open_to_requests = self.phase in _ALLOWED[Act.GENERATE]
         if exchange.over and not exchange.attached and not (open_to_requests and exchange.wanted):
@@ -144,7 +144,7 @@ class Session:
         for exchange in [one for one in self._exchanges if one.stale(now)]:
             self._forget(exchange)
 
-    def _forget(self, exchange: Exchange) -> None:
+    def _forget(self, exchange: Exchange[Any]) -> None:
         if exchange in self._exchanges:
             self._exchanges.remove(exchange)
         exchange.release()
@@ -211,7 +211,6 @@ class Session:
     # Reading -----------------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return the reply to `GET /sessions/{id}`."""
         head = self.trie.head
         return {
             "session_id": self.id,

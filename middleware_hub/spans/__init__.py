@@ -1,1 +1,1 @@
-"""Chains of token spans, their flat form for a trainer, and the order of their weight versions."""
+"""Chains of token spans, hidden tails, the flat form of a chain for a trainer, and the order of weight versions."""

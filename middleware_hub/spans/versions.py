@@ -9,9 +9,11 @@ with which the present era began.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from middleware_hub.spans.chain import Versions
+ReportedVersions = str | Sequence[tuple[str, int]]
+"""One weight version of a whole reply, or `(version, end)` runs."""
 
 DEFAULT = "default"
 MOST_DIGITS = 18
@@ -114,7 +116,7 @@ class VersionClock:
         if self._below >= FALL_AFTER:
             self._fall(version)
 
-    def observe_reply(self, versions: Versions, *, late: bool = False) -> None:
+    def observe_reply(self, versions: ReportedVersions, *, late: bool = False) -> None:
         """Note all versions of a reply, in the order of their appearance; the last one is the reply's own."""
         if isinstance(versions, str):
             self.observe(versions, late=late)
@@ -136,7 +138,7 @@ class VersionClock:
         """Return how many versions `version` is behind the current one (negative: ahead), without making it known."""
         return self.now.order - self._place(version)
 
-    def staleness(self, versions: Versions) -> int:
+    def staleness(self, versions: ReportedVersions) -> int:
         """Return how many versions the oldest of these tokens is behind the current one; 0 if none is."""
         if versions == self.current:
             return 0

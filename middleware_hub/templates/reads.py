@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, TemplateSyntaxError, nodes
 
-from middleware_hub.chat.keys import KeyedMessage
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.messages import KeyedMessage, Message
 from middleware_hub.templates.dataflow import FINDS, TEXT_FIELDS, Dataflow
 
 _CUTS = frozenset({"split", "rsplit", "partition", "rpartition", "replace", "removeprefix", "removesuffix"})

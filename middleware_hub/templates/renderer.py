@@ -7,7 +7,7 @@ How a template wants its messages (arguments as objects or as text, content as p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,6 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from middleware_hub.chat.messages import Message, Tool
-from middleware_hub.templates.reads import reads_of
 from middleware_hub.templates.trials import RESULT, SHORT, calling
 from router.errors import BadRequestError
 
@@ -70,7 +69,6 @@ class Renderer:
         self._template = template
         self._special_tokens = dict(special_tokens)
         self._end = end
-        self._reads = reads_of(template)
         try:
             self._run(SHORT, None, {}, generate=True)
         except TemplateSyntaxError as error:
@@ -96,15 +94,6 @@ class Renderer:
         check_options(options)
         plain = [self._plain(message) for message in messages]
         return self._until_end(plain, tools, options, continue_final=continue_final)
-
-    def reads(self, messages: Iterable[Message]) -> bool:
-        """Return whether the template looks for something that these messages hold: no others can stand for them."""
-        return self._reads.concern(messages)
-
-    def distrust(self) -> bool:
-        """Never let messages stand for others again. Return whether that is new."""
-        new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
-        return new
 
     # Messages as a template wants them --------------------------------------------------------------------------------------
 

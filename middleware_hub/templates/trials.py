@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from middleware_hub.chat.messages import Message, Tool
 
-
-def calling(*arguments: object) -> Message:
+def calling(*arguments: object) -> dict[str, Any]:
     """Return an assistant's message with calls of one tool."""
     # Mistral's templates want ids of nine letters and digits.
     calls = [
@@ -17,16 +16,16 @@ def calling(*arguments: object) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-SHORT: list[Message] = [{"role": "user", "content": "Hi"}]
-SYSTEM: Message = {"role": "system", "content": "Be brief."}
-ASKED: Message = {"role": "user", "content": "Go on."}
-SAID: Message = {"role": "assistant", "content": "Well."}
-RESULT: Message = {"role": "tool", "content": "42", "tool_call_id": "call00000", "name": "look_up"}
-SECOND: Message = {**RESULT, "content": "43", "tool_call_id": "call00001"}
+SHORT: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
+ASKED: dict[str, Any] = {"role": "user", "content": "Go on."}
+SAID: dict[str, Any] = {"role": "assistant", "content": "Well."}
+RESULT: dict[str, Any] = {"role": "tool", "content": "42", "tool_call_id": "call00000", "name": "look_up"}
+SECOND: dict[str, Any] = {**RESULT, "content": "43", "tool_call_id": "call00001"}
 ONE = calling({"a": 1})
 TWO = calling({"a": 1}, {"a": 2})
-CALL: Message = ONE["tool_calls"][0]
-TOOL: Tool = {
+CALL: dict[str, Any] = ONE["tool_calls"][0]
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look_up",
@@ -39,14 +38,14 @@ TOOL: Tool = {
     },
 }
 
-EARLIER: tuple[list[Message], ...] = (
+EARLIER: tuple[list[dict[str, Any]], ...] = (
     [*SHORT, SAID, ASKED],
     [SYSTEM, *SHORT, SAID, ASKED],
     [*SHORT, SAID, ASKED, ONE, RESULT, SAID, ASKED],
     [SYSTEM, *SHORT, SAID, ASKED, ONE, RESULT, ONE, RESULT],
 )
 
-Shape = tuple[Sequence[Message], list[Message]]
+Shape = tuple[Sequence[dict[str, Any]], list[dict[str, Any]]]
 SPOKEN: tuple[Shape, ...] = (((), []), ((), [ASKED]), ((), [ASKED, SAID, ASKED]))
 CALLED: tuple[Shape, ...] = (
     (ONE["tool_calls"], [RESULT]),

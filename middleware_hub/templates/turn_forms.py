@@ -11,11 +11,12 @@ import contextlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from middleware_hub.chat.messages import Message
+from middleware_hub.templates.reads import reads_of
 from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
 from middleware_hub.templates.trials import ASKED, CALL, ONE, RESULT, SAID, SHORT, TOOL
 from router.errors import BadRequestError
@@ -60,15 +61,11 @@ _PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
 
 
 class TurnForms(Renderer):
-    """Knows the forms of turns, and remembers them per set of options and tools.
-
-    Args:
-        template: Jinja source, as in `tokenizer_config.json`.
-        special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
-    """
+    """Knows the forms of turns, and remembers them per set of options and tools."""
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         super().__init__(template, special_tokens, f"end{secrets.token_hex(12)}")
+        self._reads = reads_of(template)
         # Letters and digits: no filter escapes, strips or splits them. Random: no client can write them.
         self._sentinel = f"sentinel{secrets.token_hex(12)}"
         named = sorted((token for token in special_tokens.values() if isinstance(token, str) and token), key=len)
@@ -78,6 +75,15 @@ class TurnForms(Renderer):
         self._openings: dict[tuple[object, ...], frozenset[str]] = {}
         self._asked_before: tuple[str, ...] = ()
         """Generation prompts that no short conversation shows, the last ones first."""
+
+    def reads(self, messages: Iterable[Message]) -> bool:
+        """Return whether the template looks for something that these messages hold: no others can stand for them."""
+        return self._reads.concern(messages)
+
+    def distrust(self) -> bool:
+        """Never let messages stand for others again. Return whether that is new."""
+        new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
+        return new
 
     # What a model is asked with -----------------------------------------------------------------------------------------
 
@@ -95,14 +101,7 @@ class TurnForms(Renderer):
         return tuple(dict.fromkeys(short.prompt for short in self._short(tools, options)))
 
     def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
-        """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered.
-
-        Args:
-            text: a prompt, or the end of one.
-            messages: what it was rendered from.
-            tools: what the model was offered.
-            options: the variables of the template.
-        """
+        """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered."""
         known = self.scaffolds(tools, options)
         found = _ending(text, known)
         if found or ("" in known and not self.reads(messages)):
@@ -195,11 +194,8 @@ class TurnForms(Renderer):
 
         Args:
             plain: all messages; the one at `at` holds the sentinel.
-            at: the index of the turn.
             sentinel: what the turn holds.
             before: the rendering in front of that sentinel; an opening ends it.
-            tools: what the model was offered.
-            options: the variables of the template.
         """
         header, shown = self.header(tools, options), [TOOL] if tools else None
         try:

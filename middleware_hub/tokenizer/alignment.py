@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from middleware_hub.radix.node import HiddenToken
 from middleware_hub.spans.chain import SpanFlag
+from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
 
 Offsets = Callable[[], Sequence[tuple[int, int]] | None]

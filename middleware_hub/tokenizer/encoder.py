@@ -20,7 +20,6 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from middleware_hub.tokenizer.settings import KNOWN_PARTS, parts
-from router.config import TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits, TextTooLongError
 from router.errors import BadRequestError
 
@@ -45,10 +44,11 @@ Encode = Callable[[str], list[int]]
 """Returns a text's ids, with nothing added before or behind them."""
 
 
-def encoder(
-    backend: Backend, settings: dict[str, Any], choice: TokenizerBackend, limits: PromptLimits = PROMPT_LIMITS
-) -> Encode:
-    """Return the encoder of a tokenizer with the JSON `settings`. Raises BadRequestError if fastokens is demanded and unfit."""
+def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: PromptLimits = PROMPT_LIMITS) -> Encode:
+    """Return the encoder of a tokenizer with the JSON `settings`; `choice` is `auto`, `huggingface` or `fastokens`.
+
+    Raises BadRequestError if fastokens is demanded and unfit.
+    """
     slow = _by_tokenizers(backend, limits)
     if choice == "huggingface":
         return slow

@@ -22,8 +22,9 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.tokenizer.alignment import Alignment, align_context
 from middleware_hub.tokenizer.encoder import FastEncoder, encoder
-from middleware_hub.tokenizer.settings import is_verbatim, read_vocabulary, tail_settings
-from router.config import SpecialTokens, TokenizerBackend
+from middleware_hub.tokenizer.settings import is_verbatim, tail_settings
+from middleware_hub.tokenizer.spellings import read_vocabulary
+from router.config.radix import SpecialTokens, TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.errors import BadRequestError
 
@@ -76,7 +77,7 @@ class Tokenizer:
         lead = next((i for i, flag in enumerate(added) if not flag), len(added))
         self.bos: list[int] = probe.ids[:lead]
         self.vocabulary = read_vocabulary(backend, settings)
-        self._limit = max(vocabulary_size or 0, len(self.vocabulary))
+        self.vocabulary.size = max(vocabulary_size or 0, len(self.vocabulary))
         self.chat_template: str | dict[str, str] | None = None  # of several, each has a name: `default`, `tool_use`
         self.special_tokens_map: dict[str, str] = {}
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
@@ -124,17 +125,6 @@ class Tokenizer:
             if add_special_tokens == "auto" and expected[: len(mine)] != mine:
                 logger.warning("the tokenizer of %s encodes %r as %s, its backend as %s", path, text, expected, mine)
         return tokenizer
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Return the number of ids that the model has, as far as is known."""
-        return self._limit
-
-    def learn(self, ids: Sequence[int]) -> None:
-        """Accept ids that a worker sampled as valid, whatever the tokenizer's folder says."""
-        highest = max(ids, default=0)
-        if highest >= self._limit:
-            self._limit = highest + 1
 
     # Encoding ------------------------------------------------------------------------------------------------------------
 

@@ -69,8 +69,15 @@ class Vocabulary:
         self._reach = max(map(len, literals), default=1) - 1
         self.special_ids = frozenset(int(i) for i in np.flatnonzero(self._special))
 
+        self.size = size
+        """The number of ids that the model has, as far as is known; models pad their vocabulary."""
+
     def __len__(self) -> int:
         return len(self._pieces)
+
+    def learn(self, ids: Sequence[int]) -> None:
+        """Accept ids that a worker sampled as valid, whatever the tokenizer's folder says."""
+        self.size = max(self.size, max(ids, default=0) + 1)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of one id; empty for an unknown one."""

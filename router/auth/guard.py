@@ -1,4 +1,4 @@
-"""The check of keys in front of everything. It also says whose request it is."""
+"""The check of keys, in front of all routes. It also notes whose request it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.auth.callers import Caller
 from router.auth.keys import Keys
 from router.auth.permissions import Right, needed
 from router.errors import BadRequestError, ForbiddenError, RouterError
-from router.http.asgi import header
+from router.http.headers import header
 from router.http.request_state import request_state, with_state
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class UnauthorizedError(RouterError):
 
 
 class ApiKeyGuard:
-    """Lets a request in if its key (`Authorization: Bearer`) has the right that its path wants, and notes its tenant."""
+    """Lets a request in if its key (`Authorization: Bearer`) has the right that its path needs, and notes its tenant."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app

@@ -45,7 +45,7 @@ class Keys:
 
     @property
     def have_admin(self) -> bool:
-        """Whether a change of the fleet takes a key of its own."""
+        """Whether a change of the fleet needs an admin key."""
         return bool(self._admins)
 
     @property

@@ -2,12 +2,11 @@
 
 A path that is not the router's own goes to a worker as it is. Workers have many paths: some write files, load weights, start
 profilers, or show how the worker was started, its own key and command line included (`/server_info`). A list of forbidden paths
-would have a hole with every release. So this is a list of what a tenant may do, and everything else takes an admin key. Add the
-paths of a middleware of your own here.
+would have a hole with every release. So this is a list of what a tenant may do, and everything else needs an admin key. Add the
+paths of your own middleware here.
 
 Some paths are left out although they look harmless: `/open_session`, `/close_session` and `/v1/responses/{id}`, because a
-worker serves them to anybody who knows the id. Reports on its load, caches
-and corpora belong to all tenants.
+worker serves them to every client that knows the id. Reports on load, caches and corpora concern all tenants.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Right(enum.Enum):
     """The right that a request needs."""
 
     FREE = "free"
-    """None: what monitors the process has no key."""
+    """None: monitoring has no key."""
     USE = "use"
     """To generate, and to retrieve one's own generations. Needs a key where tenants have keys."""
     READ = "read"
@@ -32,7 +31,7 @@ FREE = frozenset({"/liveness", "/readiness", "/health"})
 
 USE = frozenset(
     {
-        # Our own. The body of an abort decides: without a request id it takes an admin key.
+        # Our own. The body of an abort decides: without a request id, it needs an admin key.
         "/generate",
         "/retrieve_from_text",
         "/radix_tree/explain",
@@ -94,7 +93,7 @@ OWN_ADMIN = frozenset(
         "/unload_lora_adapter",
     }
 )
-"""The router's own routes that need an admin key. A test wants each new route in one of these lists."""
+"""The router's own routes that need an admin key. A test requires each new route to be in one of these lists."""
 
 
 def needed(method: str, path: str) -> Right:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from router.config.cache_aware import CacheAwareConfig
-from router.config.health import BreakerConfig, HealthConfig
+from router.config.abort import AbortConfig, AbortPolicy
 from router.config.radix import RadixConfig, SpecialTokens, TokenizerBackend
-from router.config.retries import AbortConfig, AbortPolicy, QueueConfig, RetryConfig
 from router.config.server import LogFormat, LogLevel, ServerConfig, TraceConfig
 from router.config.sessions import CALL_PARSERS, REASONING_PARSERS, History, SessionsConfig
-from router.config.workers import POLICY_NAMES, WorkersConfig
+from router.config.workers import (
+    POLICY_NAMES,
+    BreakerConfig,
+    CacheAwareConfig,
+    HealthConfig,
+    QueueConfig,
+    RetryConfig,
+    WorkersConfig,
+)
 
 __all__ = [
     "CALL_PARSERS",

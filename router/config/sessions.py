@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.config.flag import SHARE, Section, at_least, flag
-from router.config.radix import DEFAULT_BUDGET, token_budget
+from router.config.token_budget import DEFAULT_BUDGET, token_budget
 
 History = Literal["keep", "template"]
 

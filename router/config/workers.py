@@ -1,17 +1,133 @@
-"""The workers: which there are, how one is chosen, and how long it may take."""
+"""The workers: which there are, how one is chosen, their health, and requests that they did not serve."""
 
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from router.config.cache_aware import CacheAwareConfig
-from router.config.flag import Section, flag
-from router.config.health import BreakerConfig, HealthConfig
-from router.config.retries import QueueConfig, RetryConfig
+from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, UNLIMITED, Section, flag
 from router.errors import BadRequestError
 
 POLICY_NAMES = "least_inflight round_robin random power_of_two consistent_hashing manual cache_aware".split()
+
+_MILLISECONDS: dict[str, Any] = {"metavar": "MS", "scale": 1000, "limit": UNLIMITED}
+
+_FULL_WORKERS = "full workers, and the queue"
+
+_HEALTH = "the health of workers"
+
+
+@dataclass(frozen=True)
+class CacheAwareConfig(Section):
+    """The parameters of the policy cache_aware. Times are in seconds.
+
+    The fleet is out of balance where the busiest worker has more than `balance_abs` requests in flight above the idlest,
+    and more than `balance_rel` times as many. `max_tree_size` holds for characters and ids each.
+    """
+
+    TITLE = "the policy cache_aware"
+
+    threshold: float = flag(
+        "--cache-threshold", 0.3, "choose a worker that has more than this share of a prompt cached", limit=SHARE
+    )
+    balance_abs: int = flag(
+        "--balance-abs-threshold", 64, "requests by which the busiest worker may exceed the idlest", limit=NOT_NEGATIVE
+    )
+    balance_rel: float = flag(
+        "--balance-rel-threshold", 1.5, "and the factor; above both, the least loaded worker is chosen", limit=FACTOR
+    )
+    eviction_interval: float = flag(
+        "--eviction-interval-secs", 60.0, "time between two checks whether too much is remembered"
+    )
+    max_tree_size: int = flag("--max-tree-size", 1 << 26, "most characters, and most ids, of prompts to remember")
+    snapshot: Path | None = flag(
+        "--policy-snapshot", None, "file that keeps the memory over restarts, written at intervals and at the end"
+    )
+    snapshot_interval: float = flag("--policy-snapshot-interval-secs", 60.0, "time between two snapshots")
+    kv_events: bool = flag(
+        "--kv-events", False, "follow the cache events of workers that were started with --kv-events-config"
+    )
+
+
+@dataclass(frozen=True)
+class HealthConfig(Section):
+    """How workers are probed. Times are in seconds, thresholds are probes in a row."""
+
+    TITLE = _HEALTH
+
+    interval: float = flag("--health-check-interval-secs", 10.0, "time between two probes of a worker")
+    timeout: float = flag("--health-check-timeout-secs", 5.0, "how long a worker may take to answer a probe")
+    failure_threshold: int = flag(
+        "--health-failure-threshold", 3, "bad probes in a row after which a worker gets no more requests"
+    )
+    success_threshold: int = flag(
+        "--health-success-threshold", 2, "good probes in a row after which it gets requests again"
+    )
+    version_gate: bool = flag(
+        "--version-gate", False, "send nothing to a worker at another weight version than this router set last"
+    )
+
+
+@dataclass(frozen=True)
+class BreakerConfig(Section):
+    """The circuit breaker of each worker. `timeout` is in seconds, thresholds are requests in a row."""
+
+    TITLE = _HEALTH
+
+    failure_threshold: int = flag(
+        "--cb-failure-threshold", 10, "requests in a row, failed by a worker's fault, that open its circuit breaker"
+    )
+    timeout: float = flag(
+        "--cb-timeout-duration-secs", 60.0, "how long a breaker stays open before it lets a trial request through"
+    )
+    success_threshold: int = flag("--cb-success-threshold", 3, "good trial requests in a row that close a breaker")
+    enabled: bool = flag("--disable-circuit-breaker", True, "find bad workers by probes alone")
+
+
+@dataclass(frozen=True)
+class RetryConfig(Section):
+    """How often a request that met a full worker (429, 503) is sent, and the waits in between, in seconds.
+
+    Each wait is `multiplier` times the one before it, `longest_wait` at most, and varies at random by the share `jitter`.
+    With `enabled` False, `attempts` is 1.
+    """
+
+    TITLE = _FULL_WORKERS
+
+    attempts: int = flag("--retry-max-retries", 5, "attempts in all at workers that answer 429 or 503")
+    first_wait: float = flag("--retry-initial-backoff-ms", 0.05, "wait before the second attempt", **_MILLISECONDS)
+    longest_wait: float = flag(
+        "--retry-max-backoff-ms", 30.0, "longest wait, also where a worker's retry-after asks for more", **_MILLISECONDS
+    )
+    multiplier: float = flag("--retry-backoff-multiplier", 1.5, "factor from each wait to the next", limit=FACTOR)
+    jitter: float = flag("--retry-jitter-factor", 0.2, "share by which a wait varies at random", limit=SHARE)
+    enabled: bool = flag(
+        "--disable-retries", True, "pass a 429 or 503 of a worker on; requests without a reply still go elsewhere"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.enabled:
+            object.__setattr__(self, "attempts", 1)
+        super().__post_init__()
+        if not 0 <= self.first_wait <= self.longest_wait < math.inf:
+            raise BadRequestError("--retry-initial-backoff-ms must be 0 to --retry-max-backoff-ms")
+
+
+@dataclass(frozen=True)
+class QueueConfig(Section):
+    """How many requests are sent to workers at a time, and how many wait for room. None means no limit."""
+
+    TITLE = _FULL_WORKERS
+
+    max_inflight: int | None = flag("--max-inflight", None, "most requests at all workers together", unset="no limit")
+    max_inflight_per_worker: int | None = flag(
+        "--max-inflight-per-worker", None, "most requests at each worker; others wait", unset="no limit"
+    )
+    size: int = flag("--queue-size", 100, "most requests that wait for room; one more gets 429", limit=NOT_NEGATIVE)
+    timeout: float = flag("--queue-timeout-secs", 60.0, "how long a request may wait for room; then it gets 408")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from router.demo.respelling import Respelling, Speller
 from router.demo.rollout import INSTRUCTION, Rollout
 from router.demo.screen import plain_table
 
+_HEAD = ("", "turns", "tokens", "sampled", "wrong if encoded again", "retrieved", "not encoded again")
+
 
 def transcript(rollout: Rollout) -> Text:
     """Return the text of a rollout with a bar in front of each line, and bold what the model sampled."""
@@ -22,13 +24,8 @@ def transcript(rollout: Rollout) -> Text:
 
 def table(rollouts: Sequence[Rollout], speller: Speller) -> Table:
     """Return a row for each rollout, and their sums in the foot."""
-    found = plain_table()
-    head = ("", "turns", "tokens", "sampled", "wrong if encoded again", "retrieved", "not encoded again")
-    for title, total in zip(head, _cells("all", rollouts, speller), strict=True):
-        found.add_column(title, total, justify="right")
-    for number, rollout in enumerate(rollouts, start=1):
-        found.add_row(*_cells(str(number), [rollout], speller))
-    return found
+    rows = [_cells(str(number), [rollout], speller) for number, rollout in enumerate(rollouts, start=1)]
+    return plain_table(_HEAD, rows, _cells("all", rollouts, speller))
 
 
 def _cells(name: str, rollouts: Sequence[Rollout], speller: Speller) -> tuple[str, ...]:

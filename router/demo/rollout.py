@@ -114,7 +114,7 @@ class Rollout:
             value for value, is_sampled in zip(self.trajectory["rollout_logp"], mask, strict=True) if is_sampled
         ]
         versioned = sum(run["end"] - run["start"] for run in self.trajectory["weight_versions"])
-        known = all(value < 0 for value in logprobs) and versioned == len(logprobs)
+        known = all(value <= 0 for value in logprobs) and versioned == len(logprobs)
         return bool(self.trajectory["exact"]) and last_is_whole and known
 
 

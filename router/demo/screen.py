@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 _WIDTH = 110  # cells, where there is no terminal
 
@@ -17,6 +18,10 @@ def console() -> Console:
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
-def plain_table() -> Table:
-    """Return an empty table with lines below its head and above its foot."""
-    return Table(box=box.SIMPLE, show_edge=False, pad_edge=False, show_footer=True)
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]], foot: Sequence[str]) -> Table:
+    """Return a table of numbers, with lines below its head and above its foot."""
+    columns = (Column(title, total, justify="right") for title, total in zip(head, foot, strict=True))
+    table = Table(*columns, box=box.SIMPLE, show_edge=False, pad_edge=False, show_footer=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

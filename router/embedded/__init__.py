@@ -4,7 +4,7 @@
 that it can be a witness against it: nothing here imports the rest of `router`, nor `middleware_hub`. Where it differs from a
 real SGLang, the real one is right.
 
-From the bottom up: a `vocabulary`; a `source` of tokens (`noise`, or a `model` with its `sampler`, or a `pool`); a `sample`,
-which is one reply while it is sampled; the `engine`, which runs samples; the `app`, which serves the engine over HTTP; the
-`worker`, which runs the app in a thread.
+From the bottom up: a `vocabulary`; a `source` of tokens (`noise`, or the `ngram` model with its `sampler`); a `sample`, which
+is one reply while it is sampled (`generated_reply`, or a slice of a `pool`); the `engine`, which runs samples; `http`, which
+serves the engine; the `worker`, which runs all of it in a thread.
 """

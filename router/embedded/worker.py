@@ -22,25 +22,29 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from router.embedded.engine.engine import Engine, EngineJob
-from router.embedded.engine.faults import Fault
+from router.embedded.engine.generated_reply import GeneratedReply
 from router.embedded.engine.records import Journal
-from router.embedded.engine.script import Finish, Script
+from router.embedded.engine.sample import ReplyRequest, Sample
+from router.embedded.engine.script import Fault, Finish, Script
 from router.embedded.engine.source import Source
 from router.embedded.http.app import EngineApp
 from router.embedded.http.control import Control
+from router.embedded.http.generate import GenerateHandler
 from router.embedded.http.serve import RestartableServer
 from router.embedded.http.wire import Wire
 from router.embedded.loop_thread import LoopThread
 from router.embedded.models.ngram import NGramModel, shipped_tokenizer
 from router.embedded.models.noise import NoiseSource
-from router.embedded.models.pool import Pool
+from router.embedded.models.pool import Pool, PooledReply
 from router.embedded.models.sampler import ModelSource
 from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
-from router.embedded.options import StreamStyle, WorkerOptions
+from router.embedded.options import WorkerOptions
 
 
 class EmbeddedWorker:
@@ -51,6 +55,12 @@ class EmbeddedWorker:
             worker samples the shipped language model, with any other one it samples noise.
         options: how the worker behaves.
         changes: options that differ from these, by name.
+
+    Attributes:
+        log: a record of each generation.
+        calls: a record of each other request.
+        wire: `stream_style` and `version_spans` can be changed while it serves.
+        control: `unhealthy` can be changed while it serves.
     """
 
     def __init__(
@@ -63,18 +73,13 @@ class EmbeddedWorker:
         self._journal = Journal(keep=options.keep_log)
         self.log = self._journal.generations
         self.calls = self._journal.requests
-        self._engine = Engine(self.vocabulary, _source(self.tokenizer_path, self.vocabulary, options), options)
-        self._wire = Wire(self.vocabulary, options)
-        self._control = Control(self._engine, self._wire, self.tokenizer_path, options)
-        app = EngineApp(
-            self._engine,
-            self._wire,
-            self._control,
-            self._journal,
-            context_length=options.context_length,
-            on_death=self._die,
-            reset=lambda client: self._server.reset(client),
+        self._engine = Engine(_sampler(self.tokenizer_path, self.vocabulary, options), options)
+        self.wire = Wire(self.vocabulary, options)
+        self.control = Control(self._engine, self.wire, self.tokenizer_path, options)
+        generate = GenerateHandler(
+            self._engine, self.wire, self._journal, self.vocabulary, options, lambda client: self._server.reset(client)
         )
+        app = EngineApp(self._engine, self._journal, generate, self.control, self._die)
         self._server = RestartableServer(app, options.host, options.port)
         self._thread: LoopThread | None = None
 
@@ -153,42 +158,6 @@ class EmbeddedWorker:
     def set_weight_version(self, version: str) -> None:
         """Change the weights under the running samples, without a request."""
         self._engine_call(lambda: setattr(self._engine, "weight_version", version))
-
-    @property
-    def stream_style(self) -> StreamStyle:
-        """How it streams from now on."""
-        return self._wire.stream_style
-
-    @stream_style.setter
-    def stream_style(self, style: StreamStyle) -> None:
-        self._wire.stream_style = style
-
-    @property
-    def version_spans(self) -> bool:
-        """Whether its replies have `weight_versions`."""
-        return self._wire.version_spans
-
-    @version_spans.setter
-    def version_spans(self, spans: bool) -> None:
-        self._wire.version_spans = spans
-
-    @property
-    def unhealthy(self) -> bool:
-        """Whether /health, /ready and /ping answer 503."""
-        return self._control.unhealthy
-
-    @unhealthy.setter
-    def unhealthy(self, unhealthy: bool) -> None:
-        self._control.unhealthy = unhealthy
-
-    @property
-    def skip_tokenizer_init(self) -> bool:
-        """What /server_info reports."""
-        return self._control.skip_tokenizer_init
-
-    @skip_tokenizer_init.setter
-    def skip_tokenizer_init(self, skip: bool) -> None:
-        self._control.skip_tokenizer_init = skip
 
     # -- what it samples -----------------------------------------------------------------------------------------------
 
@@ -271,9 +240,12 @@ class EmbeddedWorker:
         self._thread.call(coroutine, timeout)
 
 
-def _source(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) -> Source | Pool:
+def _sampler(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) -> Callable[[ReplyRequest], Sample]:
+    """Return what begins a sample. The k-th sample has the same seed in every run."""
     if options.scripted:
-        return Pool(vocabulary, options.seed)
+        return partial(PooledReply, Pool(vocabulary, options.seed))
+    source: Source = NoiseSource(vocabulary, sample_from=options.sample_from, eos_share=options.eos_share)
     if path == str(shipped_tokenizer()):
-        return ModelSource(NGramModel.shipped(), vocabulary)
-    return NoiseSource(vocabulary, sample_from=options.sample_from, eos_share=options.eos_share)
+        source = ModelSource(NGramModel.shipped(), vocabulary)
+    numbers = count()
+    return lambda request: GeneratedReply(vocabulary, source, request, f"{options.seed}/{next(numbers)}")

@@ -12,7 +12,7 @@ import tenacity
 from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.config import AbortConfig
+from router.config.abort import AbortConfig
 from router.engines.sglang.outcome import aborted_replies, renamed
 from router.errors import ClientDisconnectedError, RouterError
 from router.generate.gate import Gate
@@ -32,7 +32,7 @@ class Retries:
         self._counted = metrics.abort_retries
 
     def run(self, wait: Callable[[float], Awaitable[None]]) -> tenacity.AsyncRetrying:
-        """Return attempts as configured, which go on while they return that something is left. `wait(seconds)` waits."""
+        """Return the configured attempts, which go on while an attempt returns True. `wait(seconds)` waits."""
 
         async def pause(seconds: float) -> None:
             logger.info("a generation was aborted by its worker: it is sent again in %g s", seconds)
@@ -52,19 +52,11 @@ class Retries:
 
 
 class _EnoughError(Exception):
-    """All that was waited for is to end."""
+    """All generations that a retry waited for are to end."""
 
 
 class _Aborted:
-    """A request of which the first attempt was aborted, in whole or in part.
-
-    Args:
-        app: the application inside.
-        retries: the attempts.
-        scope: of the request, with `in_flight` in its state; there each attempt finds its body.
-        receive: the client's.
-        in_flight: the generations.
-    """
+    """A request whose first attempt was aborted, in whole or in part. Each attempt finds its body in `in_flight`."""
 
     def __init__(self, app: ASGIApp, retries: Retries, scope: Scope, receive: Receive, in_flight: InFlight) -> None:
         assert in_flight.request is not None, "what is sent again is known"
@@ -76,7 +68,7 @@ class _Aborted:
         self._first = in_flight.request
 
     async def _run(self) -> None:
-        """Make further attempts until nothing is left to do, or nothing may be done any more."""
+        """Make further attempts until nothing is left to send, or no attempt is left."""
         outcomes = iter([True])
 
         async def attempt() -> bool:
@@ -98,8 +90,8 @@ class _Aborted:
         return self._first.rids[position] if self._first.rids else None
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not for what is to end, and not for a client that has left."""
-        self._in_flight.rids = {}  # no worker has any of it now, so no worker has to hear of its end
+        """Wait, but not for generations that are to end, and not for a client that has left."""
+        self._in_flight.rids = {}  # no worker has any of it now, so there is nothing to abort
         ended = asyncio.ensure_future(self._in_flight.until_to_end(self._positions()))
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:
@@ -114,12 +106,12 @@ class _Aborted:
 
 
 class AbortedReplies(_Aborted):
-    """A reply in one piece: what was aborted in it is replaced by the replies of later attempts."""
+    """A reply in one piece, whose aborted generations are replaced by the replies of later attempts."""
 
     _reply: CollectedReply
     _replies: list[Raw]
     _left: list[int]
-    """Positions of the replies that are aborted, and wanted."""
+    """Positions of the replies that are aborted and still wanted."""
 
     async def made_good(self, reply: CollectedReply) -> CollectedReply:
         """Return the reply after all attempts; `reply` is that of the first one."""
@@ -141,7 +133,7 @@ class AbortedReplies(_Aborted):
         return bool(self._left)
 
     def _leave_out_unwanted(self) -> None:
-        """Keep the replies of generations that are to end as they are."""
+        """Leave the replies of generations that are to end unchanged."""
         self._left = [position for position in self._left if not self._in_flight.to_end(position)]
 
     async def _replace(self) -> None:
@@ -167,13 +159,13 @@ class AbortedReplies(_Aborted):
 
 
 class AbortedStream(_Aborted):
-    """A reply that is a stream: it is sent again only while nothing but an abort has come of it."""
+    """A stream, which is sent again only while nothing but an abort has come."""
 
     _client: Send
     _held: list[Message]
 
     async def serve(self, send: Send) -> None:
-        """Make all attempts, the first one too; the last one is the client's."""
+        """Make all attempts, including the first; the client gets the last one."""
         self._client = send
         gate = Gate(send, None, again=False)
         await self._app(self._scope, self._receive, gate.send)

@@ -1,4 +1,4 @@
-"""Calls that mean all workers: abort, pause, weights. And the abort of generations that nobody waits for any more.
+"""Calls to all workers (abort, pause, weights), and the abort of generations whose clients left.
 
 Sent to one worker, `/pause_generation` or a new weight version would divide the fleet. So these calls go to every worker of the
 pool, draining ones too, and the answer holds the answers of all. All workers get the call at the same time, because a transfer
@@ -6,7 +6,7 @@ of weights may need all of them at once; those whose last probe was bad come las
 
 Weight updates reach the workers one after the other, in the order in which they came: two at once would leave some workers with
 one version and some with the other. A call that has begun goes on when its client leaves: half of an update is worse than an
-update that nobody waits for.
+update without a client.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.engines.sglang.json import JSON_ERRORS, parse_object
+from router.engines.json import JSON_ERRORS
+from router.engines.sglang.fields import parse_object
 from router.engines.sglang.request import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
-from router.http.asgi import ByMethod, Handler, HeaderList, read_json, request_headers, request_target, send_json
+from router.http.bodies import read_json
+from router.http.handlers import ByMethod, Handler
+from router.http.headers import HeaderList, request_headers, request_target
 from router.http.request_state import request_state
+from router.http.responses import send_json
 from router.proxy.in_flight import GenerationsInFlight, InFlight
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
@@ -56,22 +60,16 @@ _TRANSFERS = (
 """Beginnings of the paths that change the weights, and of the paths that may take any time."""
 
 _WANT_AN_OBJECT = frozenset({"/pause_generation", "/continue_generation"})
-"""Paths whose options all have defaults. SGLang refuses a call without a body all the same."""
+"""Paths whose options all have defaults. SGLang still refuses a call without a body."""
 
 
 class Fleet:
-    """All workers as one.
-
-    Args:
-        pool: the workers.
-        sender: sends a call to one of them.
-        max_body_bytes: the limit for the body of a call (it may hold weights).
-        forward_authorization: off where the header carries this router's own key.
-    """
+    """All workers as one."""
 
     def __init__(
         self, pool: WorkerPool, sender: CallSender, *, max_body_bytes: int, forward_authorization: bool
     ) -> None:
+        """`forward_authorization`: off where the header carries this router's own key."""
         self.in_flight = GenerationsInFlight()
         self._pool = pool
         self._sender = sender
@@ -134,7 +132,7 @@ class Fleet:
             await self.everywhere(scope, send, raw)
 
     async def everywhere(self, scope: Scope, send: Send, body: bytes, *, aborts: bool = False) -> None:
-        """Send a call to every worker. `aborts`: all that is in flight is to end. Raises NoWorkerError without a worker."""
+        """Send a call to every worker. `aborts`: all generations in flight end. Raises NoWorkerError without a worker."""
         path = scope["path"]
         call = FleetCall(
             scope["method"],
@@ -165,7 +163,7 @@ class Fleet:
         last = [worker for worker in workers if worker.complaint is not None]
         asked = {worker: asyncio.create_task(self._sender.send(worker, call)) for worker in (*first, *last)}
         try:
-            # What comes in while the router waits for the unhealthy ones is not to end.
+            # Generations that begin while the router waits for the unhealthy workers do not end.
             with self.in_flight.ending() if aborts else contextlib.nullcontext():
                 await asyncio.gather(*(asked[worker] for worker in first))
             return await asyncio.gather(*(asked[worker] for worker in workers))
@@ -177,7 +175,7 @@ class Fleet:
         return request_headers(scope, forward_authorization=self._forward_authorization)
 
     def abandon(self, in_flight: InFlight, scope: Scope) -> list[asyncio.Task[None]]:
-        """Abort a request that nobody waits for any more, which its worker would take seconds to notice. Return the tasks."""
+        """Abort a request whose client left, which its worker would take seconds to notice. Return the tasks."""
         worker = in_flight.worker
         rids = [] if worker is None else self.in_flight.alone(in_flight.rids.values(), worker)
         if worker is None or not rids:
@@ -188,7 +186,7 @@ class Fleet:
         return [task]
 
     async def recall(self, in_flight: InFlight, scope: Scope) -> None:
-        """Abort a request at its worker before it goes to another one, and give that a moment."""
+        """Abort a request at its worker before it goes to another one, and wait a moment for it."""
         aborts = self.abandon(in_flight, scope)
         if aborts:
             await asyncio.wait(aborts, timeout=RECALL_SECONDS)
@@ -247,7 +245,7 @@ def _aborts_all(body: dict[str, Any]) -> bool:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Return a body as an object, {} if it is none: whether it should be one is for the workers to say.
+    """Return a body as an object, {} if it is none: the workers decide whether it has to be one.
 
     Raises BadRequestError for JSON that is nested too deeply to be read.
     """
@@ -261,7 +259,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 async def _answer(send: Send, answers: Sequence[WorkerAnswer]) -> None:
-    """Send 200 if every worker did it, their status if all refused alike, 207 if they differ, 502 if no worker answered."""
+    """Send 200 if all succeeded, their status if all refused alike, 207 if they differ, 502 if no worker answered."""
     failed = [answer for answer in answers if not answer.done]
     statuses = {answer.status for answer in failed}
     if not failed:

@@ -2,8 +2,8 @@
 
 A worker that hangs must not hang a call to all workers. So an answer may take `--fleet-timeout`. A transfer of weights may take
 any time: it goes on while its worker answers probes, and is given up when no probe was answered for that time. A worker whose
-last probe was bad is probed again before it gets the call: a stopped process works off what waits for it when it goes on, and
-by then the others may have got another call.
+last probe was bad is probed again before it gets the call: a stopped process serves its backlog when it goes on, and by
+then the others may have got another call.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from router.engines.sglang.json import JSON_ERRORS
-from router.http.asgi import HeaderList
+from router.engines.json import JSON_ERRORS
+from router.http.headers import HeaderList
 from router.http.time_limits import patience
 from router.http.upstream import Upstream, UpstreamFailure, fetch
 from router.workers.probe import Prober
@@ -30,13 +30,10 @@ class FleetCall(msgspec.Struct, frozen=True):
     """A call to workers.
 
     Attributes:
-        method: of HTTP.
         target: path and query.
-        headers: those that may pass.
-        body: as it is sent.
         transfer: whether it may take any time.
         updates: whether it changes the weights, or their version.
-        lasting: whether it is right at any time, also when its worker gets it late.
+        lasting: whether it is still right when its worker gets it late.
     """
 
     method: str
@@ -49,16 +46,14 @@ class FleetCall(msgspec.Struct, frozen=True):
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):
-    """What a worker answered to a call, or why it did not.
+    """A worker's answer to a call, or why there is none.
 
     Attributes:
-        id: the worker's id.
-        url: the worker's URL.
-        status: of HTTP; None if there was no answer.
+        status: the HTTP status; None if there was no answer.
         body: of the answer, decoded if it is JSON.
         error: why there was no answer.
         done: whether the worker did it. A 200 may say that it did not.
-        unsure: whether that is unknown: the worker got the call and did not answer.
+        unsure: whether `done` is unknown: the worker got the call and did not answer.
         doubts: the worker's doubts when it answered.
     """
 
@@ -86,15 +81,10 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
 
 
 class CallSender:
-    """Sends calls to workers, and waits for their answers.
-
-    Args:
-        upstream: the HTTP client.
-        prober: probes workers that are silent.
-        seconds: `--fleet-timeout`.
-    """
+    """Sends calls to workers, and waits for their answers."""
 
     def __init__(self, upstream: Upstream, prober: Prober, *, seconds: float) -> None:
+        """`seconds`: `--fleet-timeout`."""
         self._upstream = upstream
         self._prober = prober
         self._seconds = seconds
@@ -168,7 +158,7 @@ class _SentCall:
         return WorkerAnswer(worker.id, worker.url, status, body, done=done, doubts=worker.doubts)
 
     def unanswered(self, why: str) -> WorkerAnswer:
-        """Return what stands for an answer that did not come."""
+        """Return the answer for a worker that did not answer."""
         worker = self._worker
         if not self._was_sent:
             why = f"it is {worker.state.value} ({worker.complaint}) and was not told: {why} to the question how it is"

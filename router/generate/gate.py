@@ -1,4 +1,4 @@
-"""The beginning of a stream, held back until its first event tells whether it is one."""
+"""The beginning of a stream, held back until its first event shows whether it was aborted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.http.reply import EditedReply
 
 
 class Gate:
-    """Holds a stream back until its first event is there, and for good if that event says nothing but `aborted`.
+    """Holds a stream back until its first event has come, and for good if that event only says `aborted`.
 
     Attributes:
         send: what the application inside calls.
@@ -19,8 +19,8 @@ class Gate:
     """
 
     def __init__(self, client: Send, name: str | None, *, again: bool) -> None:
-        """`name`: the id that events get, where the worker knows another one. `again`: this is not the first attempt, and an
-        aborted reply is better than a refused one.
+        """`name`: the id that events get, if the worker has another one. `again`: this is not the first attempt, and an aborted
+        reply is better than a refused one.
         """
         self._client = client
         self._name = name
@@ -33,7 +33,7 @@ class Gate:
         self.held: list[Message] = []
 
     def head(self, start: Message, *, stream: bool) -> Message:
-        """Return the head as it is. What is no stream is an error, which only a first attempt passes on."""
+        """Return the head unchanged. A reply that is no stream is an error, which only a first attempt passes on."""
         if not stream:
             self._judged = True
             self.refused = self._again and start["status"] != 200

@@ -1,10 +1,10 @@
-"""What happens to a generation that its worker aborted, or whose client left: the layer around the proxy.
+"""The layer around the proxy: generations that a worker aborted, or whose client left.
 
-A worker aborts what it has when its weights are changed. Under the policy `retry` the client never learns of it: the same
-request goes out again until it is answered, elsewhere or later. But an abort that a client asked for through this router is
-returned as it came.
+A worker aborts its generations when its weights change. Under the policy `retry`, the client does not notice: the router sends
+the same request again, elsewhere or later, until it is answered. An abort that a client asked for through this router is
+returned unchanged.
 
-A generation whose client left costs a GPU until its worker notices, which takes SGLang some seconds. So the worker hears of it
+A generation whose client left occupies a GPU until its worker notices, which takes SGLang some seconds. So the router aborts it
 at once.
 """
 
@@ -15,19 +15,21 @@ from typing import cast, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.config import AbortConfig, AbortPolicy, ServerConfig
+from router.config.abort import AbortConfig, AbortPolicy
+from router.config.server import ServerConfig
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError, ClientDisconnectedError
 from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
-from router.http.asgi import header, read_json
+from router.http.bodies import noted_as_read, read_json
+from router.http.headers import header
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import CollectedReply, EditedReply, send_whole
-from router.http.request_state import RequestState, request_state, with_state
+from router.http.request_state import RequestState, request_state
 from router.observability.metrics import RouterMetrics
-from router.proxy.in_flight import InFlight
+from router.proxy.in_flight import InFlight, with_in_flight
 from router.proxy.request_ids import with_private_ids
 
 
@@ -48,13 +50,9 @@ class Generations:
         """Wrap the proxy.
 
         Args:
-            app: what sends a generation to a worker.
-            others: serves every other path. Generations, which are nearly everything, need not be compared with each route.
-            fleet: knows the generations in flight, and tells workers to end them.
-            metrics: what is counted.
-            abort: what happens to aborted generations, and how often they are sent again.
-            server: the limits for a body.
-            isolated: workers get ids that no client has chosen, because those might hit the generations of others.
+            others: serves every other path. Generations are nearly all requests, and so skip the comparison with each route.
+            fleet: knows the generations in flight, and aborts them at their workers.
+            isolated: workers get ids that no client chose, because a client's id might abort generations of others.
         """
         self._app = app
         self._others = others
@@ -92,7 +90,7 @@ class Generations:
             body=body if request is None else request.body,
             request=request,
         )
-        inner = with_state(scope, body_read=True, in_flight=in_flight)
+        inner = with_in_flight(noted_as_read(scope), in_flight)
         self._fleet.in_flight.begin(in_flight)
         outcome = _Outcome(send)
         try:
@@ -123,7 +121,7 @@ def _checked(policy: str) -> AbortPolicy:
 
 
 def _made_up_here(state: RequestState, request: WorkerRequest | None) -> bool:
-    """Return whether the router gave the generation its id. A middleware may have written another body since."""
+    """Return whether the router made up the ids of the generation. A middleware may have written another body since."""
     if state.kept:
         return True
     made = state.request
@@ -133,7 +131,7 @@ def _made_up_here(state: RequestState, request: WorkerRequest | None) -> bool:
 
 
 class _Outcome:
-    """What came of a request: `answered` when a good reply has gone out to its end, else `failed`; or what it is set to."""
+    """The outcome of a request: `answered` once a good reply was sent to its end, else `failed`, unless it is set."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,1 +1,1 @@
-"""ASGI helpers, limits of a connection, the HTTP client towards the workers."""
+"""ASGI helpers, and the HTTP client towards the workers."""

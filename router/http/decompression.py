@@ -46,6 +46,6 @@ class Unpacker:
         return piece
 
     def end(self) -> None:
-        """Note that nothing more comes. Raises UnpackingError if something is missing."""
+        """Note the end of the body. Raises UnpackingError if something is missing."""
         if self._fed and not self._stream.eof:
             raise UnpackingError("the reply ends in the middle of what was compressed")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from msgspec import Raw
-
+from router.engines.json import MAX_ITEMS
 from router.errors import BodyTooLargeError
 
 LIGHT = 256 * 1024
@@ -21,9 +20,6 @@ MAX_NAMES = 50_000
 
 MAX_CONTAINERS = 100_000
 """Lists and objects, and as many strings: a tenth of a microsecond each."""
-
-MAX_ITEMS = 500_000
-"""Commas. Lists of token ids have more; they have a limit of their own and are parsed one by one."""
 
 _STEP = 1 << 20
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -58,12 +54,6 @@ def check_weight(body: bytes, *, ids: bool = False) -> None:
                 f"objects, {MAX_CONTAINERS} strings, and {MAX_ITEMS} items other than token ids can be read at once"
             )
         at = _behind_string(body, end + 1)
-
-
-def check_items(raw: Raw, most: int, what: str, flag: str = "") -> None:
-    """Raise BodyTooLargeError for a list of more than `most` items, none of which holds a comma."""
-    if len(memoryview(raw)) > 2 * most and bytes(raw).count(b",") >= most:
-        raise BodyTooLargeError(f"{what} than {most}" + (f" ({flag})" if flag else ""))
 
 
 def _brackets(body: bytes, start: int, end: int) -> int:

@@ -1,7 +1,7 @@
-"""A reply on its way back: taken apart in one place, for everything that watches it or changes it.
+"""A reply on its way back, split into events in one place for all code that watches or changes it.
 
 An ASGI application answers with one `http.response.start` and then `http.response.body` messages, which end anywhere in the
-text of server-sent events. `WatchedReply` and `EditedReply` are used in the place of `send`. They tell a stream from a reply in
+text of server-sent events. `WatchedReply` and `EditedReply` replace `send`. They distinguish a stream from a reply in
 one piece and find the events; a watcher or an editor is a small object that sees heads, payloads and whole bodies.
 """
 
@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Raw
 from starlette.types import Message, Send
 
-from router.engines.sglang.stream import EventSplitter, event_data
+from router.engines.events import EventSplitter, event_data
 
 
 def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -62,7 +62,7 @@ class Watcher(Protocol):
         """Take the payload of one event of a stream (status 200), `[DONE]` too."""
 
     def end(self, body: bytes) -> None:
-        """Take the end: the whole body of a reply in one piece; of a stream, what follows its last whole event."""
+        """Take the end: the whole body of a reply in one piece; for a stream, the bytes after its last whole event."""
 
 
 class WatchedReply:
@@ -100,22 +100,22 @@ class Editor(Protocol):
     """Changes a reply."""
 
     def head(self, start: Message, *, stream: bool) -> Message | None:
-        """Return the head as the client gets it, or None to decide about a reply in one piece when all of it is there.
+        """Return the head for the client, or None to decide about a reply in one piece when all of it has come.
 
-        `stream`: events follow (status 200). Else, behind a head that was returned, the pieces of the body go on as they come.
+        `stream`: events follow (status 200). Otherwise, after a head that was returned, the pieces of the body pass unchanged.
         """
 
     def event(self, data: bytes) -> bytes | Raw:
-        """Return the payload of one event as the client gets it: `data` itself where nothing changes."""
+        """Return the payload of one event for the client: `data` itself if nothing changes."""
 
     async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        """Return the head and the body of a reply in one piece. The adapter puts `content-length` right."""
+        """Return the head and the body of a reply in one piece. The adapter corrects `content-length`."""
 
 
 class EditedReply:
     """Sends a reply as its editor wants it: a stream event by event, anything else in one piece.
 
-    What is no `data:` event, and what follows the last whole event, goes on as it came.
+    Other events than `data:`, and bytes after the last whole event, pass unchanged.
     """
 
     def __init__(self, editor: Editor, send: Send) -> None:
@@ -127,7 +127,7 @@ class EditedReply:
         self._passing = False
 
     def pass_on(self) -> None:
-        """Send the rest of a stream on as it comes, without looking for events in it."""
+        """Pass the rest of a stream on unchanged, without looking for events in it."""
         self._passing = True
 
     async def send(self, message: Message) -> None:

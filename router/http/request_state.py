@@ -1,8 +1,8 @@
 """What the layers that handle one request leave for each other, behind one accessor.
 
 The layers are ASGI applications around each other, and any application may stand between two of them. So they share one
-`RequestState` in `scope["state"]`. It is frozen: a layer that knows more calls the next one with a scope of its own
-(`with_state`), and what sends several requests inward gives each its own state.
+`RequestState` in `scope["state"]`. It is frozen: a layer that adds to it calls the next one with a new scope
+(`with_state`), and a layer that sends several requests inward gives each its own state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from starlette.types import Scope
 from router.auth.callers import ANYBODY, Caller
 from router.engines.sglang.worker_request import WorkerRequest
 from router.observability.requests import RequestRecord
-from router.proxy.in_flight import InFlight
 
 _KEY = "router"
 
@@ -25,7 +24,7 @@ class RouteHint(msgspec.Struct):
     """What a middleware knows about a request that a routing policy may want to know.
 
     Attributes:
-        text, token_ids, routing_key: of the request; of a batch, the first prompt.
+        text, token_ids, routing_key: those of the request; for a batch, of its first prompt.
         replied: set by the proxy if the policy wants to know of replies. The middleware calls it with the ids of each reply to
             that prompt, before the client has all of it.
     """
@@ -40,27 +39,23 @@ class RequestState(msgspec.Struct, frozen=True):
     """What is known of a request.
 
     Attributes:
-        record: tells how far the request has come.
+        record: how far the request has come.
         caller: who sent it.
-        body_read: a middleware has read the body, within the limit. What it made of the body may be longer.
-        request: what the body of a `/generate` asks for, if a layer outside has parsed or made that body. It counts only while
-            the body that is received is `request.body`: a middleware in between may have written another one.
-        hint: what a middleware tells the routing policy.
-        kept: whoever sends this request keeps the reply, under an id that it has made up.
-        in_flight: the generations that a `/generate` asks for, once they can be ended by their ids.
+        request: what the body of a `/generate` asks for, if an outer layer has parsed or made that body. It is valid only
+            while the received body is `request.body`: a middleware in between may have written another one.
+        hint: what a middleware reports to the routing policy.
+        kept: the layer that sends this request keeps its reply, under an id that the layer made up.
     """
 
     record: RequestRecord
     caller: Caller = ANYBODY
-    body_read: bool = False
     request: WorkerRequest | None = None
     hint: RouteHint | None = None
     kept: bool = False
-    in_flight: InFlight | None = None
 
 
 def request_state(scope: Mapping[str, Any]) -> RequestState:
-    """Return the state of a request. Without any, it is one of anybody's."""
+    """Return the state of a request. Without one, the caller is `ANYBODY`."""
     found: RequestState | None = (scope.get("state") or {}).get(_KEY)
     return RequestState(RequestRecord("", scope.get("method", ""), scope.get("path", ""))) if found is None else found
 

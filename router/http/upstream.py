@@ -77,10 +77,10 @@ class UpstreamResponse(Protocol):
     """As the worker sent them, repeated ones too."""
 
     async def read(self) -> bytes:
-        """Return the next piece of the body as it comes, empty at the end. Raises UpstreamBrokenError."""
+        """Return the next piece of the body, empty at the end. Raises UpstreamBrokenError."""
 
     def close(self) -> None:
-        """Let go of the reply. Before the body's end this closes the connection, so the worker notices."""
+        """Release the reply. Before the body's end, this closes the connection, so that the worker notices."""
 
 
 class Upstream(Protocol):
@@ -219,7 +219,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """Return a socket with TCP keepalive.
 
-    A machine that is gone sends nothing, and a generation may be silent for hours: only keepalive tells the two apart. The
+    A machine that is gone sends nothing, and a generation may be silent for hours: only keepalive distinguishes them. The
     system of a worker that merely hangs still answers.
     """
     family, kind, protocol, _, _ = address
@@ -236,13 +236,13 @@ def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 class _ConnectionUse:
-    """What a request is sent on, as far as it matters."""
+    """Whether the connection of a request had served another one."""
 
     kept = False
 
 
 def _noting_connections() -> aiohttp.TraceConfig:
-    """aiohttp tells in no other way whether a connection was used before."""
+    """Return the hooks that set `_ConnectionUse.kept`: aiohttp has no other way to learn whether a connection is reused."""
 
     async def reused(_: object, context: SimpleNamespace, __: object) -> None:
         context.trace_request_ctx.kept = True
@@ -257,8 +257,7 @@ def _noting_connections() -> aiohttp.TraceConfig:
 
 
 class _AiohttpResponse:
-    """Replies are asked for uncompressed. One that is compressed all the same is unpacked here, within bounds, because its
-    content-encoding is not passed on."""
+    """Unpacks a reply that is compressed although the router asked for none: its content-encoding is not passed on."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
@@ -282,7 +281,7 @@ class _AiohttpResponse:
                 unpacker.end()
                 return b""
             unpacker.feed(data)
-        await asyncio.sleep(0)  # a little of what comes may be many pieces
+        await asyncio.sleep(0)  # a few bytes may unpack to many pieces
         return piece
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from router.config import LogFormat
+from router.config.server import LogFormat
 from router.errors import RouterError
 from router.http.upstream import UpstreamFailure
 from router.observability.requests import REQUEST_ID

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 
-from router.http.asgi import HeaderList
+from router.http.headers import HeaderList
 from router.observability.tracing import Attribute
 
 logger = logging.getLogger(__name__)

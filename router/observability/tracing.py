@@ -11,9 +11,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Protocol
 
-from router.config import TraceConfig
-from router.errors import BadRequestError
-from router.http.asgi import HeaderList
+from router.http.headers import HeaderList
 
 Attribute = str | bool | int | float
 
@@ -74,16 +72,3 @@ class _Off(nullcontext["_Off"]):
 
 OFF: Tracer = _Off()
 """The tracer without `--enable-trace`."""
-
-
-def create_tracer(config: TraceConfig) -> Tracer:
-    """Return the configured tracer. Raise BadRequestError if OpenTelemetry is needed and not installed."""
-    if not config.enabled:
-        return OFF
-    try:
-        from router.observability.otel import exporting_tracer
-    except ImportError as error:
-        raise BadRequestError(
-            f"--enable-trace needs OpenTelemetry ({error}): pip install 'tito-router[otel]'"
-        ) from error
-    return exporting_tracer(config.url)

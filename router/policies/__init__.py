@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from router.config import CacheAwareConfig
+from router.config.workers import CacheAwareConfig
 from router.errors import BadRequestError
 from router.policies.base import Policy
 from router.policies.cache_aware import CacheAware

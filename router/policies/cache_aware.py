@@ -25,7 +25,7 @@ from typing import AnyStr
 import blake3
 import msgspec
 
-from router.config import CacheAwareConfig
+from router.config.workers import CacheAwareConfig
 from router.kv_cache.index import KvIndex
 from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
 from router.policies.recent_work import RecentWork

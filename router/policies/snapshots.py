@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from router.config import CacheAwareConfig
+from router.config.workers import CacheAwareConfig
 from router.policies.base import Policy
 from router.policies.cache_aware import CacheAware, PolicyCopy
 from router.prefix_tree.snapshot import SnapshotError

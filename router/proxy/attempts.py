@@ -23,7 +23,7 @@ import random
 from collections.abc import Callable
 from typing import Literal
 
-from router.config import RetryConfig
+from router.config.workers import RetryConfig
 from router.errors import NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
@@ -148,7 +148,7 @@ class Attempts:
         if self._lost >= (MAX_LOST if self._repeatable else 1):
             raise self.exhausted()
 
-    def nobody(self, error: NoWorkerError) -> None:
+    def no_worker_left(self, error: NoWorkerError) -> None:
         """Note that no worker is left. Raise, unless one may be asked a second time.
 
         Raises:

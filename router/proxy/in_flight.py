@@ -1,7 +1,7 @@
 """The generations in flight: which worker has each, under which ids, and which of them a client has asked to end.
 
 A client may give a generation an id, or read the id that a stream shows. A second attempt needs another id at the worker,
-because a worker refuses an id that it has seen. This module knows both.
+because a worker refuses an id that it has seen. Both ids are kept here.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from starlette.types import Scope
+
 from router.engines.sglang.worker_request import WorkerRequest
 from router.workers.worker import Worker
+
+_KEY = "router.in_flight"
 
 RID_LENGTH = 32
 """Characters of an id that a worker makes up: a UUID in hexadecimal."""
@@ -28,7 +32,7 @@ class InFlight:
         worker: the worker that has it, or had it last.
         whole: whether the client waits for a reply in one piece.
         body: the body of the present attempt.
-        request: the same body as the router understands it; None if only a worker can tell what it means.
+        request: the same body as the router understands it; None if only a worker can decide what it means.
     """
 
     def __init__(
@@ -40,7 +44,7 @@ class InFlight:
         body: bytes = b"",
         request: WorkerRequest | None = None,
     ) -> None:
-        """`rids`: where the worker knows other ids than `names`."""
+        """`rids`: the worker's ids, if they are not `names`."""
         self.names = tuple(names)
         self.rids: dict[int, str] = dict(enumerate(names if rids is None else rids))
         self.tenant = tenant
@@ -53,12 +57,12 @@ class InFlight:
         self._changed = asyncio.Event()
 
     def send_next(self, request: WorkerRequest, positions: Sequence[int]) -> None:
-        """Make this the request of the next attempt. `positions`: the generations that it is about, in its order."""
+        """Make this the request of the next attempt. `positions`: its generations, in its order."""
         self.request, self.body = request, request.body
         self.rids = dict(zip(positions, request.rids, strict=True))
 
     def end(self, positions: Iterable[int] | None = None) -> None:
-        """Send these generations (None: all) no more: somebody asked for their end."""
+        """Stop sending these generations (None: all): a client or a call to all workers ended them."""
         if positions is None:
             self._all_to_end = True
         else:
@@ -81,8 +85,19 @@ class InFlight:
             await self._changed.wait()
 
 
+def with_in_flight(scope: Scope, in_flight: InFlight) -> Scope:
+    """Return a copy of the scope of a `/generate` that carries its generations to the proxy."""
+    return {**scope, "state": {**(scope.get("state") or {}), _KEY: in_flight}}
+
+
+def in_flight_of(scope: Scope) -> InFlight | None:
+    """Return the generations of a request; None for a request that is no `/generate`."""
+    found: InFlight | None = (scope.get("state") or {}).get(_KEY)
+    return found
+
+
 class GenerationsInFlight:
-    """All requests to `/generate` in flight, found by their names: by a whole name, and by its beginning."""
+    """All requests to `/generate` in flight, found by a whole name or by its beginning."""
 
     def __init__(self) -> None:
         self._all: set[InFlight] = set()
@@ -104,7 +119,7 @@ class GenerationsInFlight:
             one.end()
 
     def over(self, one: InFlight) -> None:
-        """Remove a request that has its reply, or that nobody waits for any more."""
+        """Remove a request that has its reply, or whose client left."""
         self._all.discard(one)
         for position, name in enumerate(one.names):
             self._by_name[name].remove((one, position))
@@ -114,7 +129,7 @@ class GenerationsInFlight:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """End what is in flight, and what comes in this block: workers are about to abort all that they have."""
+        """End what is in flight, and what begins in this block: workers are about to abort all that they have."""
         for one in self._all:
             one.end()
         self._ending += 1
@@ -124,9 +139,9 @@ class GenerationsInFlight:
             self._ending -= 1
 
     def named(self, rid: str, tenant: str | None = None) -> list[tuple[InFlight, int]]:
-        """Return the generations that an abort of this id means: the one of that name, or else all whose names begin so.
+        """Return the generations that an abort of this id means: the one of that name, or else all whose names begin with it.
 
-        SGLang does the same. `tenant`: whose generations it may mean; None for everybody's.
+        SGLang does the same. `tenant`: the owner of the generations; None for those of all tenants.
         """
         exact = self._of(tenant, self._by_name.get(rid, ()))
         return exact or [one for name in self._beginning(rid) for one in self._of(tenant, self._by_name[name])]

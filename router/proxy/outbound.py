@@ -1,4 +1,4 @@
-"""A client's request, as the workers are to get it."""
+"""A client's request, prepared for the workers."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from router.engines.sglang.worker_request import RoutePrompt, route_prompt
-from router.http.asgi import HeaderList, first_values, gather_body, has_body, read_body, request_headers, request_target
+from router.http.bodies import gather_body, read_body
+from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
 from router.http.request_state import RequestState, request_state
 from router.policies.base import RouteQuery
+from router.proxy.in_flight import InFlight, in_flight_of
 from router.proxy.request_ids import RequestIds
 from router.workers.queue import Key
 
 _END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
-"""Paths whose streams end with `[DONE]`. Others, those of Anthropic's dialect for one, end in other words."""
+"""Paths whose streams end with `[DONE]`. Others, such as those of Anthropic's dialect, end differently."""
 
 
 class OutboundRequest(msgspec.Struct):
-    """What is sent, and what has to be known to send it to one worker after the other.
+    """A request, with all that is needed to send it to one worker after the other.
 
     Attributes:
-        scope: the client's.
-        state: what the layers outside have left.
-        method: of HTTP.
+        in_flight: the generations that it asks for; None if it is no `/generate`.
         target: path and query, as the client wrote them.
-        headers: those that may pass.
-        body: what is sent; None if there is none.
-        query: what a routing policy may want to know.
+        query: what a routing policy may use.
         key: the line that the request stands in while no worker has room.
         alone: whether the prompt was read here, and is the only one.
         repeatable: whether sending it twice does no harm.
-        limited: whether it is work, for which there may have to be room.
+        limited: whether it is work, and may have to wait for a worker with room.
         ends_with_done: whether a stream that answers it has failed if it ends without `[DONE]`.
-        ids: puts the ids of the reply right, after the request went to the same worker again under new ids.
+        ids: restores the client's ids in the reply, if the request went to the same worker again under new ids.
     """
 
     scope: Scope
     state: RequestState
+    in_flight: InFlight | None
     method: str
     target: str
     headers: HeaderList
@@ -50,8 +49,8 @@ class OutboundRequest(msgspec.Struct):
     ids: RequestIds | None = None
 
     def renew_ids(self) -> None:
-        """Put new ids in the place of those that the worker has seen already. Each begins with the old one."""
-        in_flight = self.state.in_flight
+        """Replace the ids that the worker has seen already. Each new one begins with the old one."""
+        in_flight = self.in_flight
         request = None if in_flight is None else in_flight.request
         if in_flight is not None and request is not None and request.rids:
             self.ids = RequestIds(request.rids, begin_with_names=True)
@@ -63,9 +62,8 @@ class RequestReader:
     """Reads requests of clients.
 
     Args:
-        max_body_bytes: the limit for a body.
         forward_authorization: off where the header carries this router's own key.
-        reads_prompts: whether the policy wants the prompts that no middleware has told of.
+        reads_prompts: whether the policy needs the prompts that no middleware has reported.
     """
 
     def __init__(self, *, max_body_bytes: int, forward_authorization: bool, reads_prompts: bool) -> None:
@@ -74,15 +72,16 @@ class RequestReader:
         self._reads_prompts = reads_prompts
 
     async def read(self, scope: Scope, receive: Receive) -> OutboundRequest:
-        """Return a request, all of it: while a client is slow to send, it holds no place at a worker.
+        """Return a whole request: a client that is slow to send holds no place at a worker.
 
         Raises BadRequestError for a target that is no path; BodyTooLargeError, ClientDisconnectedError.
         """
         method, path, state = scope["method"], scope["path"], request_state(scope)
+        in_flight = in_flight_of(scope)
         generation = method in ("POST", "PUT") and path == "/generate"
         body: bytes | None = None
-        if state.in_flight is not None:
-            body = state.in_flight.body
+        if in_flight is not None:
+            body = in_flight.body
         elif generation:
             body = await read_body(scope, receive, self._max_body_bytes)
         elif has_body(scope):
@@ -91,17 +90,18 @@ class RequestReader:
         found = headers.get(b"x-smg-routing-key") or headers.get(b"x-session-id")
         target = headers.get(b"x-smg-target-worker")
         routing_key = None if found is None else found.decode("latin-1")
-        if state.in_flight is not None and b"content-encoding" in headers:  # it says that there is none
+        if in_flight is not None and b"content-encoding" in headers:  # it says that there is none
             scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]}
         prompt = RoutePrompt()
         if hint is not None:
             routing_key = hint.routing_key or routing_key
             prompt = RoutePrompt(hint.text, hint.token_ids)
         elif self._reads_prompts and generation and body:
-            prompt = route_prompt(body, None if state.in_flight is None else state.in_flight.request)
+            prompt = route_prompt(body, None if in_flight is None else in_flight.request)
         return OutboundRequest(
             scope=scope,
             state=state,
+            in_flight=in_flight,
             method=method,
             target=request_target(scope),
             headers=request_headers(scope, forward_authorization=self._forward_authorization),

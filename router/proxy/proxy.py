@@ -17,13 +17,13 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from router.config import WorkersConfig
+from router.config.workers import WorkersConfig
+from router.engines.events import END_BYTES, has_ended
 from router.engines.sglang.beginnings import ReplyBeginnings
 from router.engines.sglang.outcome import is_error, refusal_status
-from router.engines.sglang.stream import END_BYTES, has_ended
 from router.errors import NoWorkerError
-from router.http.asgi import HeaderList, reply_headers
 from router.http.disconnect import ClientConnection
+from router.http.headers import HeaderList, reply_headers
 from router.http.reply import EditedReply, WatchedReply, is_event_stream
 from router.http.upstream import (
     ClosedBeforeReplyError,
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class TroubleHandlers(NamedTuple):
-    """What is done about workers that do not answer as they should.
+    """What is done about workers that fail.
 
     Attributes:
         recall: aborts a generation at a worker that took too long, and waits a moment. Failures are only logged.
@@ -71,7 +71,7 @@ class Instruments(NamedTuple):
 class _BegunReply(msgspec.Struct):
     """A worker's reply of which something has come: `first` is a piece of its body, or all of it if it is `complete`.
 
-    `status` says what it means. The status of a stream is 200 whatever happened; then its first event tells.
+    `status` says what it means. The status of a stream is always 200; its first event shows the real one.
     """
 
     response: UpstreamResponse
@@ -82,17 +82,7 @@ class _BegunReply(msgspec.Struct):
 
 
 class Proxy:
-    """The innermost application: every request that is not the router's own goes to one worker as it is.
-
-    Args:
-        pool: the workers.
-        queue: where requests wait for a worker that has room.
-        upstream: the way to them.
-        reader: makes of a client's request what is sent.
-        config: how long things may take, and how often they are tried.
-        instruments: count and trace.
-        trouble: what is done about workers that fail.
-    """
+    """The innermost application: every request that is not the router's own goes to one worker as it is."""
 
     def __init__(
         self,
@@ -125,7 +115,7 @@ class Proxy:
             ClientDisconnectedError: the client left; the worker's request is cancelled.
         """
         request = await self._reader.read(scope, receive)
-        in_flight = request.state.in_flight
+        in_flight = request.in_flight
         attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable)
         async with ClientConnection(receive) as client:
             while True:
@@ -145,14 +135,14 @@ class Proxy:
                     await _pause(wait, request)
 
     async def _lease(self, request: OutboundRequest, attempts: Attempts) -> Lease | None:
-        """Return a lease of the next worker; None if a worker is to be asked a second time, which takes another look."""
+        """Return a lease of the next worker; None if the caller has to try again, because a worker may be asked twice."""
         try:
             if not request.limited:
                 return self._pool.lease(request.query, attempts.exclude, limited=False)
             request.state.record.enter(RequestPhase.QUEUED)
             return await self._queue.lease(request.key, request.query, attempts.exclude, again=attempts.count > 0)
         except NoWorkerError as error:
-            attempts.nobody(error)
+            attempts.no_worker_left(error)
             return None
 
     async def _attempt(
@@ -165,7 +155,7 @@ class Proxy:
         span: Span,
     ) -> float | None:
         """Ask one worker. Return None when the client has its reply, else the seconds to wait before the next attempt."""
-        worker, in_flight = lease.worker, request.state.in_flight
+        worker, in_flight = lease.worker, request.in_flight
         if in_flight is not None:
             in_flight.worker = worker
             if worker.id in attempts.asked:
@@ -210,7 +200,7 @@ class Proxy:
     ) -> _BegunReply:
         """Return a reply with a whole event of a stream, or all of the body where the client waits for all of it.
 
-        Less than that is of no use to a client; and if it breaks off before, another worker may still begin again.
+        A client has no use for less; and if the reply breaks off before that, another worker can still start over.
         """
         response = await self._upstream.send(
             request.method, worker.url + request.target, headers, request.body, fresh=attempts.fresh
@@ -218,7 +208,7 @@ class Proxy:
         try:
             stream, status = is_event_stream(response.headers), response.status
             first = piece = await response.read()
-            in_flight = request.state.in_flight
+            in_flight = request.in_flight
             if in_flight is not None and (in_flight.whole or stream):
                 begun, looked_at = bytearray(first), 0
                 while piece and (in_flight.whole or begun.find(b"\n\n", looked_at) < 0):
@@ -236,7 +226,7 @@ class Proxy:
 
     @contextlib.asynccontextmanager
     async def _patience(self, worker: Worker) -> AsyncIterator[None]:
-        """Raise TimeoutError when a reply took too long, or its worker does not answer to anything any more."""
+        """Raise TimeoutError when a reply took too long, or its worker was quarantined."""
         waiting = self._unanswered.setdefault(worker, set())
         async with asyncio.timeout(self._config.request_timeout) as timeout:
             waiting.add(timeout)
@@ -248,7 +238,7 @@ class Proxy:
                     self._unanswered.pop(worker, None)
 
     def _give_up_on(self, worker: Worker) -> None:
-        """Send what a worker that hangs has not begun to answer to another worker, if there is one."""
+        """Send the requests that a hanging worker has not begun to answer to another worker, if there is one."""
         if self._pool.routable:
             now = asyncio.get_running_loop().time()
             for timeout in self._unanswered.get(worker, ()):
@@ -256,11 +246,11 @@ class Proxy:
 
     async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, worker: Worker) -> None:
         if worker.state is WorkerState.QUARANTINED:
-            # It would not hear a recall. Its system closes the connection, and that is what it finds when it goes on.
+            # It could not read a recall. It finds its connection closed when it goes on.
             self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
-        if request.state.in_flight is not None:
-            await self._trouble.recall(request.state.in_flight, request.scope)
+        if request.in_flight is not None:
+            await self._trouble.recall(request.in_flight, request.scope)
         self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
     def _goes_on_elsewhere(self, attempts: Attempts, worker: Worker, status: int, body: bytes) -> bool:
@@ -285,7 +275,7 @@ class Proxy:
     async def _relay(
         self, request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send, client: ClientConnection
     ) -> None:
-        """Send the reply to the client, as it comes."""
+        """Stream the reply to the client."""
         worker, response = lease.worker, reply.response
         if request.ids is not None:
             send = EditedReply(request.ids, send).send
@@ -303,13 +293,13 @@ class Proxy:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             chunk = await self._next_piece(request, worker, response)
         if request.ends_with_done and response.status == 200 and reply.stream and not has_ended(end):
-            # The client knows an end of the connection without the end of the reply for what it is.
+            # A client recognizes a broken reply by a connection that ends before the reply does.
             raise UpstreamBrokenError(f"the stream of worker {worker.url} ended before its end")
         client.stop_watching()
         await send({"type": "http.response.body", "body": chunk, "more_body": False})
 
     async def _next_piece(self, request: OutboundRequest, worker: Worker, response: UpstreamResponse) -> bytes:
-        """Return what comes next of a reply that has begun. Raises UpstreamBrokenError."""
+        """Return the next piece of a reply that has begun. Raises UpstreamBrokenError."""
         seconds = self._config.stream_idle_timeout
         try:
             if seconds is None:
@@ -320,16 +310,16 @@ class Proxy:
             self._trouble.on_broken(worker)
             raise UpstreamBrokenError(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
         except TimeoutError:
-            if request.state.in_flight is not None:
-                await self._trouble.recall(request.state.in_flight, request.scope)
+            if request.in_flight is not None:
+                await self._trouble.recall(request.in_flight, request.scope)
             raise UpstreamBrokenError(
                 f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
             ) from None
 
 
 def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:
-    """Let the policy hear of the replies. A middleware that knows the prompt reports them itself; others are read here."""
-    in_flight, hint = request.state.in_flight, request.state.hint
+    """Report the replies to the policy. A middleware that knows the prompt reports them itself; others are read here."""
+    in_flight, hint = request.in_flight, request.state.hint
     if hint is not None:
         hint.replied = lease.replied
     elif request.alone and in_flight is not None and (reply.stream or in_flight.whole):
@@ -339,9 +329,9 @@ def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Sen
 
 
 async def _pause(seconds: float, request: OutboundRequest) -> None:
-    """Wait, but not for what is to end."""
+    """Wait, but not for a request that is to end."""
     request.state.record.enter(RequestPhase.WAITING)
-    in_flight = request.state.in_flight
+    in_flight = request.in_flight
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             if in_flight is None:

@@ -1,10 +1,10 @@
-"""Request ids at the workers that no client chose.
+"""Request ids for workers that replace those of clients.
 
-A worker refuses an id that it is serving, still aborts an id for a while after its stream has ended, and ends whatever begins
-with the id that it is told to end. So ids of a client's choice are replaced on the way to the worker, and put back on the way
-to the client, in two cases. Where more than one tenant is served, an id of one tenant could keep another's generation out, or
-end it: the new ids cannot be guessed. And a worker that is asked a second time has to be given other ids. Ids that this router
-made up need none of that.
+A worker refuses an id that it is serving, still aborts an id for a while after its stream has ended, and aborts every request
+whose id begins with the id in an abort. So the router replaces ids that a client chose on the way to the worker, and restores
+them on the way to the client, in two cases. Where it serves more than one tenant, an id of one tenant could keep another's
+generation out, or end it; the new ids cannot be guessed. And a worker that gets a request a second time needs other ids. Ids
+that this router made up are not replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import msgspec
 from starlette.types import Message
 
-from router.engines.sglang.json import is_null, parse_object
+from router.engines.json import is_null
+from router.engines.sglang.fields import parse_object
 from router.engines.sglang.worker_request import WorkerRequest, new_rid
 from router.errors import BadRequestError
 
@@ -24,14 +25,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 class RequestIds:
-    """The names of one request's generations, and the ids that stand for them at the worker: an editor of its reply.
+    """The names of one request's generations, and their ids at the worker: an editor of its reply.
 
-    The ids of a request have a stem in common, so that one search finds them all. The part that is made up has one length, so
+    The ids of a request have a common stem, so that one search finds them all. Their made-up parts have the same length, so
     that no id begins another one.
     """
 
     def __init__(self, names: Sequence[str], *, begin_with_names: bool = False) -> None:
-        """`begin_with_names`: each id is its name and a made-up end, where all JSON spells that name in one way."""
+        """`begin_with_names`: each id is its name and a made-up end, if JSON has only one spelling of that name."""
         stem = new_rid()[:_STEM]
         rids, self._names = [], {}
         for number, name in enumerate(names):
@@ -43,7 +44,7 @@ class RequestIds:
         self._stem = stem.encode()
 
     def head(self, start: Message, *, stream: bool) -> Message | None:
-        """Return the head of a stream as it is: there are no ids in it."""
+        """Return the head of a stream unchanged: there are no ids in it."""
         return start if stream else None
 
     def event(self, data: bytes) -> bytes:
@@ -53,7 +54,7 @@ class RequestIds:
         return start, self.restored(body)
 
     def restored(self, reply: bytes) -> bytes:
-        """Return JSON of a worker with the client's names in it. An id is the whole of a string, wherever it stands."""
+        """Return a worker's JSON with the client's names. An id is always a whole string."""
         pieces: list[bytes] = []
         begin = found = 0
         while (found := reply.find(self._stem, found)) >= 0:
@@ -71,9 +72,9 @@ class RequestIds:
 def with_private_ids(
     body: bytes, request: WorkerRequest | None
 ) -> tuple[bytes, WorkerRequest | None, RequestIds | None]:
-    """Return a request under ids that no client can name; `request` is what is known of the body.
+    """Return a request under ids that no client can name; `request` is the parsed body, if there is one.
 
-    Raises BadRequestError for ids that do not fit, and for a body that cannot be looked at: there may be an id in it.
+    Raises BadRequestError for ids that do not fit, and for a body that cannot be read: there may be an id in it.
     """
     fields = parse_object(body) if request is None else request.fields
     if is_null(fields.get("rid")):
@@ -85,5 +86,5 @@ def with_private_ids(
         return body, request.with_rids(ids.rids), ids
     if request.samples == 1:
         raise BadRequestError("`rid` must be a string, or for a batch a list of different strings, one a prompt")
-    # The samples of a group get ids of the worker's own, and the one that the client gave is lost.
+    # The worker makes up ids for the samples of a group; the client's id is lost.
     return body, request.without_rid(), None

@@ -14,7 +14,7 @@ import logging
 import random
 from collections.abc import Callable
 
-from router.config import HealthConfig
+from router.config.workers import HealthConfig
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.worker import Worker, WorkerState

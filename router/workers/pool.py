@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from types import TracebackType
 
-from router.config import BreakerConfig, HealthConfig
+from router.config.workers import BreakerConfig, HealthConfig
 from router.errors import NotFoundError, NoWorkerError
 from router.policies.base import Decision, ForgetsWorkers, LearnsReplies, PinsKeys, Policy, RouteQuery
 from router.workers.breaker import Breaker, BreakerState
-from router.workers.worker import ROUTABLE, Worker, WorkerState, normalize_url
+from router.workers.worker import ROUTABLE, Worker, WorkerState, normalize_url, worker_id
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class WorkerPool:
         """Return the worker with this id or URL. Raise NotFoundError if there is none."""
         worker = self._workers.get(key)
         if worker is None and "/" in key:
-            worker = self._workers.get(Worker(normalize_url(key)).id)
+            worker = self._workers.get(worker_id(normalize_url(key)))
         if worker is None:
             raise NotFoundError(f"there is no worker {key!r}; GET /workers lists them")
         return worker

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from router.engines.sglang.json import JSON_ERRORS
-from router.http.loop_guard import loop_refusal
+from router.engines.json import JSON_ERRORS
+from router.errors import LoopError
 from router.http.time_limits import patience
 from router.http.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch
 
@@ -160,6 +160,13 @@ class Prober:
         if isinstance(error, TimeoutError):
             return Finding(f"no answer within {self._seconds:g} s", silent=True)
         return Finding(str(error), absent=isinstance(error, ConnectFailedError))
+
+
+def loop_refusal(url: str, status: int) -> str | None:
+    """Return why a worker cannot be used that answers a probe with this status; None if there is no loop."""
+    if status != LoopError.status:
+        return None
+    return f"{url} leads back to this router: give the URL of a worker"
 
 
 def _no_engine(url: str, said: str) -> Finding:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from router.config import QueueConfig
+from router.config.workers import QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
 from router.policies.base import RouteQuery
 from router.workers.pool import FullError, KeeperFullError, Lease, WorkerPool

@@ -14,9 +14,8 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from router.config import BreakerConfig, HealthConfig
 from router.errors import BadRequestError
-from router.workers.breaker import Breaker, BreakerState
+from router.workers.breaker import Breaker, BreakerState, Thresholds
 
 
 class WorkerState(enum.Enum):
@@ -62,14 +61,14 @@ class Worker:
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
-        """`url` is normalized."""
+        """`url` is normalized. By default, the breaker never opens."""
         self.url = url
         self.id = worker_id(url)
         self.state = WorkerState.STARTING
         self.inflight = 0
         self.version: str | None = None
         self.doubts = 0
-        self.breaker = breaker or Breaker(BreakerConfig())
+        self.breaker = breaker or Breaker()
         self.complaint: str | None = None
         self.outdated = False
         self._good = self._bad = 0
@@ -79,7 +78,7 @@ class Worker:
     def routable(self) -> bool:
         return self.state in ROUTABLE and self.breaker.state is BreakerState.CLOSED and not self.outdated
 
-    def probed(self, complaint: str | None, config: HealthConfig, *, absent: bool = False) -> bool:
+    def probed(self, complaint: str | None, config: Thresholds, *, absent: bool = False) -> bool:
         """Note the result of a probe, with a `complaint` if it was bad. Return whether the state changed.
 
         `absent` says that there was no connection. A worker that comes back from that is another process, so its circuit

@@ -11,7 +11,7 @@ from middleware_hub.radix.forest import every_node
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan, links
 from router.app import RouterApp
-from router.http.asgi import ByMethod
+from router.http.handlers import ByMethod
 
 _OURS = ("router.", "middleware_hub.", "starlette.routing")
 T = TypeVar("T")

@@ -29,8 +29,8 @@ from router.config import (
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from router.generate.fleet import Fleet
-from router.http.connection import Limits, limited_by
-from router.http.error_boundary import ErrorBoundary
+from router.serving.connection import Limits, limited_by
+from router.serving.error_boundary import ErrorBoundary
 from router.workers.queue import RequestQueue
 from tests.fuzz import rules
 from tests.fuzz.bodies import BODIES
@@ -39,6 +39,7 @@ from tests.fuzz.draw import Surroundings
 from tests.fuzz.exchange import Answer, exchange
 from tests.fuzz.parts import only, parts, pins, routes
 from tests.middleware_hub.radix.recount import recount
+from tests.middleware_hub.sessions.trie.recount import recount as recount_trie
 from tests.support.serving import serving
 
 Kind = Literal["memory", "tenants", "spoilt", "plain"]
@@ -206,7 +207,7 @@ class Target:
     def _recounted(self) -> None:
         """The trees are sound, and nothing of them is held by a request that is over."""
         for session in self._sessions or ():
-            session.trie.check()
+            recount_trie(session.trie)
             assert not session.trie.in_flight, f"{session!r} waits for what is over"
         if self._tree is None:
             return

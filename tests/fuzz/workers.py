@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import uvloop
 
-from router.embedded.http.wire import StreamStyle
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.models.vocabulary import load_vocabulary
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.fuzz.garbled import IDS, GarbledWorker
 from tests.support.serving import serve

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig, RetryConfig
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, counted, in_no_workers_hands, outcomes, settle, until
 from tests.support.chat_models import chat_model
@@ -62,7 +62,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
     found: Stack = request.getfixturevalue(getattr(request, "param", "eager"))
     style = request.node.callspec.params.get("stream") if hasattr(request.node, "callspec") else None
     for worker in found.workers:
-        worker.stream_style = style or "cumulative"
+        worker.wire.stream_style = style or "cumulative"
         worker.forget_scripts()  # of a test that failed
     logged = [len(worker.log) for worker in found.workers]
     yield found
@@ -664,14 +664,14 @@ def test_what_is_aborted_after_a_pause_retracted_it_is_kept(
 ) -> None:
     """A stream of deltas then ends with all of it once more."""
     worker = served.workers[0]
-    before, worker.stream_style = worker.stream_style, style
+    before, worker.wire.stream_style = worker.wire.stream_style, style
     worker.hold(after=3)
     asking = ask(served, asks, {"text": "A:", "rid": space, "stream": True}, space)
     worker.wait_for_arrivals(1)
     assert served.post("/pause_generation", {"mode": "retract"}).status == 200
     asked_for(served, "rid", space)
     asking.answer()
-    worker.stream_style = before
+    worker.wire.stream_style = before
     assert served.post("/continue_generation", {}).status == 200
     found = served.retrieve("A:" + worker.log[-1].text, namespace=space, request_id=space)
     assert found["exact"]

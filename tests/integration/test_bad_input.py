@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.embedded.engine.faults import Fault
+from router.embedded.engine.script import Fault
 from tests.support.serving import dead_url
 from tests.support.stack import Stack, events, stack
 

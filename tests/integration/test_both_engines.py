@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support import sglang_server
 from tests.support.sglang_server import SGLangServer

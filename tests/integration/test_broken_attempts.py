@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from tests.support.asking import Asking, assert_kept, settle
 from tests.support.stack import STYLES, Stack, stack
 
@@ -42,7 +42,7 @@ def test_a_stream_that_breaks_after_its_first_event_is_not_started_again(
 ) -> None:
     """Behind the tokens of one attempt there are never those of another: the client sees that its stream has failed."""
     (worker,) = served.workers
-    worker.stream_style = stream
+    worker.wire.stream_style = stream
     logged = len(worker.log)
     worker.script(words(served, FIRST), finish="abort")
     worker.script(words(served, SECOND), fault="dies")
@@ -70,7 +70,7 @@ def test_one_that_breaks_before_anything_came_of_it_is_tried_again(
 ) -> None:
     """Nobody has seen anything of the second attempt, so the third one's reply is whole."""
     (worker,) = served.workers
-    worker.stream_style = stream or "cumulative"
+    worker.wire.stream_style = stream or "cumulative"
     worker.script(words(served, FIRST), finish="abort")
     worker.script(fault="http_500")
     worker.script(words(served, THIRD))
@@ -85,7 +85,7 @@ def test_one_that_breaks_before_anything_came_of_it_is_tried_again(
 def test_a_reply_in_one_piece_that_breaks_is_tried_again(served: Stack, space: str) -> None:
     """Half of it had come to the router, and nothing to the client."""
     (worker,) = served.workers
-    worker.stream_style = "cumulative"
+    worker.wire.stream_style = "cumulative"
     worker.script(words(served, FIRST), finish="abort")
     worker.script(words(served, SECOND), fault="dies")
     worker.script(words(served, THIRD))

@@ -1,4 +1,4 @@
-"""What a stranger runs first."""
+"""`tito-router demo`, as a process."""
 
 from __future__ import annotations
 

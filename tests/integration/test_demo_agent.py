@@ -1,4 +1,4 @@
-"""What a stranger runs to see what sessions are: real clients, and the tree of their tokens."""
+"""`tito-router demo-agent`, as a process: real clients, and the tree of their tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 @pytest.mark.slow  # two whole demos; CI runs another one
 def test_every_id_is_what_a_worker_wrote_down(folder: Path) -> None:
-    """It is the same twice, whatever else differs, and a proxy in the environment is not asked."""
+    """Two runs show the same tree, and a proxy in the environment gets no request."""
     trees = []
     for seed in ("1", "2"):
         given = environment(

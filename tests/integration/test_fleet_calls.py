@@ -402,7 +402,7 @@ def test_replies_of_the_old_version_that_come_late_do_not_turn_the_clock_back(
     spaces = [uuid.uuid4().hex for _ in range(count)]
     for worker in served.workers:
         worker.hold(after=2)
-        worker.version_spans = True
+        worker.wire.version_spans = True
     try:
         under_way = [begin(served, asks, one) for one in spaces]
         until(lambda: sum(worker.in_flight for worker in served.workers) == count)
@@ -418,5 +418,5 @@ def test_replies_of_the_old_version_that_come_late_do_not_turn_the_clock_back(
             assert {name for _, name in versions_of(found["weight_versions"])} == {"60"}
     finally:
         for worker in served.workers:
-            worker.version_spans = False
+            worker.wire.version_spans = False
     assert current(served) == "61"

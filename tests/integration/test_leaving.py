@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.engine.faults import Fault
-from router.embedded.http.wire import StreamStyle
+from router.embedded.engine.script import Fault
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, in_no_workers_hands, outcomes, settle, until
 from tests.support.client import call
@@ -39,7 +39,7 @@ def at_once() -> Iterator[Stack]:
 def served(started: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """One worker, which speaks a test's `style`. At the end nothing is in flight, and the next request is served."""
     if hasattr(request.node, "callspec"):
-        started.workers[0].stream_style = request.node.callspec.params.get("style", "cumulative")
+        started.workers[0].wire.stream_style = request.node.callspec.params.get("style", "cumulative")
     yield started
     settle(started)
     assert started.workers[0].dead is None

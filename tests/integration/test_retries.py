@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.config import HealthConfig, QueueConfig, RetryConfig
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from tests.support.asking import Asking, assert_kept, calls, counted, settle, until
 from tests.support.stack import STYLES, Reply, Stack, events, stack
 
@@ -63,7 +63,7 @@ def test_a_full_worker_is_asked_again_under_ids_that_it_has_not_seen(
     eager: Stack, space: str, stream: StreamStyle | None, prompts: str, samples: int, named: bool, fault: Any
 ) -> None:
     (worker,) = eager.workers
-    worker.stream_style = stream or "cumulative"
+    worker.wire.stream_style = stream or "cumulative"
     texts, before, seen = PROMPTS[prompts], retries(eager), len(worker.log)
     body: dict[str, Any] = {
         "text": texts,
@@ -125,7 +125,7 @@ def phases(served: Stack) -> list[str]:
 @pytest.mark.parametrize("stream", WHOLE_OR_STREAMED)
 def test_an_error_of_one_worker_is_answered_by_another(pair: Stack, space: str, stream: StreamStyle | None) -> None:
     for worker in pair.workers:
-        worker.stream_style = stream or "cumulative"
+        worker.wire.stream_style = stream or "cumulative"
     before = retries(pair)
     pair.workers[0].fault("http_500")
     for _ in range(2):  # in turn: one of the two meets it
@@ -210,7 +210,7 @@ def test_a_stream_that_stands_still_is_broken_off_and_what_came_is_kept(
 ) -> None:
     """Its worker is told to stop, because it would take seconds to notice the closed connection."""
     for worker in pair.workers:
-        worker.stream_style = "cumulative"
+        worker.wire.stream_style = "cumulative"
         worker.hold(3)
     name, told = uuid.uuid4().hex, [len(calls(worker, "/abort_request")) for worker in pair.workers]
     body = {"text": "A:", "stream": True, "rid": name, "sampling_params": {"max_new_tokens": 9, "ignore_eos": True}}

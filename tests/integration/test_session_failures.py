@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import anthropic
 import pytest
 
-from router.embedded.engine.faults import Fault
-from router.embedded.http.wire import StreamStyle
+from router.embedded.engine.script import Fault
+from router.embedded.options import StreamStyle
 from tests.support.agents import AgentSession, ids_of, user
 from tests.support.stack import Stack, events, stack
 

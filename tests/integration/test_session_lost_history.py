@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.faults import Fault
+from router.embedded.engine.script import Fault
 from tests.support.agents import AgentSession, Turn, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel

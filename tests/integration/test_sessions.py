@@ -11,7 +11,7 @@ import pyarrow.ipc
 import pytest
 import safetensors.numpy
 
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from tests.support import templates
 from tests.support.agents import (
     TOOLS,

@@ -24,8 +24,8 @@ import pytest
 
 from router.config import AbortConfig
 from router.embedded.engine.records import GenerationRecord
-from router.embedded.http.wire import StreamStyle
 from router.embedded.models.vocabulary import load_vocabulary
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.conftest import MORE
 from tests.support.asking import Asking, assert_kept, counted, outcomes, said_once, settle, until
@@ -180,7 +180,7 @@ def streamed(storm: Storm, asking: Asking, text: str, leave_after: int | None) -
     if asking.response.status != 200:
         return []
     url = asking.response.getheader("x-router-worker")
-    style = next(worker.stream_style for worker in storm.served.workers if worker.url == url)
+    style = next(worker.wire.stream_style for worker in storm.served.workers if worker.url == url)
     events: list[dict[str, Any]] = []
     while (event := asking.event()) is not None:
         if "error" in event:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from tests.support.asking import assert_kept
 from tests.support.stack import STYLES, Stack, stack
 
@@ -47,7 +47,7 @@ def test_the_reply_is_the_same_and_the_trajectory_is_what_was_sampled(
     served: Stack, space: str, style: StreamStyle | None, prompts: str, samples: int, logprobs: bool
 ) -> None:
     (worker,) = served.workers
-    worker.stream_style = style or "cumulative"
+    worker.wire.stream_style = style or "cumulative"
     texts = PROMPTS[prompts]
     count = len(texts) * samples if isinstance(texts, list) else samples
     ids = [number for piece in PIECES for number in served.spelling.encode_tail(piece)]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.embedded.engine.faults import Fault
-from router.embedded.http.wire import StreamStyle
+from router.embedded.engine.script import Fault
+from router.embedded.options import StreamStyle
 from tests.support.client import Answer
 
 Json = dict[str, Any]

@@ -26,7 +26,7 @@ from router.config import (
     WorkersConfig,
 )
 from router.embedded.engine.records import GenerationRecord
-from router.embedded.http.wire import StreamStyle
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
 from tests.support.oracle import Speller, speller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from middleware_hub.chat.dialect import Memo
+from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import ChatRequest, Message, Tool
 from middleware_hub.dialects.fields import (
     BOOLEAN,

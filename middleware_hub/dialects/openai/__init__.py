@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from middleware_hub.chat.answer import Answer, ReplyHead
-from middleware_hub.chat.dialect import Memo
+from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.openai import replies, requests
 from router.errors import RouterError

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.dialect import Memo
+from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import ChatRequest, Message, Tool
 from middleware_hub.dialects.fields import (
     BOOLEAN,
+    MOST_SAMPLES,
+    MOST_TOP_LOGPROBS,
     OBJECTS,
+    STREAM_OPTIONS,
     STRING,
     STRINGS,
     Fields,
@@ -37,11 +39,8 @@ from middleware_hub.dialects.messages import (
 )
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling
 from middleware_hub.dialects.template_variables import read_variables
-from router.engines.sglang.json import decode_any
+from router.engines.json import decode_any
 from router.errors import BadRequestError
-
-MOST_SAMPLES = 128
-MOST_TOP_LOGPROBS = 20
 
 _BOOKKEEPING = (
     "user metadata store service_tier prompt_cache_key prompt_cache_retention safety_identifier "
@@ -55,15 +54,6 @@ _ECHOED = ("content", "refusal", "tool_calls", "function_call", "parsed", "reaso
 """Keys of an assistant's message that are read here, and those that SDKs add to it for their own use."""
 
 _CHOICE: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a string, or an object that names a function")
-
-
-class StreamOptions(msgspec.Struct):
-    """`stream_options` of a chat or a completion."""
-
-    include_usage: bool | None = None
-
-
-STREAM_OPTIONS: Kind[StreamOptions] = Kind(StreamOptions, "an object")
 
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:

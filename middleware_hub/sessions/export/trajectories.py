@@ -11,7 +11,7 @@ workers' replies are given by turn; arrays with a row for each token are joined 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from middleware_hub.sessions.export.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links
 from middleware_hub.spans.trajectory import Turn, flatten_chain
 
@@ -68,25 +67,23 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def branches(
-    trie: MessageTrie,
+    checkpoints: Iterable[Checkpoint],
     reward_info: dict[str, Any],
     *,
-    every_checkpoint: bool = False,
     shared_turns: SharedTurns = "once",
     missing: Sequence[str] = (),
 ) -> Iterator[BranchTrajectory]:
-    """Yield the trajectories of a session as it is now, without what is committed later.
+    """Yield one trajectory for each checkpoint, as its branch is now, without what is committed later.
 
     Args:
-        trie: of the session.
+        checkpoints: the ends of the trajectories, in the order of their commits.
         reward_info: of the session; the reward of a turn overrides it.
-        every_checkpoint: yield one for each sample, not only for those at the end of a branch.
         shared_turns: which trajectories have the mask of a turn that several contain.
         missing: replies that the caller received and that the session does not know. A trajectory with an assistant's message
             that was not sampled here may contain one of them: it is not exact (`unknown_reply`).
     """
     # All chains are taken now: the session may be deleted while its export is on its way.
-    taken = [(one, _chain(one)) for one in trie.checkpoints(terminal=not every_checkpoint)]
+    taken = [(one, _chain(one)) for one in checkpoints]
     return _laid_out(taken, reward_info, shared_turns, missing)
 
 

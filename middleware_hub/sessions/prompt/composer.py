@@ -30,7 +30,7 @@ from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, 
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.config import History
+from router.config.sessions import History
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,6 @@ class Composer:
     """Composes prompts.
 
     Args:
-        tokenizer: encodes.
-        template: renders.
         history: with `keep` the chain is what the model saw; with `template`, what the template makes of it.
         verify_rate: the share of continued prompts that is compared with a rendering of the whole, 0 to 1.
     """

@@ -121,7 +121,6 @@ def usable(checkpoint: Checkpoint) -> bool:
 
 
 def prompt_of(checkpoint: Checkpoint, vocabulary: Vocabulary) -> str:
-    """Return what the whole prompt of a turn spells."""
     span = checkpoint.span
     return vocabulary.spell(unpack_ids(chain_ids(span.parent, span.take)))
 

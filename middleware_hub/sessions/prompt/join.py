@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from middleware_hub.radix.cut import spell_tail
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, unpack_ids
+from middleware_hub.spans.hidden_tail import spell_tail
 
 OPENING = 64
 """Characters; no special token is longer."""
@@ -62,7 +62,6 @@ def join(checkpoint: Checkpoint, tail: str, codec: Codec) -> Join:
     """Return how `tail` continues a sampled turn.
 
     Args:
-        checkpoint: the turn.
         tail: what the template writes behind it, not empty.
         codec: of the model; it encodes only the beginning of `tail`.
     """

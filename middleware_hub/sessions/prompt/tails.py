@@ -72,8 +72,6 @@ class Tails:
         """Return the tail of a turn that continues a checkpoint. This may run in a thread.
 
         Args:
-            turn: the turn.
-            request: its messages.
             whole: whether to render all messages.
             compare: whether to render all messages as well, and to return that tail if the two differ.
 

@@ -38,13 +38,7 @@ class Resident(NamedTuple):
 
 
 class WholeRendering:
-    """Renders whole conversations, and compares chains with them.
-
-    Args:
-        tokenizer: spells and encodes.
-        template: renders.
-        codec: of the model.
-    """
+    """Renders whole conversations, and compares chains with them."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, codec: Codec) -> None:
         self._tokenizer = tokenizer

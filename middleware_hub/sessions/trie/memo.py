@@ -21,9 +21,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.dialect import Recalled
-from middleware_hub.chat.keys import KeyedMessage, KeyFunction, MessageKey
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.chat.memo import Recalled
+from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.nodes import MessageNode
 
 MOST_BODIES = 8
@@ -45,7 +45,6 @@ class WalkedMessages(list[Message]):
 
     Args:
         front: keyed messages in front of the others (a system prompt that a dialect keeps elsewhere).
-        messages: the others.
         landmark: shared by requests of which one begins with the other, `front` left aside.
     """
 
@@ -133,13 +132,7 @@ class MemoRoom:
 
 
 class MessageMemo:
-    """The memo of one dialect in one session; implements `Memo`.
-
-    Args:
-        key: computes the keys of messages.
-        room: shared with the other memos.
-        most: how many bodies it keeps.
-    """
+    """The memo of one dialect in one session; implements `Memo`."""
 
     def __init__(self, key: KeyFunction, room: MemoRoom, *, most: int = MOST_BODIES) -> None:
         self._key = key

@@ -1,4 +1,4 @@
-"""The nodes of a message trie: messages, and the checkpoints of the turns that were sampled for them."""
+"""The nodes of a message trie: messages, the checkpoints that were sampled for them, and generations in flight."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.keys import MessageKey
-from middleware_hub.radix.node import HiddenToken
+from middleware_hub.chat.messages import MessageKey
 from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.hidden_tail import HiddenToken
 
 
 class Checkpoint(msgspec.Struct, gc=False, eq=False):
@@ -21,7 +21,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         span: the sampled tokens; the spans before it are the prompt.
         parent: the checkpoint that its prompt continues.
         serial: its place in the session's order of commits, from 0.
-        tail: the hidden tail of the reply (see `radix.node`).
+        tail: the hidden tail of the reply (see `spans.hidden_tail`).
         shown: the characters of a partly hidden token that the client saw.
         finish: `stop`, `length`, `tool_calls` or `abort`.
         reasoning: the reasoning, which is no part of the message's key.
@@ -117,3 +117,31 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
     def path(self) -> list[MessageNode]:
         """Return the nodes of this conversation, first message first."""
         return list(self.ancestors())[::-1]
+
+
+class BranchHandle(msgspec.Struct, gc=False, eq=False):
+    """A generation in flight: where its reply will be attached, and the checkpoints that it may continue."""
+
+    generation_id: str
+    node: MessageNode
+    checkpoint: Checkpoint | None = None
+    apart: bool = False
+    open: bool = True
+    held: tuple[Checkpoint, ...] = ()
+
+    def goes_on_from(self, checkpoint: Checkpoint | None, *, apart: bool) -> None:
+        """Set the checkpoint that the prompt turned out to continue, and whether it begins a branch all the same."""
+        if not self.open:
+            return
+        self.hold(checkpoint)
+        self.apart = apart and checkpoint is not None
+
+    def hold(self, *checkpoints: Checkpoint | None) -> None:
+        """Hold the checkpoints that it may continue, the likeliest first: a checkpoint that is held cannot be dropped."""
+        for one in checkpoints:
+            if one is not None:
+                one.users += 1
+        for one in self.held:
+            one.users -= 1
+        self.held = tuple(one for one in checkpoints if one is not None)
+        self.checkpoint = checkpoints[0] if checkpoints else None

@@ -13,8 +13,6 @@ It costs the same however many settings there are, and no client's requests push
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from middleware_hub.chat.keys import tools_of
 from middleware_hub.sessions.trie.nodes import MessageNode
 
@@ -62,16 +60,6 @@ class PathIndex:
                         return found
                     break
         return None
-
-    def check(self, sampled: Iterable[MessageNode]) -> None:
-        """Raise AssertionError if the index does not hold exactly these nodes. Slow, for tests."""
-        expected: dict[int, set[MessageNode]] = {}
-        for node in sampled:
-            for place in _places(node):
-                expected.setdefault(place, set()).add(node)
-        found = {place: {*known} if isinstance(known, dict) else {known} for place, known in self._found.items()}
-        assert found == expected
-        assert all(len(known) > 1 for known in self._found.values() if isinstance(known, dict))
 
     def clear(self) -> None:
         self._found.clear()

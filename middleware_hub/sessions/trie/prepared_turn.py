@@ -1,4 +1,4 @@
-"""A turn on its way through the trie: what its conversation met there, and where its reply will be attached."""
+"""What the conversation of a turn met in the trie."""
 
 from __future__ import annotations
 
@@ -45,31 +45,3 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     elsewhere: Checkpoint | None = None
     edited: tuple[EditedMessage, ...] = ()
     setting: bytes = b""
-
-
-class BranchHandle(msgspec.Struct, gc=False, eq=False):
-    """A generation in flight: where it will be attached."""
-
-    generation_id: str
-    node: MessageNode
-    checkpoint: Checkpoint | None = None
-    apart: bool = False
-    open: bool = True
-    held: tuple[Checkpoint, ...] = ()
-
-    def goes_on_from(self, checkpoint: Checkpoint | None, *, apart: bool) -> None:
-        """Set the checkpoint that the prompt turned out to continue, and whether it begins a branch all the same."""
-        if not self.open:
-            return
-        self.hold(checkpoint)
-        self.apart = apart and checkpoint is not None
-
-    def hold(self, *checkpoints: Checkpoint | None) -> None:
-        """Hold the checkpoints that it may continue, the likeliest first: a checkpoint that is held cannot be dropped."""
-        for one in checkpoints:
-            if one is not None:
-                one.users += 1
-        for one in self.held:
-            one.users -= 1
-        self.held = tuple(one for one in checkpoints if one is not None)
-        self.checkpoint = checkpoints[0] if checkpoints else None

@@ -23,13 +23,12 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.keys import KeyedMessage, KeyFunction, MessageKey, adapter_of, canonical
-from middleware_hub.chat.messages import Message
-from middleware_hub.sessions.trie import check
+from middleware_hub.chat.keys import KeyFunction, adapter_of, canonical
+from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.memo import WalkedMessages
-from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
 from middleware_hub.sessions.trie.path_index import PathIndex
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle, EditedMessage, PreparedTurn
+from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
 from middleware_hub.spans.chain import TokenSpan, names_of
 
 MOST_EDITED = 4
@@ -43,11 +42,7 @@ class TrieClosedError(Exception):
 
 
 class MessageTrie:
-    """See the top of this file.
-
-    Args:
-        key: tells when two messages are the same.
-    """
+    """See the top of this file."""
 
     def __init__(self, key: KeyFunction = canonical) -> None:
         self.key = key
@@ -100,7 +95,6 @@ class MessageTrie:
 
         Args:
             setting: the key of the tools and options that render it.
-            messages: the whole conversation.
             parent: the id of the generation to continue, for the case that several could be meant.
         """
         if self.closed:
@@ -135,9 +129,6 @@ class MessageTrie:
         """Attach what was sampled.
 
         Args:
-            handle: of the generation.
-            message: the assistant's message.
-            span: the sampled tokens.
             in_place: whether the turn continued the last message of its prompt, whose place it takes.
             details: further fields of the checkpoint.
 
@@ -204,13 +195,6 @@ class MessageTrie:
         self._paths.clear()
         self._roots.clear()
         self.nodes = 0
-
-    def check(self) -> None:
-        """Raise AssertionError if an invariant does not hold. Slow, for tests."""
-        nodes = list(self.each_node())
-        assert len(nodes) == self.nodes
-        check.check(nodes, self._checkpoints, self._handles.values())
-        self._paths.check(node for node in nodes if node.samples)
 
     # Inside ------------------------------------------------------------------------------------------------------------
 

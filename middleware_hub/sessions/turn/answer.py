@@ -10,16 +10,17 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob, finish_of
+from middleware_hub.chat.answer import Answer, TokenLogprob
 from middleware_hub.chat.keys import call_id
 from middleware_hub.chat.messages import Call, ChatRequest, Piece, Reasoning, Text, ToolCall
+from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of, finish_of
 from middleware_hub.parsers.base import Sampled
 from middleware_hub.parsers.plain import Plain
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.trie.nodes import MessageNode
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang import Reply, StreamedReply
-from router.engines.sglang.reply import further_fields
+from router.engines.sglang.reply import Reply, further_fields
+from router.engines.sglang.stream import StreamedReply
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +29,7 @@ class AnswerBuilder:
     """Builds the answer of one generation; see the top of this file.
 
     Args:
-        generation_id: names the generation.
-        request: what the client wants to see.
         node: the last message of the prompt. The ids of tool calls derive from its place.
-        parser: parses the sampled text; made for this generation.
-        vocabulary: spells tokens, for their logprobs.
     """
 
     def __init__(
@@ -97,14 +94,13 @@ class AnswerBuilder:
         """End the text, and return the whole answer.
 
         Args:
-            reply: the whole reply.
             fields, meta: its top level and its `meta_info`, raw.
             prompt_tokens: the length of the prompt that was sent.
             cut_off: whether the generation was ended on purpose.
         """
         self._take(self._parsed(None))
         finish = "abort" if cut_off else finish_of(reply)
-        return Answer.of(
+        return answer_of(
             reply,
             meta,
             generation_id=self._id,

@@ -18,11 +18,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from middleware_hub.chat.answer import Answer
-from middleware_hub.chat.refusals import SessionOverError
-from middleware_hub.sessions.turn.generation import Generation
+from middleware_hub.chat.errors import SessionOverError
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
@@ -43,11 +42,34 @@ class RequestKey(NamedTuple):
     parent: str | None = None
 
 
-class Exchange:
+class Running(Protocol):
+    """A generation, as far as its exchange knows it."""
+
+    @property
+    def answer(self) -> Answer | None: ...
+
+    @property
+    def error(self) -> RouterError | None: ...
+
+    @property
+    def begun(self) -> bool: ...
+
+    @property
+    def over(self) -> bool: ...
+
+    async def run(self) -> None:
+        """Run to the end. Raises nothing: `error` says what went wrong."""
+
+    async def abort(self) -> None: ...
+
+
+G = TypeVar("G", bound=Running)
+
+
+class Exchange(Generic[G]):
     """See the top of this file.
 
     Args:
-        key: of its request.
         grace: seconds that it goes on without a client.
         on_over: called once, when it is over.
 
@@ -56,10 +78,10 @@ class Exchange:
         over: whether nothing more will come, and everything was counted.
     """
 
-    def __init__(self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange], None]) -> None:
+    def __init__(self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange[G]], None]) -> None:
         self.key = key
         self.notes: tuple[str, ...] = ()
-        self.generations: list[Generation] = []
+        self.generations: list[G] = []
         self.delivered = False
         self.attached = True
         self.given_up = False
@@ -107,11 +129,11 @@ class Exchange:
 
     # Its life ----------------------------------------------------------------------------------------------------------
 
-    def start(self, compose: Callable[[], Awaitable[list[Generation]]]) -> None:
+    def start(self, compose: Callable[[], Awaitable[list[G]]]) -> None:
         """Run in a task of its own. `compose` makes the generations."""
         self._task = asyncio.create_task(self._run(compose))
 
-    async def _run(self, compose: Callable[[], Awaitable[list[Generation]]]) -> None:
+    async def _run(self, compose: Callable[[], Awaitable[list[G]]]) -> None:
         try:
             self.generations = await compose()
             await asyncio.gather(*[generation.run() for generation in self.generations])
@@ -192,6 +214,5 @@ class Exchange:
         await self._finished.wait()
 
     async def begun(self) -> None:
-        """Wait until one of the generations has begun, or the exchange is over."""
         while not self.over and not any(generation.begun for generation in self.generations):
             await self.news()

@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from middleware_hub import parsers
 from middleware_hub.chat.messages import Tool
 from middleware_hub.parsers.hermes import Hermes
 from router.errors import BadRequestError
@@ -29,7 +28,7 @@ def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel:
     Raises:
         BadRequestError: calls of this form cannot be forced.
     """
-    if parsers.NAMES.get(parser) is not Hermes:
+    if parser not in Hermes.names:
         raise BadRequestError(
             f'`tool_choice` {choice!r} cannot be enforced with the tool call parser {parser!r}: use "auto" and say in'
             " the prompt that a tool has to be called",

@@ -15,21 +15,20 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from middleware_hub.chat.answer import Answer
-from middleware_hub.chat.refusals import SessionOverError
+from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.radix.recording import Expectation, Judge, Verdict
+from middleware_hub.radix.judge import Expectation, Judge, Verdict
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
-from middleware_hub.sessions.turn.worker_request import never, worker_request
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
-from router.engines.sglang import Reply, StreamedReply, UnreadableReplyError
+from router.engines.sglang.reply import Reply, UnreadableReplyError
+from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
-from router.http.asgi import replay, with_body
+from router.http.bodies import replay, with_body
 from router.http.reply import WatchedReply
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
@@ -57,13 +56,10 @@ class Backend(msgspec.Struct, frozen=True):
     force_logprobs: bool
 
 
-class Generation:
+class TurnGeneration:
     """See the top of this file.
 
     Args:
-        backend: sends it to a worker.
-        plan: of its turn.
-        handle: where it belongs in the trie.
         parser: parses the sampled text; made for this generation.
         on_news: called when there is something new for the client.
         on_commit: called with the prompt and the checkpoint.
@@ -96,8 +92,8 @@ class Generation:
         self._aborting = False
         self.id = handle.generation_id
         self.prompt = plan.prompt
-        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.tokenizer.vocabulary)
-        self._inner, self._body = worker_request(plan, self.id, logprobs=self._logprobs)
+        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.vocabulary)
+        self._inner, self._body = plan.generate(self.id, logprobs=self._logprobs)
         self.answer: Answer | None = None
         self.error: RouterError | None = None
         self.verdict: Verdict | None = None
@@ -108,7 +104,7 @@ class Generation:
 
     def __repr__(self) -> str:
         state = "answered" if self.answer else f"failed: {self.error}" if self.error else "in flight"
-        return f"<Generation {self.id}: {state}>"
+        return f"<TurnGeneration {self.id}: {state}>"
 
     @property
     def over(self) -> bool:
@@ -160,7 +156,6 @@ class Generation:
         self.routed = headers.get(b"x-router-reason", b"").decode("latin-1")
 
     def event(self, streamed: StreamedReply) -> None:
-        """Take an event that adds to the worker's reply."""
         self.begun = True
         if self.building.event(streamed):
             self._on_news()
@@ -254,3 +249,9 @@ class Generation:
             extra=answer.extra if lasting else {},
         )
         self._on_commit(prompt, checkpoint)
+
+
+async def never() -> Message:
+    """Receive for a client that does not leave: the sender itself decides when the request is over."""
+    await asyncio.Event().wait()
+    raise AssertionError

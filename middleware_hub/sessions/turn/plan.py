@@ -1,10 +1,11 @@
-"""What the generations of one turn share: the conversation, its prompt, and how it is sampled."""
+"""What the generations of one turn share: the conversation, its prompt, how it is sampled, and what a worker is sent."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 from starlette.types import Scope
 
 from middleware_hub.chat.answer import Answer
@@ -12,6 +13,13 @@ from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
+from router.engines.sglang.worker_request import WorkerRequest
+from router.http.bodies import noted_as_read
+from router.http.request_state import RouteHint, with_state
+
+_PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
+"""The client's headers that go to the worker; the others are about its own dialect."""
+_PASSED_WITHOUT_SESSION = frozenset({b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id"})
 
 
 class TurnPlan(msgspec.Struct):
@@ -69,3 +77,39 @@ class TurnPlan(msgspec.Struct):
             return checkpoint.reasoning
         found = self.request.messages[-1].get("reasoning_content")
         return found if isinstance(found, str) else ""
+
+    def generate(self, rid: str, *, logprobs: bool) -> tuple[Scope, bytes]:
+        """Return the scope and the body of a `/generate` for the layers inside.
+
+        `rid` is the generation's id, and `logprobs` says whether the worker returns logprobs.
+        """
+        request, ids = self.request, self.prompt.ids
+        fields: dict[str, Raw] = {
+            **request.extra,
+            "input_ids": Raw(ids.written),
+            "sampling_params": Raw(msgspec.json.encode(self.sampling)),
+            "stream": Raw(b"true" if request.stream else b"false"),
+        }
+        if logprobs:
+            fields["return_logprob"] = Raw(b"true")
+            if request.top_logprobs:
+                fields["top_logprobs_num"] = Raw(b"%d" % request.top_logprobs)
+        # The layers inside read this request, and need not parse the body again.
+        sent = WorkerRequest.single(fields, rid, stream=request.stream)
+        # Generations of one session have a prefix in common, so its id routes them.
+        hint = RouteHint(None, memoryview(ids.packed).cast("i"), self.session_id or None)
+        headers = [pair for pair in self.scope["headers"] if pair[0] in _PASSED_HEADERS]
+        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(sent.body))]
+        if not self.lasting:
+            headers += [pair for pair in self.scope["headers"] if pair[0] in _PASSED_WITHOUT_SESSION]
+            if self.parent is not None:
+                headers.append((b"x-radix-parent", self.parent.encode()))
+        inner = {
+            **noted_as_read(with_state(self.scope, kept=self.lasting, hint=hint, request=sent)),
+            "method": "POST",
+            "path": "/generate",
+            "raw_path": b"/generate",
+            "query_string": b"",
+            "headers": headers,
+        }
+        return inner, sent.body

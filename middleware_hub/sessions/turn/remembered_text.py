@@ -13,7 +13,7 @@ from middleware_hub.hub import Hub
 from middleware_hub.radix import prompting
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.http.asgi import header
+from router.http.headers import header
 from router.observability.tracing import Tracer
 
 
@@ -34,7 +34,7 @@ class RememberedText:
 
     @classmethod
     def of(
-        cls, hub: Hub, tenant: str, request: ChatRequest, scope: Scope, parent: str | None, tracer: Tracer
+        cls, hub: Hub, tracer: Tracer, tenant: str, request: ChatRequest, scope: Scope, parent: str | None
     ) -> RememberedText | None:
         """Return the encoder of a request; None if nothing remembers texts."""
         if hub.tree is None:

@@ -14,12 +14,13 @@ front of a possible end tag, half a tag) was sent to the client when the turn wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from middleware_hub import parsers
 from middleware_hub.chat.messages import ChatRequest, Reasoning, Text, Tool
 from middleware_hub.parsers.base import ReasoningParser
 from middleware_hub.parsers.reply import ReplyParser
+from middleware_hub.sessions.turn.forced_calls import structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.spans.chain import ID_BYTES, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
@@ -41,23 +42,36 @@ class ReplyParsers:
     """Makes parsers for replies.
 
     Args:
-        vocabulary: spells prompts.
         call_parser, reasoning_parser: their names. Raises BadRequestError for unknown names.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, call_parser: str, reasoning_parser: str) -> None:
         self._vocabulary = vocabulary
-        self.call_parser = call_parser
+        self._call_parser = call_parser
         self._reasoning_parser = reasoning_parser
         self._reader = parsers.reasoning_parser(reasoning_parser)
         self._special = {name: self._plain(name, None).needs_special for name in (call_parser, "none")}
 
-    def needs_special(self, request: ChatRequest) -> bool:
-        """Whether the parser of this request's replies must see special tokens."""
-        return self._special[self._calls(request)]
+    def sampling(self, plan: TurnPlan) -> dict[str, Any]:
+        """Return the `sampling_params` that the parsers need: a grammar that forces calls, and special tokens in the text.
+
+        Raises BadRequestError if the calls of this parser cannot be forced.
+        """
+        request = plan.request
+        found: dict[str, Any] = {}
+        if request.call_choice not in ("auto", "none"):
+            found["structural_tag"] = structural_tag(
+                self._call_parser,
+                request.tools or (),
+                request.call_choice,
+                parallel=request.parallel_calls,
+                reasoning=self._opens_reasoning(plan),
+            )
+        if self._special[self._calls(request)]:
+            found["skip_special_tokens"] = False
+        return found
 
     def parser(self, plan: TurnPlan) -> ReplyParser:
-        """Return a parser for one sample of a turn."""
         if self._reader is None:
             return self._plain(self._calls(plan.request), plan.request.tools)
         beginning = self._beginning(plan)
@@ -66,8 +80,7 @@ class ReplyParsers:
             reader = ResumedParser(reader, self._reader(starts_inside=beginning.inside), beginning.text)
         return ReplyParser(parsers.call_parser(self._calls(plan.request))(plan.request.tools or ()), reader)
 
-    def open(self, plan: TurnPlan) -> bool:
-        """Whether the prompt ends inside reasoning."""
+    def _opens_reasoning(self, plan: TurnPlan) -> bool:
         if self._reader is None:
             return False
         beginning = self._beginning(plan)
@@ -77,7 +90,7 @@ class ReplyParsers:
         return bool(found) and isinstance(found[-1], Reasoning)
 
     def _calls(self, request: ChatRequest) -> str:
-        return "none" if request.call_choice == "none" or not request.tools else self.call_parser
+        return "none" if request.call_choice == "none" or not request.tools else self._call_parser
 
     def _plain(self, calls: str, tools: Sequence[Tool] | None) -> ReplyParser:
         return parsers.create(calls, self._reasoning_parser, tools, starts_inside=False)

@@ -6,16 +6,14 @@ from typing import Any
 
 import msgspec
 
+from middleware_hub.chat.errors import context_length_error
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.chat.refusals import context_length_error
-from middleware_hub.radix import prompting
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session
-from middleware_hub.sessions.turn.forced_calls import structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
-from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
-from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang import GenerateRequest
+from middleware_hub.tokenizer import id_checks
+from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.engines.sglang.request import GenerateRequest
 
 REMEMBERED = 1024
 """Sets of options that were found harmless: in a conversation they are the same at every turn."""
@@ -25,33 +23,21 @@ class TurnSampling:
     """Works out the `sampling_params` of turns.
 
     Args:
-        tokenizer: knows the vocabulary, which options must fit.
-        parsers: read the replies.
         max_context: the tokens that the model takes; None if the worker is to decide.
     """
 
-    def __init__(self, tokenizer: Tokenizer, parsers: ReplyParsers, *, max_context: int | None) -> None:
-        self._tokenizer = tokenizer
-        self._parsers = parsers
+    def __init__(self, vocabulary: Vocabulary, *, max_context: int | None) -> None:
+        self._vocabulary = vocabulary
         self._max_context = max_context
         self._checked: set[bytes] = set()
 
-    def of(self, session: Session, plan: TurnPlan) -> dict[str, Any]:
-        """Return the `sampling_params` of a turn. Raises BadRequestError."""
+    def of(self, session: Session, plan: TurnPlan, needed: dict[str, Any]) -> dict[str, Any]:
+        """Return the `sampling_params` of a turn, with those that its parsers need. Raises BadRequestError."""
         request = plan.request
         sampling = {**session.sampling, **request.sampling}
         # A stop string that the text shows would stand there twice when the turn is continued.
         sampling.pop("no_stop_trim", None)
-        if request.call_choice not in ("auto", "none"):
-            sampling["structural_tag"] = structural_tag(
-                self._parsers.call_parser,
-                request.tools or (),
-                request.call_choice,
-                parallel=request.parallel_calls,
-                reasoning=self._parsers.open(plan),
-            )
-        if self._parsers.needs_special(request):
-            sampling["skip_special_tokens"] = False
+        sampling.update(needed)
         self._check(request, sampling)
         wanted = sampling.get("max_new_tokens")
         limit = sampling["max_new_tokens"] = self._limit(session, wanted, plan.prompt)
@@ -69,7 +55,7 @@ class TurnSampling:
         options = msgspec.json.encode({**request.extra, **fields})
         if options in self._checked:
             return
-        prompting.check_options(self._tokenizer, GenerateRequest.parse(options))
+        id_checks.check_options(self._vocabulary, GenerateRequest.parse(options))
         if len(self._checked) >= REMEMBERED:
             self._checked.clear()
         self._checked.add(options)

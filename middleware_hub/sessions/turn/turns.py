@@ -3,47 +3,54 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 from starlette.types import Scope
 
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.hub import Hub
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle, PreparedTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
+from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
-from middleware_hub.sessions.turn.generation import Backend, Generation
+from middleware_hub.sessions.turn.generation import Backend, TurnGeneration
 from middleware_hub.sessions.turn.plan import TurnPlan
-from middleware_hub.sessions.turn.remembered_text import RememberedText
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.sampling import TurnSampling
-from router.config import SessionsConfig
+from router.config.sessions import SessionsConfig
 from router.engines.sglang.worker_request import new_rid
 
 
-class Turns:
-    """Begins exchanges.
+class RememberedStart(Protocol):
+    """Encodes the whole prompt of a chat without a session, as far as its text is remembered.
 
-    Args:
-        backend: brings generations to workers.
-        hub: shared with the layers inside.
-        composer: composes prompts.
-        parsers: make parsers of replies.
-        registry: of sessions.
-        metrics: count turns and tokens.
-        config: how long a generation goes on after its client has left, and the model's context.
+    Attributes:
+        knew_parent: whether the tokens of the reply that the request names are in the prompt.
     """
+
+    knew_parent: bool
+
+    async def __call__(self, text: str) -> tuple[Sequence[int], int]:
+        """Return the ids of a prompt and how many of them were remembered."""
+
+
+RememberedStarts = Callable[[str, ChatRequest, Scope, str | None], RememberedStart | None]
+"""Takes the tenant, the request, its scope and the parent that it names. Returns None if nothing remembers texts."""
+
+
+class Turns:
+    """Begins exchanges."""
 
     def __init__(
         self,
         backend: Backend,
-        hub: Hub,
+        remembered: RememberedStarts,
         composer: Composer,
         parsers: ReplyParsers,
         registry: SessionRegistry,
@@ -51,15 +58,15 @@ class Turns:
         config: SessionsConfig,
     ) -> None:
         self._backend = backend
-        self._hub = hub
+        self._remembered = remembered
         self._composer = composer
         self._parsers = parsers
         self._registry = registry
         self._metrics = metrics
         self._orphan_grace = config.orphan_grace
-        self._sampling = TurnSampling(hub.tokenizer, parsers, max_context=config.max_context)
+        self._sampling = TurnSampling(backend.judge.vocabulary, max_context=config.max_context)
 
-    def adopt(self, session: Session, key: RequestKey) -> Exchange | None:
+    def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None:
         """Return the exchange that answers the same request already and has lost its client, if there is one."""
         found = session.adopt(key)
         if found is not None:
@@ -67,7 +74,7 @@ class Turns:
             found.attach()
         return found
 
-    def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange:
+    def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange[TurnGeneration]:
         """Prepare a turn and let it run by itself; from now on the session knows it.
 
         Raises CapacityError: then nothing has changed. Later errors are the exchange's failure.
@@ -82,7 +89,7 @@ class Turns:
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
             span.set(covered=turn.covered)
         self._metrics.seconds.labels("prepare").observe(time.perf_counter() - begun)
-        exchange = Exchange(
+        exchange: Exchange[TurnGeneration] = Exchange(
             key, grace=self._orphan_grace if session.lasting else 0.0, on_over=lambda one: self._over(session, one)
         )
         session.begin(exchange)
@@ -96,8 +103,8 @@ class Turns:
         scope: Scope,
         turn: PreparedTurn,
         handles: list[BranchHandle],
-        exchange: Exchange,
-    ) -> list[Generation]:
+        exchange: Exchange[TurnGeneration],
+    ) -> list[TurnGeneration]:
         """Return the generations of a prepared turn. Raises BadRequestError, SessionOverError: then nothing has changed."""
         begun = time.perf_counter()
         try:
@@ -106,10 +113,10 @@ class Turns:
             for handle in handles:
                 # If the prompt was encoded from the start, the checkpoint that it might have continued ends a branch.
                 handle.goes_on_from(plan.prompt.checkpoint, apart=plan.prompt.apart)
-            plan.sampling = self._sampling.of(session, plan)
+            plan.sampling = self._sampling.of(session, plan, self._parsers.sampling(plan))
             exchange.notes = _notes(plan.turn, plan.prompt)
             generations = [
-                Generation(
+                TurnGeneration(
                     self._backend,
                     plan,
                     handle,
@@ -130,11 +137,7 @@ class Turns:
     async def _plan(self, session: Session, request: ChatRequest, scope: Scope, turn: PreparedTurn) -> TurnPlan:
         tracer = self._backend.tracer
         with tracer.span("tokenize") as span:
-            start = (
-                None
-                if session.lasting
-                else RememberedText.of(self._hub, session.tenant, request, scope, turn.named, tracer)
-            )
+            start = None if session.lasting else self._remembered(session.tenant, request, scope, turn.named)
             prompt = await self._composer.compose(turn, request, start)
             span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
         if turn.unknown_parent and ((start is not None and start.knew_parent) or prompt.holds(turn.named)):
@@ -175,7 +178,7 @@ class Turns:
         self._composer.committed(prompt, checkpoint)
         self._metrics.tokens.labels("sampled").inc(len(checkpoint.span))
 
-    def _over(self, session: Session, exchange: Exchange) -> None:
+    def _over(self, session: Session, exchange: Exchange[TurnGeneration]) -> None:
         for generation in exchange.generations:
             self._metrics.seconds.labels("generate").observe(generation.seconds)
             if generation.commit_seconds is not None:

@@ -8,9 +8,9 @@ from msgspec import Raw
 from starlette.types import Message
 
 from middleware_hub.chat import refusals
-from router.engines.sglang import Reply, StreamedReply, read_reply
-from router.engines.sglang.reply import read_fields
-from router.engines.sglang.stream import DONE
+from router.engines.events import DONE
+from router.engines.sglang.reply import Reply, read_fields, read_reply
+from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
 
 

@@ -1,7 +1,6 @@
 """An agent's side of a conversation, through the client libraries of OpenAI and of Anthropic.
 
-Both know nothing of this router but a `base_url`: messages go out and come in as these libraries have them. What only a
-demonstration does is in `extra_body` (see `script`).
+Both know nothing of this router but a `base_url`. Only `extra_body` is special to the demonstration (see `script`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import anthropic
 import openai
@@ -20,20 +19,6 @@ from router.demo.rollout import CallError
 
 MODEL = "demo"
 MAX_TOKENS = 160
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A tool whose arguments are all strings."""
-
-    name: str
-    description: str
-    arguments: tuple[str, ...]
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        properties = {name: {"type": "string"} for name in self.arguments}
-        return {"type": "object", "properties": properties, "required": list(self.arguments)}
 
 
 @dataclass(frozen=True)
@@ -47,86 +32,93 @@ class AgentCall:
 
 @dataclass(frozen=True)
 class AgentTurn:
-    """The reply to one request: who asked, with which library, what came back.
-
-    `scripted` counts the tokens that were scripted, `message` is what the library wants back, and `number` is the place of
-    the request among all of the demonstration.
-    """
+    """The reply to one request: who asked, with which library, what came back."""
 
     agent: str
     client: str
     generation: str
-    scripted: int
+    scripted: int  # tokens
     text: str
     calls: tuple[AgentCall, ...]
-    message: Any
-    number: int = 0
+    message: Any  # what the library wants back
+    number: int = 0  # of the request, among all of the demonstration
+
+
+def tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
+    """Return a tool whose arguments are all strings, as OpenAI describes a function."""
+    properties = {argument: {"type": "string"} for argument in arguments}
+    schema = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"name": name, "description": description, "parameters": schema}
 
 
 @dataclass
 class Agent(ABC):
     """Keeps the messages of one conversation, and asks for turns."""
 
+    client_name: ClassVar[str]
     client: Any
     name: str
     system: str
-    tools: Sequence[Tool]
+    tools: Sequence[dict[str, Any]]
     prompter: Prompter
     messages: list[Any] = field(default_factory=list)
 
-    @abstractmethod
-    def learn(self, results: Sequence[tuple[AgentCall, str]]) -> None:
-        """Take the results of tool calls."""
-
-    @abstractmethod
     async def ask(self, line: Line) -> AgentTurn:
         """Return a turn that is not among the messages yet: any number may be asked for at a time. Raises CallError."""
+        try:
+            generation, *said = await self._send(self.prompter.fields(line))
+        except (openai.OpenAIError, anthropic.AnthropicError) as error:
+            raise CallError(f"{self.client_name}: {error}") from error
+        return AgentTurn(self.name, self.client_name, generation, self.prompter.count(line), *said)
+
+    @abstractmethod
+    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
+        """Return the id of a generation, its text, its tool calls, and the message to send back."""
+
+    @abstractmethod
+    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
+        """Append the results of tool calls to the messages."""
 
 
 class OpenAIAgent(Agent):
     """Asks `/v1/chat/completions`."""
 
-    def learn(self, results: Sequence[tuple[AgentCall, str]]) -> None:
-        self.messages += [{"role": "tool", "tool_call_id": call.id, "content": result} for call, result in results]
+    client_name = "openai"
 
-    async def ask(self, line: Line) -> AgentTurn:
-        functions = ({"name": one.name, "description": one.description, "parameters": one.schema} for one in self.tools)
-        try:
-            reply = await self.client.chat.completions.create(
-                model=MODEL,
-                messages=[{"role": "system", "content": self.system}, *self.messages],
-                tools=[{"type": "function", "function": function} for function in functions],
-                max_completion_tokens=MAX_TOKENS,
-                extra_body=self.prompter.fields(line),
-            )
-        except openai.OpenAIError as error:
-            raise CallError(f"openai: {error}") from error
-        message, name = reply.choices[0].message, reply.id.removeprefix("chatcmpl-")
-        calls = [(one.id, one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls or ()]
-        made = tuple(AgentCall(*call) for call in calls)
-        return AgentTurn(self.name, "openai", name, self.prompter.count(line), message.content or "", made, message)
+    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
+        messages = [{"role": "system", "content": self.system}, *self.messages]
+        tools = [{"type": "function", "function": function} for function in self.tools]
+        reply = await self.client.chat.completions.create(
+            model=MODEL, messages=messages, tools=tools, max_completion_tokens=MAX_TOKENS, extra_body=extra
+        )
+        message = reply.choices[0].message
+        made = [(one.id, one.function) for one in message.tool_calls or ()]
+        calls = tuple(AgentCall(id_, function.name, json.loads(function.arguments)) for id_, function in made)
+        return reply.id.removeprefix("chatcmpl-"), message.content or "", calls, message
+
+    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
+        self.messages += [{"role": "tool", "tool_call_id": call.id, "content": result} for call, result in results]
 
 
 class AnthropicAgent(Agent):
     """Asks `/v1/messages`."""
 
-    def learn(self, results: Sequence[tuple[AgentCall, str]]) -> None:
+    client_name = "anthropic"
+
+    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
+        tools = [{"input_schema" if key == "parameters" else key: one[key] for key in one} for one in self.tools]
+        reply = await self.client.messages.create(
+            model=MODEL,
+            system=self.system,
+            messages=self.messages,
+            tools=tools,
+            max_tokens=MAX_TOKENS,
+            extra_body=extra,
+        )
+        text = "".join(block.text for block in reply.content if block.type == "text")
+        calls = tuple(AgentCall(one.id, one.name, dict(one.input)) for one in reply.content if one.type == "tool_use")
+        return reply.id.removeprefix("msg_"), text, calls, {"role": "assistant", "content": reply.content}
+
+    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
         blocks = [{"type": "tool_result", "tool_use_id": call.id, "content": result} for call, result in results]
         self.messages.append({"role": "user", "content": blocks})
-
-    async def ask(self, line: Line) -> AgentTurn:
-        try:
-            reply = await self.client.messages.create(
-                model=MODEL,
-                system=self.system,
-                messages=self.messages,
-                tools=[{"name": o.name, "description": o.description, "input_schema": o.schema} for o in self.tools],
-                max_tokens=MAX_TOKENS,
-                extra_body=self.prompter.fields(line),
-            )
-        except anthropic.AnthropicError as error:
-            raise CallError(f"anthropic: {error}") from error
-        text = "".join(block.text for block in reply.content if block.type == "text")
-        made = tuple(AgentCall(one.id, one.name, dict(one.input)) for one in reply.content if one.type == "tool_use")
-        message, name = {"role": "assistant", "content": reply.content}, reply.id.removeprefix("msg_")
-        return AgentTurn(self.name, "anthropic", name, self.prompter.count(line), text, made, message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any
 
 from router.embedded.engine.records import GenerationRecord
@@ -12,17 +13,11 @@ from router.embedded.engine.records import GenerationRecord
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of one comparison.
+    """The result of one comparison."""
 
-    Attributes:
-        ids: how many ids the trajectory has.
-        same: how many of them the worker has in the same place.
-        faults: everything that is not as it should be, in words.
-    """
-
-    ids: int
-    same: int
-    faults: list[str] = field(default_factory=list)
+    ids: int  # of the trajectory
+    same: int  # how many of them the worker has in the same place
+    faults: list[str] = field(default_factory=list)  # everything that is not as it should be, in words
 
     @property
     def holds(self) -> bool:
@@ -38,34 +33,33 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, GenerationRecord
     ids, begin = ids_of(trajectory), len(trajectory["prompt_ids"])
     last = evidence.get(trajectory["branch"])
     truth = [] if last is None else [*last.input_ids, *last.output_ids]
-    same = sum(mine == theirs for mine, theirs in zip(ids, truth, strict=False))
     faults = [] if len(ids) == len(truth) else [f"{len(ids)} ids, and the worker had {len(truth)}"]
     if not trajectory["exact"]:
         faults.append("the router calls it inexact: " + ", ".join(trajectory["reasons"]))
     versions = [""] * len(trajectory["response_ids"])
     for run in trajectory["weight_versions"]:
         versions[run["start"] : run["end"]] = [run["version"]] * (run["end"] - run["start"])
-    mask = list(trajectory["response_mask"])
+    context = list(trajectory["response_mask"])
     for number, turn in enumerate(trajectory["extra_fields"]["turns"], start=1):
         start, end = turn["start"], turn["end"]
-        if len(set(mask[start:end])) > 1:
+        if len(set(context[start:end])) > 1:
             faults.append(f"turn {number}: a part of it has another loss mask")
-        mask[start:end] = [0] * (end - start)
+        context[start:end] = [0] * (end - start)
         own = evidence.get(turn["generation_id"])
         if own is None:
             faults.append(f"turn {number}: no worker knows of it")
             continue
-        for what, mine, theirs in (
-            ("what was read", ids[: begin + start], own.input_ids),
-            ("what was sampled", ids[begin + start : begin + end], own.output_ids),
-            ("the logprobs", trajectory["response_logprobs"][start:end], own.logprobs),
-            ("the weight versions", versions[start:end], own.versions),
-        ):
-            if list(mine) != list(theirs):
-                faults.append(f"turn {number}: {what} is not what the worker has")
-    if any(mask):
+        compared = {
+            "what was read": (ids[: begin + start], own.input_ids),
+            "what was sampled": (ids[begin + start : begin + end], own.output_ids),
+            "the logprobs": (trajectory["response_logprobs"][start:end], own.logprobs),
+            "the weight versions": (versions[start:end], own.versions),
+        }
+        wrong = [what for what, (mine, theirs) in compared.items() if mine != theirs]
+        faults += [f"turn {number}: {what} is not what the worker has" for what in wrong]
+    if any(context):
         faults.append("what nobody sampled has loss mask 1")
-    return Proof(len(ids), same, faults)
+    return Proof(len(ids), sum(map(eq, ids, truth)), faults)
 
 
 def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[str, GenerationRecord]) -> list[str]:

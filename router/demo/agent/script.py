@@ -1,9 +1,8 @@
 """What the agents' model is made to say: tool calls word for word, and the first words of answers.
 
-The shipped language model looks back three tokens, and cannot be relied on for a tool call. So each request scripts how the
-reply begins, in `custom_params` that only the embedded engine understands. The logprobs of the scripted tokens are the model's
-own. A line is spelled as the model spells: here and there a token is split, and the ids are not those that encoding the text
-gives.
+The shipped language model looks back three tokens, so it cannot write a tool call. Each request therefore scripts how the reply
+begins, in `custom_params` that only the embedded engine understands. The logprobs of the scripted tokens are the model's own. A
+line is spelled as the model spells: here and there a token is split, and the ids are not those that encoding the text gives.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from router.embedded.models.ngram import respell, spellings
 
 @dataclass(frozen=True)
 class Line:
-    """The beginning of a turn; behind one that is `free` the model goes on by itself. The seed is for spelling and sampling."""
+    """The beginning of a turn. After one that is `free` the model goes on by itself."""
 
     text: str
-    seed: int
+    seed: int  # for spelling and for sampling
     free: bool = False
 
 
@@ -34,7 +33,7 @@ def tool_call(name: str, **arguments: str) -> str:
 
 
 class Prompter:
-    """Turns lines into fields of a request. Knows the shipped tokenizer."""
+    """Turns lines into fields of a request, with the shipped tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +44,7 @@ class Prompter:
         return respell(encoded, self._ways, random.Random(line.seed))
 
     def count(self, line: Line) -> int:
-        """Return how many tokens are scripted. The end of a turn counts where it is scripted, too."""
+        """Return how many tokens are scripted, with the end of the turn where it is scripted, too."""
         return len(self.ids(line)) + (not line.free)
 
     def fields(self, line: Line) -> dict[str, Any]:

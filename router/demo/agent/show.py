@@ -26,8 +26,7 @@ TOKENS_PER_SECOND = 200  # as `tito-router demo-worker`
 def show(folder: Path) -> int:
     """Run the demonstration; return the exit status. `folder` is for the router's log.
 
-    The workers run in this process, which reads their logs when the router has ended: the router has no part in what they
-    wrote down.
+    The workers run in this process, which reads their logs once the router has ended, so the router has no part in them.
     """
     begun = time.monotonic()
     # A proxy in the environment of the clients does not reach this machine.

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import anthropic
 import openai
 
-from router.demo.agent.clients import Agent, AgentCall, AgentTurn, AnthropicAgent, OpenAIAgent, Tool
+from router.demo.agent.clients import Agent, AgentCall, AgentTurn, AnthropicAgent, OpenAIAgent, tool
 from router.demo.agent.script import Line, Prompter, tool_call
 from router.demo.rollout import call
 
@@ -26,9 +27,9 @@ FOLLOW_UP = "And how do I get there?"
 LEAD = "You lead. Helpers look things up for you."
 HELP = "You look things up."
 HEIGHTS = ("814", "3,776", "2,962")
-DELEGATE = Tool("delegate", "Ask a helper.", ("about", "question"))
-CALCULATE = Tool("calculate", "The difference of two numbers.", ("expression",))
-SEARCH = Tool("search", "Search.", ("query",))
+DELEGATE = tool("delegate", "Ask a helper.", "about", "question")
+CALCULATE = tool("calculate", "The difference of two numbers.", "expression")
+SEARCH = tool("search", "Search.", "query")
 FOUND = {
     "Zugspitze": "The Zugspitze is 2,962 m high. It is the highest mountain of Germany.",
     "Mount Fuji": "Mount Fuji is 3,776 m high. It is the highest mountain of Japan.",
@@ -55,7 +56,7 @@ FIRST_VERSION, NEW_VERSION = "1", "2"
 
 @dataclass
 class Played:
-    """What the demonstration itself knows of the session: turns and rewards by generation, and the answer of `/finalize`."""
+    """What the demonstration itself knows of the session: turns and rewards by generation, and the reply of `/finalize`."""
 
     turns: dict[str, AgentTurn] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)
@@ -97,16 +98,10 @@ class _Team:
     def __init__(self, new_helper: Callable[[str], Agent]) -> None:
         self.played = Played()
         self._new_helper = new_helper
-        self._asked = 0
-        self._tools: Mapping[str, Callable[[AgentCall], Awaitable[str]]] = {
-            "delegate": self._delegate,
-            "calculate": _calculate,
-            "search": _search,
-        }
+        self._numbers = count()
 
     async def ask(self, agent: Agent, line: Line) -> AgentTurn:
-        number = self._asked
-        self._asked += 1
+        number = next(self._numbers)
         turn = await agent.ask(line)
         self.played.turns[turn.generation] = replace(turn, number=number)
         return turn
@@ -118,23 +113,20 @@ class _Team:
             turn = await self.ask(agent, line)
             agent.messages.append(turn.message)
             if turn.calls:
-                results = await asyncio.gather(*(self._tools[one.name](one) for one in turn.calls))
-                agent.learn(list(zip(turn.calls, results, strict=True)))
+                results = await asyncio.gather(*map(self._use, turn.calls))
+                agent.add_results(list(zip(turn.calls, results, strict=True)))
         return turn.text
 
-    async def _delegate(self, call: AgentCall) -> str:
-        about = str(call.arguments["about"])
-        return await self.work(self._new_helper(about), f"{about}: {call.arguments['question']}", LOOKING_UP[about])
+    async def _use(self, call: AgentCall) -> str:
+        match call.name, call.arguments:
+            case "delegate", {"about": about, "question": question}:
+                return await self.work(self._new_helper(about), f"{about}: {question}", LOOKING_UP[about])
+            case "search", {"query": query}:
+                return next((text for about, text in FOUND.items() if about in query), "nothing found")
+            case "calculate", {"expression": expression} if found := re.fullmatch(r"(\d+) - (\d+)", expression):
+                return str(int(found[1]) - int(found[2]))
+        return "this tool cannot do that"
 
 
 async def _call(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return (await asyncio.to_thread(call, url, path, body))[1]
-
-
-async def _search(call: AgentCall) -> str:
-    return next((text for about, text in FOUND.items() if about in call.arguments["query"]), "nothing found")
-
-
-async def _calculate(call: AgentCall) -> str:
-    found = re.fullmatch(r"(\d+) - (\d+)", call.arguments["expression"])
-    return str(int(found[1]) - int(found[2])) if found else "this calculator can only subtract"

@@ -1,7 +1,4 @@
-"""A session's trajectories as a forest: turns that several of them share are there once.
-
-The forest is made of what the router answered. The demonstration itself adds who asked, and how much was scripted.
-"""
+"""A session's trajectories as a forest: turns that several of them share are there once."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -35,14 +32,15 @@ class TurnNode:
 def forest(trajectories: Sequence[Mapping[str, Any]], turns: Mapping[str, AgentTurn]) -> list[TurnNode]:
     """Return the roots, in the order of their requests; of siblings, those that go on come last.
 
+    The forest is made of what the router answered. `turns` adds who asked, and how much was scripted.
+
     Raises:
-        KeyError: the demonstration knows nothing of a turn.
+        KeyError: a turn is not in `turns`.
     """
     nodes: dict[str, TurnNode] = {}
     roots: list[TurnNode] = []
     for index, trajectory in enumerate(trajectories):
-        siblings = roots
-        runs = trajectory["weight_versions"]
+        siblings, runs = roots, trajectory["weight_versions"]
         for span, context in zip(trajectory["extra_fields"]["turns"], _contexts(trajectory["messages"]), strict=False):
             name, start, end = span["generation_id"], span["start"], span["end"]
             if name not in nodes:
@@ -59,15 +57,15 @@ def forest(trajectories: Sequence[Mapping[str, Any]], turns: Mapping[str, AgentT
     return roots
 
 
-def _contexts(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield the messages in front of each turn of the model's."""
-    context: list[Mapping[str, Any]] = []
+def _contexts(messages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the messages in front of each turn of the model."""
+    contexts: list[list[Mapping[str, Any]]] = [[]]
     for message in messages:
         if message["role"] == "assistant":
-            yield context
-            context = []
+            contexts.append([])
         else:
-            context.append(message)
+            contexts[-1].append(message)
+    return contexts
 
 
 def walk(nodes: Sequence[TurnNode]) -> Iterator[TurnNode]:
@@ -81,49 +79,43 @@ def draw(roots: Sequence[TurnNode], scores: Mapping[str, float]) -> Group:
     """Return the drawing of a forest; `scores` are by generation."""
     drawn: list[RenderableType] = []
     for root in roots:
-        head = _table(first_columns=())
         titles = () if drawn else (Text(title, "dim") for title in _COLUMNS)
+        head = _table()
         head.add_row(Text(f"{root.turn.agent} · {root.turn.client} client", "bold"), *titles)
         drawn += [head, _branch(root, scores), ""]
     return Group(*drawn[:-1])
 
 
-def _table(first_columns: Sequence[int]) -> Table:
-    table = Table.grid(expand=True)
-    for width in first_columns:
-        table.add_column(width=width)
-    table.add_column(ratio=1)
-    for width in _COLUMNS.values():
-        table.add_column(width=width, justify="right")
-    return table
+def _table(*first_columns: int) -> Table:
+    first = [Column(width=width) for width in first_columns]
+    numbers = [Column(width=width, justify="right") for width in _COLUMNS.values()]
+    return Table.grid(*first, Column(ratio=1), *numbers, expand=True)
 
 
 def _branch(node: TurnNode, scores: Mapping[str, float], *, with_context: bool = True) -> Tree:
     """Draw the turns from `node` to the next fork as one label, with the branches of the fork below it."""
-    rows = _table(first_columns=(2, 10))
+    rows = _table(2, 10)
     tree = Tree(rows, guide_style="dim")
     while True:
-        for message in node.context if with_context else ():
-            _add_message(rows, message)
-        score, scripted = scores.get(node.turn.generation), node.turn.scripted
-        numbers = (str(scripted or "-"), str(node.tokens - scripted or "-"), node.weights)
-        rows.add_row(
-            "●", "assistant", _said(node.turn), *numbers, f"{score:.2f}" if score is not None else "", node.branch
-        )
+        _add_context(rows, node.context if with_context else ())
+        turn, score = node.turn, scores.get(node.turn.generation)
+        numbers = (str(turn.scripted or "-"), str(node.tokens - turn.scripted or "-"), node.weights)
+        rows.add_row("●", "assistant", _said(turn), *numbers, "" if score is None else f"{score:.2f}", node.branch)
         if len(node.children) != 1:
             break
         node, with_context = node.children[0], True
-    shared = all(child.context == node.children[0].context for child in node.children)
-    for message in node.children[0].context if node.children and shared else ():
-        _add_message(rows, message)
+    contexts = [child.context for child in node.children]
+    shared = all(context == contexts[0] for context in contexts)
+    _add_context(rows, contexts[0] if contexts and shared else ())
     tree.children = [_branch(child, scores, with_context=not shared) for child in node.children]
     return tree
 
 
-def _add_message(rows: Table, message: Mapping[str, Any]) -> None:
-    content = message.get("content") or ""
-    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-    rows.add_row("", Text(message["role"], "dim"), Text(text, "dim", no_wrap=True))
+def _add_context(rows: Table, messages: Sequence[Mapping[str, Any]]) -> None:
+    for message in messages:
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        rows.add_row("", Text(message["role"], "dim"), Text(text, "dim", no_wrap=True))
 
 
 def _said(turn: AgentTurn) -> Text:

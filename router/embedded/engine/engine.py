@@ -24,15 +24,10 @@ from enum import Enum
 from typing import Literal
 
 from router.embedded.condition import Condition
-from router.embedded.engine.admission import ReplyRequest
-from router.embedded.engine.faults import Fault
+from router.embedded.engine.finish import ABORTED, DEQUEUED, FinishReason
 from router.embedded.engine.records import GenerationRecord
-from router.embedded.engine.sample import GeneratedReply, Sample, abort
-from router.embedded.engine.script import FREE, Script
-from router.embedded.engine.source import Source
-from router.embedded.engine.stopping import DEQUEUED, FinishReason
-from router.embedded.models.pool import Pool, PooledReply
-from router.embedded.models.vocabulary import EngineVocabulary
+from router.embedded.engine.sample import ReplyRequest, Sample
+from router.embedded.engine.script import FREE, Fault, Script
 from router.embedded.options import WorkerOptions
 
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -79,25 +74,16 @@ NOTHING = Progress("", 0)
 
 
 class Engine:
-    """Runs jobs, and pauses, aborts and holds them.
+    """Runs jobs, and pauses, aborts and holds them. `new_sample` begins the sample of a request."""
 
-    Args:
-        vocabulary: of the source.
-        source: what is sampled from; a pool replaces sampling.
-        options: of the worker: seed, weight_version, stream_interval and token_delay are used.
-    """
-
-    def __init__(self, vocabulary: EngineVocabulary, source: Source | Pool, options: WorkerOptions) -> None:
+    def __init__(self, new_sample: Callable[[ReplyRequest], Sample], options: WorkerOptions) -> None:
         self.weight_version = options.weight_version
         self.jobs: dict[str, EngineJob] = {}
         self.scripts: deque[Script] = deque()
         self.faults: deque[Fault] = deque()
         self.progress = Condition()  # notified after every token and every request
         self._gates = Condition()  # notified when a closed place may have opened
-        self.vocabulary = vocabulary
-        self._source = source
-        self._seed = options.seed
-        self._count = 0
+        self._new_sample = new_sample
         self._stream_interval = options.stream_interval
         self._token_delay = options.token_delay
         self._hold: int | None = None
@@ -106,7 +92,7 @@ class Engine:
 
     @property
     def paused(self) -> bool:
-        """Whether it is paused, in any mode."""
+        """Whether the engine is paused, in any mode."""
         return self._front_closed
 
     def changed(self) -> None:
@@ -116,20 +102,13 @@ class Engine:
 
     # -- admission -----------------------------------------------------------------------------------------------------
 
-    def start(self, wanted: ReplyRequest, record: GenerationRecord) -> EngineJob:
-        """Put a request in flight."""
-        script = wanted.script or (self.scripts.popleft() if self.scripts else FREE)
-        fault = self.faults.popleft() if self.faults else script.fault
-        job = self.jobs[wanted.rid] = EngineJob(self._sample(wanted, script), record, fault)
+    def start(self, request: ReplyRequest, record: GenerationRecord) -> EngineJob:
+        """Put a request in flight. Without a script of its own it takes the next one of the queue."""
+        if request.script is FREE and self.scripts:
+            request = replace(request, script=self.scripts.popleft())
+        fault = self.faults.popleft() if self.faults else request.script.fault
+        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault)
         return job
-
-    def _sample(self, wanted: ReplyRequest, script: Script) -> Sample:
-        ids, sampling, returns = wanted.input_ids, wanted.sampling, wanted.returns
-        if isinstance(self._source, Pool):
-            return PooledReply(self._source, ids, sampling, returns)
-        seed = f"{self._seed}/{self._count}"
-        self._count += 1
-        return GeneratedReply(self.vocabulary, self._source, ids, sampling, script, returns, seed)
 
     def retire(self, job: EngineJob) -> None:
         """Take a job out of flight and complete its record. A second call does nothing."""
@@ -138,7 +117,7 @@ class Engine:
         del self.jobs[job.record.rid]
         sample, record = job.sample, job.record
         if sample.finish is None:
-            abort(sample)
+            sample.finish = dict(ABORTED)
         record.output_ids = sample.output_ids
         record.logprobs = sample.logprobs
         record.versions = sample.versions.per_token()
@@ -153,7 +132,9 @@ class Engine:
     async def run(self, job: EngineJob, *, stream: bool) -> AsyncIterator[Progress]:
         """Run a sample; yield what SGLang's scheduler passes on, the last time with the finish reason."""
         sample, record = job.sample, job.record
-        interval = (sample.sampling.stream_interval or self._stream_interval) if stream else sample.plain_interval
+        interval = (
+            (sample.request.sampling.stream_interval or self._stream_interval) if stream else sample.plain_interval
+        )
         passed_on = NOTHING
         await self._pass(job, lambda: job.dropped or not self._front_closed)
         job.stage = Stage.QUEUED
@@ -166,7 +147,7 @@ class Engine:
                     return
                 job.stage = Stage.RUNNING
                 if job.aborted or job.dropped:
-                    abort(sample)
+                    sample.finish = dict(ABORTED)
                 else:
                     await self._advance(job, self._due(passed_on.count, interval, stream=stream))
             count = len(sample.output_ids)
@@ -214,7 +195,7 @@ class Engine:
         job.waiting = False
 
     def give_up(self, jobs: Iterable[EngineJob]) -> None:
-        """End these jobs at once."""
+        """End these jobs at once, even at a closed place."""
         for job in jobs:
             job.dropped = True
         self.changed()
@@ -266,7 +247,6 @@ class Engine:
         self.changed()
 
     def resume(self) -> None:
-        """Open the front and the scheduler."""
         logger.info("continued")
         self._front_closed = self._scheduler_closed = False
         self.changed()
@@ -281,7 +261,7 @@ class Engine:
         self.changed()
 
     def idle(self) -> bool:
-        """Whether the cache may be flushed: nothing runs, and jobs wait for the end of a pause only."""
+        """Return whether the cache may be flushed: nothing runs, and jobs wait for the end of a pause only."""
         return not any(
             job.stage is Stage.RUNNING or (job.stage is Stage.QUEUED and not self._scheduler_closed)
             for job in self.jobs.values()

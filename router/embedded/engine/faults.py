@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-Fault = Literal[
-    "not_json",  # HTTP 200 and no JSON
-    "no_done",  # a stream that ends well, without [DONE]; a reply without its second half
-    "dies",  # the connection is reset in the middle of the reply
-    "no_answer",  # not a byte until the client leaves
-    "http_500",
-    "http_503",
-    "error_event",  # in a stream: the error after the first event; otherwise HTTP 503
-    "abort_503",  # an abort with a status code: HTTP 503, and in a stream an abort event
-    "late_count",  # SGLang does this when it is busy: a cumulative event has more tokens than it counts
-    "wrong_completion_tokens",
-    "wrong_prompt_tokens",
-    "wrong_text",
-    "wrong_logprob_ids",
-    "nan_logprob",  # the literal NaN, which Python's json reads
-    "null_logprob",  # how orjson, and so SGLang, prints a NaN
-    "missing_logprob",
-    "no_logprobs",
-]
+from router.embedded.engine.script import Fault
 
 BUSY: dict[str, Any] = {
     "object": "error",

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.embedded.engine.stopping import FinishReason
+from router.embedded.engine.finish import FinishReason
 
 
 @dataclass

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Protocol
 
+from router.embedded.engine.logprobs import Scored
 from router.embedded.engine.sampling import SamplingParams
-
-Scored = tuple[float | None, int]  # a logprob, which is exactly a float32, and its token
 
 
 class Distribution(Protocol):
@@ -49,8 +47,3 @@ class Source(Protocol):
     def begin(self, prompt_ids: Sequence[int], sampling: SamplingParams, seed: str) -> TokenDistributions:
         """Begin a reply. `seed` differs from reply to reply and is the same in every run."""
         ...
-
-
-def float32(value: float) -> float:
-    """Return the nearest float32, as a double: an engine's logprobs have this precision."""
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])

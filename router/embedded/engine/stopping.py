@@ -5,16 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
+from router.embedded.engine.finish import ABORTED, FinishReason, length, stop
 from router.embedded.engine.sampling import SamplingParams
 from router.embedded.engine.script import Script
 from router.embedded.models.vocabulary import EngineVocabulary
-
-FinishReason = dict[str, Any]
-
-ABORTED: FinishReason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-DEQUEUED: FinishReason = {"type": "abort", "message": "Abort in waiting queue"}
 
 
 class Stopping:
@@ -29,7 +24,7 @@ class Stopping:
         self._window = 0
         if sampling.stop or sampling.stop_regex:
             self._window = 1 + max(
-                _longest(sampling.stop, lambda stop: _encoded_length(vocabulary, stop)),
+                _longest(sampling.stop, lambda text: _encoded_length(vocabulary, text)),
                 _longest(sampling.stop_regex, _pattern_length),
             )
 
@@ -38,31 +33,29 @@ class Stopping:
         sampling, script, count = self._sampling, self._script, len(output_ids)
         if self._window:
             tail = self._tail(output_ids)
-            for stop in sampling.stop:
-                if stop in tail:
-                    return {"type": "stop", "matched": stop}
-            for pattern in sampling.stop_regex:
-                if re.search(pattern, tail):
-                    return {"type": "stop", "matched": pattern}
+            found = [text for text in sampling.stop if text in tail]
+            found += [pattern for pattern in sampling.stop_regex if re.search(pattern, tail)]
+            if found:
+                return stop(found[0])
         if output_ids[-1] in self._ids:
-            return {"type": "stop", "matched": output_ids[-1]}
+            return stop(output_ids[-1])
         if count >= sampling.max_new_tokens:
-            return {"type": "length", "length": sampling.max_new_tokens}
+            return length(sampling.max_new_tokens)
         if count >= len(script.ids) and script.finish == "length":
-            return {"type": "length", "length": count}
+            return length(count)
         if count >= len(script.ids) and script.finish == "abort":
             return dict(ABORTED)
         return None
 
     def may_begin(self, output_ids: Sequence[int]) -> bool:
-        """Whether the end of the text may begin a stop string; a stream then waits."""
+        """Return whether the end of the text may begin a stop string; a stream then waits."""
         if not self._sampling.stop:
             return False
         tail = self._tail(output_ids)
         return any(
-            stop in tail or any(tail.endswith(stop[:size]) for size in range(1, len(stop) + 1))
-            for stop in self._sampling.stop
-            if stop
+            text in tail or any(tail.endswith(text[:size]) for size in range(1, len(text) + 1))
+            for text in self._sampling.stop
+            if text
         )
 
     def _tail(self, output_ids: Sequence[int]) -> str:

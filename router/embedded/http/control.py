@@ -5,41 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from router.embedded.engine.engine import Engine, PauseMode
-from router.embedded.engine.errors import Refused
-from router.embedded.http.exchange import HttpExchange
+from router.embedded.http.errors import Refused
+from router.embedded.http.exchange import Handler, HttpExchange
 from router.embedded.http.wire import Wire
 from router.embedded.options import WorkerOptions
 
-Handler = Callable[[HttpExchange], Awaitable[None]]
-
-_UPDATES: dict[str, tuple[tuple[str, ...], type, dict[str, int]]] = {
-    "disk": (("model_path",), str, {"num_paused_requests": 0}),
-    "tensor": (("serialized_named_tensors",), list, {}),
-    "distributed": (("names", "dtypes", "shapes"), list, {}),
-    "ipc": (("zmq_handles",), dict, {}),
-}
-"""By the end of the route's name: the required fields, their type, and what the reply has besides."""
+_UPDATED = "Succeeded to update model weights."
 _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 
 
 class Control:
-    """Reports on an engine, and commands it.
-
-    Args:
-        engine: the engine.
-        wire: /server_info reports how it streams.
-        tokenizer_path: reported as the model's path, too.
-        options: of the worker.
-    """
+    """Reports on an engine, and commands it. While `unhealthy`, `/health`, `/ready` and `/ping` answer 503."""
 
     def __init__(self, engine: Engine, wire: Wire, tokenizer_path: str, options: WorkerOptions) -> None:
         self.unhealthy = False
-        self.skip_tokenizer_init = False
         self._engine = engine
         self._wire = wire
         self._path = tokenizer_path
@@ -62,11 +44,13 @@ class Control:
             "/continue_generation": (post, self._continue),
             "/flush_cache": (both, self._flush),
             "/update_weight_version": (post, self._update_weight_version),
+            "/update_weights_from_disk": (post, self._updating("model_path", kind=str, num_paused_requests=0)),
+            "/update_weights_from_tensor": (post, self._updating("serialized_named_tensors", kind=list)),
+            "/update_weights_from_distributed": (post, self._updating("names", "dtypes", "shapes", kind=list)),
+            "/update_weights_from_ipc": (post, self._updating("zmq_handles", kind=dict)),
             # SGLang does not have it: it shows what arrives of a request that a router passes through.
             "/echo": (("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"), self._echo),
         }
-        for name, (fields, kind, extra) in _UPDATES.items():
-            self._routes[f"/update_weights_from_{name}"] = (post, partial(self._update, fields, kind, extra))
 
     async def __call__(self, exchange: HttpExchange) -> None:
         methods, handler = self._routes.get(exchange.path, ((), self._nothing))
@@ -85,16 +69,13 @@ class Control:
             await asyncio.wait_for(
                 self._engine.progress.wait_for(lambda: not self._engine.paused), self._options.health_timeout
             )
-        await self._state(exchange, self.unhealthy or self._engine.paused)
+        await self._ready(exchange)
 
     async def _ping(self, exchange: HttpExchange) -> None:
-        await self._state(exchange, self.unhealthy)
+        await exchange.answer(503 if self.unhealthy else 200)
 
     async def _ready(self, exchange: HttpExchange) -> None:
-        await self._state(exchange, self.unhealthy or self._engine.paused)
-
-    async def _state(self, exchange: HttpExchange, bad: bool) -> None:
-        await exchange.answer(503 if bad else 200)
+        await exchange.answer(503 if self.unhealthy or self._engine.paused else 200)
 
     async def _model_info(self, exchange: HttpExchange) -> None:
         info = {
@@ -119,7 +100,7 @@ class Control:
         info = {
             "model_path": self._path,
             "tokenizer_path": self._path,
-            "skip_tokenizer_init": self.skip_tokenizer_init,
+            "skip_tokenizer_init": False,
             "context_length": self._options.context_length,
             "stream_interval": self._options.stream_interval,
             "incremental_streaming_output": self._wire.stream_style == "incremental",
@@ -183,17 +164,19 @@ class Control:
         message = f"Weight version updated to {version}"
         await exchange.answer(200, {"success": True, "message": message, "new_version": version})
 
-    async def _update(
-        self, fields: Sequence[str], kind: type, extra: Mapping[str, int], exchange: HttpExchange
-    ) -> None:
-        """Update the weights, after a check of the fields that the route requires."""
-        body = exchange.json_object()
-        for name in fields:
-            wanted(body, name, kind)
-        if body.get("abort_all_requests"):
-            self._engine.abort_all()
-        await self._engine.update_weights(wanted(body, "weight_version", str, None))
-        await exchange.answer(200, {"success": True, "message": "Succeeded to update model weights.", **extra})
+    def _updating(self, *fields: str, kind: type, **more: Any) -> Handler:
+        """Return the handler of an update whose body has these fields, and whose reply has `more` in it."""
+
+        async def update(exchange: HttpExchange) -> None:
+            body = exchange.json_object()
+            for name in fields:
+                wanted(body, name, kind)
+            if body.get("abort_all_requests"):
+                self._engine.abort_all()
+            await self._engine.update_weights(wanted(body, "weight_version", str, None))
+            await exchange.answer(200, {"success": True, "message": _UPDATED, **more})
+
+        return update
 
 
 def wanted(body: dict[str, Any], name: str, kind: type, *default: Any) -> Any:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from router.embedded.engine.errors import Refused
+from router.embedded.http.errors import Refused
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -60,11 +60,7 @@ class HttpExchange:
             pass
 
     async def start(
-        self,
-        status: int,
-        content_type: str | None,
-        length: int | None = None,
-        more: Iterable[tuple[bytes, bytes]] = (),
+        self, status: int, content_type: str | None, length: int | None = None, more: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
         headers = [(b"content-type", content_type.encode())] if content_type else []
         if length is not None:
@@ -75,16 +71,15 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": content, "more_body": not last})
 
     async def answer(
-        self,
-        status: int,
-        content: Any = b"",
-        content_type: str | None = JSON,
-        more: Iterable[tuple[bytes, bytes]] = (),
+        self, status: int, content: Any = b"", content_type: str | None = JSON, more: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
         """Send a whole reply: bytes as they are, everything else as JSON."""
         raw = content if isinstance(content, bytes) else msgspec.json.encode(content)
         await self.start(status, content_type if raw else None, len(raw), more)
         await self.part(raw, last=True)
+
+
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 
 def event(payload: Any) -> bytes:

@@ -10,13 +10,7 @@ import uvicorn
 
 
 class RestartableServer:
-    """Serves an application on a port.
-
-    Args:
-        app: an ASGI application.
-        host: where to listen.
-        port: 0 takes a free one, and keeps it.
-    """
+    """Serves an ASGI application on a port. Port 0 takes a free one, and keeps it."""
 
     def __init__(self, app: Any, host: str, port: int) -> None:
         self.host = host

@@ -11,7 +11,7 @@ import msgspec
 
 from router.embedded.engine.engine import EngineJob, Progress
 from router.embedded.engine.faults import BUSY_REASON, spoil
-from router.embedded.engine.source import Scored
+from router.embedded.engine.logprobs import Scored
 from router.embedded.models.vocabulary import EngineVocabulary
 from router.embedded.options import StreamStyle, WorkerOptions
 
@@ -19,12 +19,7 @@ _LATENCY = 0.01  # seconds, of every reply
 
 
 class Wire:
-    """Makes JSON of jobs. Stream style and version spans may change while it is used.
-
-    Args:
-        vocabulary: for `return_text_in_logprobs`.
-        options: of the worker.
-    """
+    """Makes JSON of jobs. Stream style and version spans may change while it is used."""
 
     def __init__(self, vocabulary: EngineVocabulary, options: WorkerOptions) -> None:
         self.stream_style: StreamStyle = options.stream_style
@@ -51,8 +46,7 @@ class Wire:
             index: the reply's place in a streamed batch.
             busy: replace the finish reason by an abort with a status code.
         """
-        sample, count = job.sample, now.count
-        style = "cumulative" if since is None else self.stream_style
+        sample, count, style = job.sample, now.count, self.stream_style
         ids_from = rest_from = text_from = 0
         if since is not None and now.dequeued:
             # The event that ends an incremental stream here repeats the last id, and all the rest.
@@ -60,7 +54,7 @@ class Wire:
         elif since is not None:
             ids_from = 0 if style == "cumulative" else since.count
             rest_from, text_from = (since.count, len(since.text)) if style == "incremental" else (0, 0)
-        logprobs = self._logprobs(job, rest_from, count) if sample.returns.logprobs else {}
+        logprobs = self._logprobs(job, rest_from, count) if sample.request.returns.logprobs else {}
         meta: dict[str, Any] = {"id": job.record.rid, "finish_reason": now.finish}
         if now.dequeued:
             meta |= {"weight_version": current, "e2e_latency": _LATENCY}
@@ -68,7 +62,7 @@ class Wire:
             meta |= {**logprobs, "completion_tokens": count}
         else:
             meta |= {
-                "prompt_tokens": len(sample.prompt_ids),
+                "prompt_tokens": len(sample.request.input_ids),
                 "weight_version": current,
                 "num_retractions": 0,
                 **logprobs,
@@ -88,12 +82,12 @@ class Wire:
             "output_ids": sample.output_ids[ids_from:count],
             "meta_info": meta,
         }
-        if sample.returns.prompt_ids:
-            payload["prompt_token_ids"] = sample.prompt_ids
+        if sample.request.returns.prompt_ids:
+            payload["prompt_token_ids"] = sample.request.input_ids
         if index is not None:
             payload["index"] = index
-        payload.update(sample.script.extra)
-        meta.update(sample.script.extra_meta)
+        payload.update(sample.request.script.extra)
+        meta.update(sample.request.script.extra_meta)
         if busy:
             meta["finish_reason"] = BUSY_REASON
         if job.fault is not None:
@@ -109,7 +103,7 @@ class Wire:
 
     def _logprobs(self, job: EngineJob, start: int, end: int) -> dict[str, Any]:
         """Return the logprobs of the whole prompt, and those of a part of the reply."""
-        sample, returns, details = job.sample, job.sample.returns, job.sample.details
+        sample, returns, details = job.sample, job.sample.request.returns, job.sample.details
         outputs: list[Any] = sample.entries(start, end)
         found: dict[str, Any] = {
             "input_token_logprobs": self._entries(details.prompt, texts=returns.texts),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from router.embedded.engine.logprobs import Scored, float32
 from router.embedded.engine.sampling import SamplingParams
-from router.embedded.engine.source import Scored, TokenDistributions, float32
+from router.embedded.engine.source import TokenDistributions
 from router.embedded.models.vocabulary import EngineVocabulary
 
 
@@ -14,11 +15,7 @@ class NoiseSource:
     """Takes half of its ids from all ordinary ones and half from the crumbs, whatever the context is.
 
     Evenly chosen ids are mostly long words, which encoding their text gives again. With crumbs between them it does not.
-
-    Args:
-        vocabulary: has the ids.
-        sample_from: the only ids to sample.
-        eos_share: the probability of the EOS at each place.
+    `sample_from` has the only ids to sample, and `eos_share` is the probability of the EOS at each place.
     """
 
     burst = 64

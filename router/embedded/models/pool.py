@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from dataclasses import replace
 
-from router.embedded.engine.sample import ReturnOptions, Sample
-from router.embedded.engine.sampling import SamplingParams
+from router.embedded.engine.finish import length
+from router.embedded.engine.logprobs import float32
+from router.embedded.engine.sample import ReplyRequest, ReturnOptions, Sample
 from router.embedded.engine.script import FREE
-from router.embedded.engine.source import float32
 from router.embedded.models.vocabulary import EngineVocabulary
 
 _WORDS = 4096  # different tokens
@@ -51,11 +51,12 @@ class PooledReply(Sample):
 
     burst = plain_interval = _SIZE
 
-    def __init__(self, pool: Pool, prompt_ids: Sequence[int], sampling: SamplingParams, returns: ReturnOptions) -> None:
-        kept = ReturnOptions(logprobs=returns.logprobs, texts=returns.texts, prompt_ids=returns.prompt_ids)
-        super().__init__(prompt_ids, sampling, FREE, kept)
+    def __init__(self, pool: Pool, request: ReplyRequest) -> None:
+        asked = request.returns
+        returns = ReturnOptions(logprobs=asked.logprobs, texts=asked.texts, prompt_ids=asked.prompt_ids)
+        super().__init__(replace(request, returns=returns, script=FREE))
         self._pool = pool
-        self._length = min(sampling.max_new_tokens, _SIZE)
+        self._length = min(request.sampling.max_new_tokens, _SIZE)
         self._start = pool.place(self._length)
 
     def advance(self, count: int, version: str) -> None:
@@ -65,7 +66,7 @@ class PooledReply(Sample):
         self.logprobs += self._pool.logprobs[at : at + count]
         self.versions.extend(version, len(self.output_ids))
         if len(self.output_ids) == self._length:
-            self.finish = {"type": "length", "length": self._length}
+            self.finish = length(self._length)
 
     def text(self) -> str:
         ends = self._pool.ends

@@ -12,16 +12,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from router.embedded.engine.logprobs import Scored
 from router.embedded.engine.sampling import SamplingParams
-from router.embedded.engine.source import Scored, TokenDistributions
-from router.embedded.models.model import LanguageModel
+from router.embedded.engine.source import TokenDistributions
 from router.embedded.models.vocabulary import EngineVocabulary
 
 Floats = NDArray[np.float32]
+
+
+class LanguageModel(Protocol):
+    """A distribution of the next token."""
+
+    def next_logprobs(self, ids: Sequence[int]) -> Floats:
+        """Return the natural logs of the next token's probabilities after prompt and reply so far: [vocabulary's size]."""
+        ...
 
 
 class ModelSource:

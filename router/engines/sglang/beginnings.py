@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from router.engines.sglang.json import JSON_ERRORS
+from router.engines.events import event_index
+from router.engines.json import JSON_ERRORS
 from router.engines.sglang.reply import UnreadableReplyError
-from router.engines.sglang.stream import StreamedReply, event_index
+from router.engines.sglang.stream import StreamedReply
 
 Listener = Callable[[str | Sequence[int]], None]
 

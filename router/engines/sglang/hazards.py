@@ -1,6 +1,6 @@
-"""Refuses requests that SGLang 0.5.23 accepts and then dies of, or answers with a 500. Each of them was tried.
+"""Refuses requests that SGLang 0.5.23 accepts and that then end its process or get a 500. Each of them was tried.
 
-What SGLang refuses itself is left to it and its own words. Checks that need the vocabulary are not here.
+SGLang itself answers the requests that it refuses, in its own words. Checks that need the vocabulary are not here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from msgspec import Raw
 
-from router.engines.sglang.json import is_list, is_nested, typed
+from router.engines.json import is_list, is_nested
+from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 
 _EMPTY = re.compile(rb"\s*\[\s*(\[\s*)?\]")

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from router.engines.sglang.json import JSON_ERRORS
+from router.engines.json import JSON_ERRORS
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 """The number that ends a replay."""

@@ -10,6 +10,9 @@ from router.errors import BadRequestError, BodyTooLargeError
 CHARACTERS_PER_TOKEN = 8
 """Characters that a text may have per allowed token. Prose and code have three to five, runs of spaces have more."""
 
+LONGEST_NAME = 1024
+"""Characters of a request id, or of a weight version: both are kept with every reply."""
+
 _STEP = 1 << 20
 _WITHIN_CHARACTERS = bytes(range(0x80, 0xC0))
 """The UTF-8 continuation bytes: every character has exactly one byte that is none of these."""
@@ -48,7 +51,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
             )
 
     def check_text(self, text: str) -> None:
-        """Raise TextTooLongError if a text is too long, whatever its tokens are."""
+        """Raise TextTooLongError if a text has too many characters to be encoded."""
         self._check_characters(len(text))
 
     def check_raw_text(self, raw: Raw) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS
+from router.engines.events import event_data
+from router.engines.json import JSON_ERRORS
 from router.engines.sglang.reply import UnreadableReplyError, edit_meta, split_list
-from router.engines.sglang.stream import event_data
-from router.engines.sglang.worker_request import WorkerRequest
 
 
 class _Finish(msgspec.Struct):
@@ -79,7 +78,17 @@ def _code(error: Any) -> int:
     return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
-def aborted_replies(body: bytes, request: WorkerRequest) -> tuple[list[Raw], list[int]]:
+class Expected(Protocol):
+    """A request, as far as the shape of its reply goes: how many replies there are, and whether they come as a list."""
+
+    @property
+    def replies(self) -> int: ...
+
+    @property
+    def listed(self) -> bool: ...
+
+
+def aborted_replies(body: bytes, request: Expected) -> tuple[list[Raw], list[int]]:
     """Return the replies of a body and the numbers of the aborted ones; two empty lists if it cannot be read."""
     try:
         replies = split_list(body, request.replies) if request.listed else [Raw(body)]

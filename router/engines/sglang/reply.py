@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS, decode_object, is_null
+from router.engines.json import JSON_ERRORS, decode_object, is_null
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""

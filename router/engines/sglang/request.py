@@ -1,28 +1,28 @@
-"""Bodies of `POST /generate`, as SGLang's Python frontend (0.5.23) takes them."""
+"""Bodies of `POST /generate` and of weight updates, as SGLang's Python frontend (0.5.23) takes them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
 
+from router.engines.json import JSON_ERRORS, is_list, is_nested, is_null
 from router.engines.sglang import hazards, segments
-from router.engines.sglang.json import JSON_ERRORS, decoded, is_null, parse_object, typed
-from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.sglang.fields import parse_object, typed
+from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
+from router.engines.sglang.prompt_fields import each_prompt, read_texts
 from router.engines.sglang.segments import Segment
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
-from router.http.json_cost import check_items, check_weight
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 UNRECORDABLE = {
     **dict.fromkeys(("image_data", "video_data", "audio_data"), "multimodal"),
     "session_params": "session_params",
 }
-"""Fields that make what a worker reads more than the tokens of a prompt, and what that is called."""
+"""Fields by which a worker reads more than the tokens of a prompt, with the reason why its reply is not recorded."""
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
 _TYPED: dict[str, tuple[Any, str]] = {
@@ -31,11 +31,7 @@ _TYPED: dict[str, tuple[Any, str]] = {
     "rid": (str | list[str | None], "a string, or a list of them"),
     "lora_path": (str | list[str | None], "a string, or a list of them"),
 }
-LONGEST_NAME = 1024
-"""Characters of a request id or a weight version; both are kept with every reply."""
-_NESTED = re.compile(rb"\s*\[\s*\[")
 T = TypeVar("T")
-_LIST = re.compile(rb"\s*\[")
 
 
 class PromptOptions(NamedTuple):
@@ -85,7 +81,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
-        """Raises BadRequestError for what no worker could serve, and for the prompts that kill one; TextTooLongError."""
+        """Raises BadRequestError for a request that no worker can serve or that would kill one, and TextTooLongError."""
         fields = parse_object(body)
         texts, ids, parts, batch = _prompts(fields, limits)
         sampling = _sampling(fields)
@@ -203,9 +199,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     def for_worker(
         self, prompts: Sequence[Sequence[int]], outer: WorkerRequest | None = None, *, force_logprobs: bool
     ) -> tuple[bytes, WorkerRequest | None]:
-        """Return the body that a worker gets of a request that is recorded; and what is known of it, if that is anything.
+        """Return the body that a worker gets of a recorded request, and its parsed form if there is one.
 
-        `outer`: what a layer outside says of this request. If that layer made up the ids, no client has chosen them.
+        `outer`: the request as parsed by an outer layer. If that layer made up the ids, no client has chosen them.
         """
         fields = self._with_ids(prompts, force_logprobs=force_logprobs)
         request = WorkerRequest.checked(
@@ -218,7 +214,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return request.body, request
 
     def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
-        """Return the same body with the ids of every prompt in the place of its text or its segments."""
+        """Return the body with the ids of every prompt in place of its text or segments."""
         return msgspec.json.encode(self._with_ids(prompts, force_logprobs=force_logprobs))
 
     def _with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> dict[str, Raw]:
@@ -244,12 +240,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     def _without_null_n(self, value: Raw) -> Raw:
         kept = [{key: raw for key, raw in one.items() if key != "n" or not is_null(raw)} for one in self.sampling]
-        return Raw(msgspec.json.encode(kept if _LIST.match(value) else kept[0]))
-
-
-class _WeightUpdate(msgspec.Struct):
-    new_version: str | None = None
-    weight_version: str | None = None
+        return Raw(msgspec.json.encode(kept if is_list(value) else kept[0]))
 
 
 def _checked_rids(given: str | list[str | None] | None) -> str | list[str | None] | None:
@@ -260,30 +251,15 @@ def _checked_rids(given: str | list[str | None] | None) -> str | list[str | None
     return given
 
 
-def new_weight_version(body: bytes) -> str | None:
-    """Return the version in a body of `/update_weight_version` or `/update_weights_from_*`; None if there is none.
-
-    Raises BadRequestError for a version that is too long.
-    """
-    try:
-        update = msgspec.json.decode(body, type=_WeightUpdate)
-    except JSON_ERRORS:
-        return None
-    version = update.new_version or update.weight_version
-    if version is not None and len(version) > LONGEST_NAME:
-        raise BadRequestError(f"the weight version is longer than {LONGEST_NAME} characters")
-    return version
-
-
 def _prompts(
     fields: dict[str, Raw], limits: PromptLimits
 ) -> tuple[list[str] | None, list[list[int]] | None, list[list[Segment]] | None, bool]:
     in_segments = segments.read(fields, limits) if segments.FIELD in fields else None
     if in_segments is not None:
         return None, None, *in_segments
-    nested = _NESTED.match(fields.get("input_ids", b"")) is not None
+    nested = "input_ids" in fields and is_nested(fields["input_ids"])
     expected = "a list of token ids, or a list of such lists"
-    prompts = _each(fields, "input_ids", list[int], expected, limits, nested=nested)
+    prompts = each_prompt(fields, "input_ids", list[int], expected, limits, nested=nested)
     texts, listed = read_texts(fields, "text", limits)
     if prompts is not None:
         if not all(prompts):
@@ -301,43 +277,11 @@ def _prompts(
     return None, None, None, False
 
 
-def _each(
-    fields: dict[str, Raw], key: str, kind: Any, expected: str, limits: PromptLimits, *, nested: bool
-) -> list[Any] | None:
-    """Return the prompts of a field; None if it is absent. Decodes one by one: a large batch would block the event loop."""
-    raw = fields.get(key)
-    if raw is None or is_null(raw):
-        return None
-    if nested and kind is str:
-        check_weight(bytes(raw))
-    elif nested:
-        limits.check_replies(bytes(raw).count(b"[") - 1)
-    found = []
-    for one in decoded(raw, key, list[Raw], expected) if nested else [raw]:
-        if kind is str:
-            limits.check_raw_text(one)
-        else:
-            check_items(one, limits.tokens, f"`{key}` has a prompt of more tokens", "--max-text-tokens")
-        found.append(decoded(one, key, kind, expected))
-        if kind is str:
-            limits.check_text(found[-1])
-    return found
-
-
-def read_texts(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
-    """Return the texts of a field that is a string or a list of strings, and whether it is a list.
-
-    Raises BadRequestError, TextTooLongError.
-    """
-    listed = _LIST.match(fields.get(key, b"")) is not None
-    return _each(fields, key, str, "a string, or a list of strings", limits, nested=listed), listed
-
-
 def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
     raw = fields.get("sampling_params")
     if raw is None or is_null(raw):
         return []
-    if not _LIST.match(raw):
+    if not is_list(raw):
         return [parse_object(raw, "`sampling_params`")]
     entries = typed(fields, "sampling_params", list[Raw], "an object, or a list of objects")
     return [{} if is_null(entry) else parse_object(entry, "an entry of `sampling_params`") for entry in entries]
@@ -348,3 +292,23 @@ def _nth(values: list[T], index: int, default: T) -> T:
     if len(values) == 1:
         return values[0]
     return values[index] if index < len(values) else default
+
+
+class _WeightUpdate(msgspec.Struct):
+    new_version: str | None = None
+    weight_version: str | None = None
+
+
+def new_weight_version(body: bytes) -> str | None:
+    """Return the version that a body of `/update_weight_version` or `/update_weights_from_*` brings; None if it brings none.
+
+    Raises BadRequestError for a version that is longer than `LONGEST_NAME`.
+    """
+    try:
+        update = msgspec.json.decode(body, type=_WeightUpdate)
+    except JSON_ERRORS:
+        return None
+    version = update.new_version or update.weight_version
+    if version is not None and len(version) > LONGEST_NAME:
+        raise BadRequestError(f"the weight version is longer than {LONGEST_NAME} characters")
+    return version

@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw
 
-from router.engines.sglang.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
+from router.engines.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.http.json_cost import LIGHT, check_weight
 
@@ -49,7 +49,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> WorkerRequest | None:
-        """Return the request as the client wrote it; None if only a worker can tell what it means.
+        """Return the request as the client wrote it; None if only a worker can decide what it means.
 
         Raises BadRequestError for more replies than one request may ask for, and BodyTooLargeError.
         """
@@ -73,7 +73,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
     def checked(
         cls, fields: dict[str, Raw], prompts: int, *, batch: bool, samples: int, stream: bool
     ) -> WorkerRequest | None:
-        """Return a request whose fields are known to be well formed; None if its ids are such that only a worker can tell."""
+        """Return a request with well-formed fields; None if only a worker can decide whether its ids are valid."""
         try:
             _check_weights(fields)
             return cls._with_ids_of_client(fields, prompts, batch, samples, stream=stream)
@@ -134,7 +134,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
         return WorkerRequest(fields, len(chosen), self.listed, 1, self.stream, rids, named=False)
 
     def _of(self, key: str, value: Raw, chosen: list[int]) -> Raw:
-        """Return what a field says about some of the prompts: a list with one entry for each prompt is cut to theirs."""
+        """Return a field for some of the prompts: a list with one entry per prompt is cut to their entries."""
         if key in ("input_ids", "text") and not self.batch:
             return Raw(b"[" + b",".join([bytes(value)] * len(chosen)) + b"]")
         if not self.batch or not is_list(value) or (key == "token_ids_logprob" and not is_nested(value)):

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.dialects.completions_requests import CompletionRequest, parse
-from router.engines.sglang import GenerateRequest
+from middleware_hub.dialects.completion import CompletionRequest
+from middleware_hub.dialects.completions_requests import parse
+from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
 
 RID = "0123abcd"

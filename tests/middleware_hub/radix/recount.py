@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from middleware_hub.radix.forest import every_node
+from middleware_hub.radix.forest import TreeStats, every_node
 from middleware_hub.radix.node import Generation, RadixNode
-from middleware_hub.radix.records import TreeStats
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan, links
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.match import PrefixMatch, walk_down
-from middleware_hub.radix.tree import NO_PARENT
+from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.spans.trajectory import flatten
 from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.radix.talk import NS, Talk, kept, recalled

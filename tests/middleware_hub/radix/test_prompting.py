@@ -15,7 +15,7 @@ from middleware_hub.radix.prompting import Assembled, assemble
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from router.engines.sglang.segments import Segment
 from router.errors import BadRequestError
-from router.http.asgi import HeaderList
+from router.http.headers import HeaderList
 from router.observability.tracing import Attribute, Span
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, reference, texts, tokenizer
@@ -32,7 +32,7 @@ def put_together(name: Name, *segments: Segment, **options: Any) -> Assembled:
 def test_a_prompt_is_the_sum_of_its_segments(name: Name) -> None:
     """The first by the worker's own tokenizer, those behind it without what a start gains, ids as they are."""
     worker, made, oracle = reference(name), tokenizer(name), speller(name)
-    some_ids = st.lists(st.integers(0, made.vocabulary_size - 1), min_size=1, max_size=5)
+    some_ids = st.lists(st.integers(0, made.vocabulary.size - 1), min_size=1, max_size=5)
 
     @settings(max_examples=examples(60))
     @given(st.lists(st.one_of(texts(name).filter(bool), some_ids), min_size=1, max_size=6))

@@ -24,7 +24,7 @@ from middleware_hub.sessions_middleware import SessionsMiddleware
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import RadixConfig, RouterConfig, SessionsConfig
 from router.errors import ClientDisconnectedError, RouterError
-from router.http.asgi import send_error
+from router.http.responses import send_error
 from router.http.upstream import UpstreamBrokenError
 from router.plugins import MiddlewareContext
 from tests.support import templates

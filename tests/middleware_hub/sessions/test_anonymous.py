@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.chat.keys import canonical
-from middleware_hub.sessions.anonymous import AnonymousSession
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.prompt_ids import PromptIds
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle
+from middleware_hub.sessions.registry import AnonymousSession
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids
+from tests.middleware_hub.sessions.trie.recount import recount
 
 SETTING = b"setting"
 
@@ -52,7 +52,7 @@ class Room:
     def check(self) -> None:
         """Counted anew: a token is held by a sample, or by a context that a sample stands on."""
         trie = self.session.trie
-        trie.check()
+        recount(trie)
         samples = trie.checkpoints()
         contexts = {id(one.span.parent): len(one.span.parent) for one in samples if one.span.parent is not None}
         assert self.session.tokens == sum(len(one.span) for one in samples) + sum(contexts.values())

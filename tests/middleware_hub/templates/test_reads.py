@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.chat.keys import KeyedMessage
+from middleware_hub.chat.messages import KeyedMessage
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.reads import Reads, reads_of
 from tests.support.templates import CHATML, READING, folder, source

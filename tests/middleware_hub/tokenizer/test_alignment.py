@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.radix.node import HiddenToken
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
+from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.tokenizer.alignment import Alignment, align_context, align_reply
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
 from tests.conftest import examples

@@ -415,17 +415,17 @@ def test_the_models_vocabulary_is_the_limit_where_it_is_larger(tmp_path: Path, c
     folder = tmp_path / "model"
     shutil.copytree(vocabulary("mistral-v1"), folder)
     (folder / "config.json").write_text(config)
-    assert Tokenizer.load(str(folder)).vocabulary_size == size
+    assert Tokenizer.load(str(folder)).vocabulary.size == size
 
 
 def test_an_id_that_was_sampled_is_known_to_be_good_from_then_on() -> None:
     made = Tokenizer(toy_backend(plain("<a>")))
-    assert made.vocabulary_size == 257
-    made.learn([3, 300])
-    assert made.vocabulary_size == 301
-    made.learn([])
-    made.learn([2])
-    assert made.vocabulary_size == 301
+    assert made.vocabulary.size == 257
+    made.vocabulary.learn([3, 300])
+    assert made.vocabulary.size == 301
+    made.vocabulary.learn([])
+    made.vocabulary.learn([2])
+    assert made.vocabulary.size == 301
 
 
 def test_a_long_text_is_encoded_beside_the_event_loop_with_the_same_result() -> None:

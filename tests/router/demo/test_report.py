@@ -1,4 +1,4 @@
-"""The report shows what was found, and most of all if it is bad."""
+"""The report of the rollouts, above all where something is wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_table_has_a_line_for_each_and_one_for_all() -> None:
     assert "2 of 2 exact" in last
 
 
-def test_what_is_not_exact_is_shown_as_that() -> None:
+def test_a_rollout_that_is_not_exact_is_shown() -> None:
     *_, second, _, last = cells([rollout(), rollout(tokens=[1, 2, 3])])
     assert "NOT EXACT" in second
     assert "1 of 2 exact" in last

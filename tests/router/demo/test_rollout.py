@@ -13,6 +13,11 @@ def test_what_was_sampled_is_exact() -> None:
     assert rollout().exact
 
 
+def test_a_sampled_token_may_be_certain() -> None:
+    """The logprob of a probability that rounds to 1 is 0.0."""
+    assert rollout(rollout_logp=[0.0, -0.5, 0.0]).exact
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -20,17 +25,18 @@ def test_what_was_sampled_is_exact() -> None:
         {"tokens": [1, 2, 3]},
         {"loss_mask": [0, 1, 0]},
         {"loss_mask": [1, 1, 1]},
-        {"rollout_logp": [0.0, -0.5, 0.0]},
+        {"rollout_logp": [0.0, -0.5, 0.5]},
+        {"rollout_logp": [0.0, -0.5, float("nan")]},
         {"weight_versions": [{"version": "1", "start": 1, "end": 2}]},
     ],
     ids=str,
 )
-def test_what_was_not_is_not(changed: dict[str, Any]) -> None:
+def test_a_changed_trajectory_is_not_exact(changed: dict[str, Any]) -> None:
     assert not rollout(**changed).exact
 
 
-def test_a_reply_that_stopped_at_once_leaves_nothing() -> None:
-    """All of it was the stop string; the next turn went on from the prompt."""
+def test_a_reply_that_stopped_at_once_is_not_in_the_trajectory() -> None:
+    """The whole reply was the stop string, and the next turn went on from the prompt."""
     found = rollout()
     found.turns.insert(0, ("", ""))
     found.sampled.insert(0, ids("Observation", ":"))
@@ -40,7 +46,7 @@ def test_a_reply_that_stopped_at_once_leaves_nothing() -> None:
 
 
 def test_a_last_reply_that_stopped_at_once_is_there_whole() -> None:
-    """No next turn says how much of it is read, so the text ends where it does, stop string and all."""
+    """No later turn says how much of it was read, so the trajectory keeps all of it, stop string included."""
     found = rollout()
     found.turns[-1] = ("", "")
     assert found.exact

@@ -102,7 +102,7 @@ def test_a_process_logs_json_and_at_debug_one_line_per_request() -> None:
         by_request = {
             entry["request_id"]: entry["message"]
             for entry in entries
-            if entry["logger"] == "router.http.error_boundary"
+            if entry["logger"] == "router.serving.error_boundary"
         }
         assert by_request.keys() == {"first", "second"}
         assert by_request["first"].startswith("POST /generate 200 0.")

@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from starlette.types import Receive, Scope, Send
 
-from router.app import create_app
+from router.app import create_app, create_tracer
 from router.config import RadixConfig, RouterConfig, TraceConfig, WorkersConfig
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from router.errors import BadRequestError
 from router.observability.otel import OtelTracer
-from router.observability.tracing import OFF, create_tracer
+from router.observability.tracing import OFF
 from tests.router.conftest import EchoWorker, GatedWorker, answer, running
 from tests.router.test_cli import Process
 from tests.support.serving import dead_url, serving

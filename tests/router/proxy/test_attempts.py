@@ -41,7 +41,7 @@ def run(pool: WorkerPool, attempts: Attempts, bad: dict[str, Failure], asked: li
             lease = pool.lease(QUERY, attempts.exclude)
         except NoWorkerError as error:
             try:
-                attempts.nobody(error)
+                attempts.no_worker_left(error)
             except RouterError as last:
                 return last.type
             continue
@@ -112,7 +112,7 @@ def test_a_worker_whose_kept_connection_was_closed_is_asked_once_more_and_not_bl
     attempts.failed(worker, "lost", "reset", kept=True)
     assert attempts.fresh
     assert attempts.exclude == {worker.id}
-    attempts.nobody(NoWorkerError("all tried"))
+    attempts.no_worker_left(NoWorkerError("all tried"))
     assert attempts.exclude == frozenset()
     attempts.answered(worker)
     assert open_breakers(pool) == []

@@ -116,8 +116,8 @@ class Talk:
         self.turns.append(turn)
         return turn
 
-    def export(self, **options: Any) -> list[BranchTrajectory]:
-        return list(branches(self.trie, {}, **options))
+    def export(self, *, every_checkpoint: bool = False, **options: Any) -> list[BranchTrajectory]:
+        return list(branches(self.trie.checkpoints(terminal=not every_checkpoint), {}, **options))
 
     def expected(self, *, every_checkpoint: bool, shared_turns: str) -> list[dict[str, Any]]:
         """What must come of it, token by token."""
@@ -340,7 +340,7 @@ class TestMessages:
         other = talk.say(first)
         first.checkpoint.reward = {"score": 1, "step": 1}
         second.checkpoint.reward = {"score": 2}
-        found = list(branches(talk.trie, {"score": 0, "task": "x"}))
+        found = list(branches(talk.trie.checkpoints(terminal=True), {"score": 0, "task": "x"}))
         assert [one.reward_info for one in found] == [
             {"score": 2, "step": 1, "task": "x"},
             {"score": 1, "step": 1, "task": "x"},
@@ -353,7 +353,7 @@ class TestWhen:
         talk = Talk()
         talk.say()
         talk.say()
-        made = branches(talk.trie, {})
+        made = branches(talk.trie.checkpoints(terminal=True), {})
         head = next(made)
         talk.say()
         talk.trie.clear()

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.radix.node import HiddenToken
 from middleware_hub.sessions.prompt.splice import Splice, splice
 from middleware_hub.sessions.prompt.whole_rendering import codec_of
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, chain_ids, pack_ids, unpack_ids
+from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from tests.middleware_hub.real import ALL, texts, tokenizer
 from tests.support.vocabularies import Name

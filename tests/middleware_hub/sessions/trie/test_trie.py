@@ -13,11 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from middleware_hub.chat.keys import adapter_of, strict, tools_of
 from middleware_hub.chat.messages import Message
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import BranchHandle, PreparedTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
+from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids, unpack_ids
 from tests.conftest import examples
+from tests.middleware_hub.sessions.trie.recount import recount
 
 SETTING = b"tools"
 
@@ -71,7 +72,7 @@ class Talk:
     ) -> Checkpoint:
         _, handle = self.open(*messages, setting=setting, parent=parent)
         made = self.commit(handle, assistant(reply), **details)
-        self.trie.check()
+        recount(self.trie)
         return made
 
 
@@ -124,7 +125,7 @@ class TestForks:
         turn, handle = talk.open(user("a"), assistant("few-shot"), user("b"))
         assert (turn.checkpoint, turn.covered) == (None, 0)
         talk.commit(handle, assistant("c"))
-        talk.trie.check()
+        recount(talk.trie)
 
     def test_a_rewritten_turn_forks_there_and_the_sampled_one_stays(self) -> None:
         talk = Talk()
@@ -197,7 +198,7 @@ class TestEdited:
         assert (older.users, newer.users) == (1, 1)
         talk.trie.abandon(handle)
         assert (older.users, newer.users) == (0, 0)
-        talk.trie.check()
+        recount(talk.trie)
 
     def test_the_deepest_of_several_comes_first(self) -> None:
         talk = Talk()
@@ -239,14 +240,14 @@ class TestPending:
         talk.trie.abandon(other)
         talk.trie.abandon(other)
         assert talk.trie.nodes == 2
-        talk.trie.check()
+        recount(talk.trie)
 
     def test_a_turn_of_which_nothing_comes_leaves_nothing(self) -> None:
         talk = Talk()
         _, handle = talk.open(user("a"), user("b"))
         talk.trie.abandon(handle)
         assert talk.trie.nodes == 0
-        talk.trie.check()
+        recount(talk.trie)
 
     def test_a_late_commit_is_refused(self) -> None:
         talk = Talk()
@@ -259,14 +260,14 @@ class TestPending:
         with pytest.raises(TrieClosedError):
             talk.open(user("a"))
         assert talk.trie.checkpoints() == [first]
-        talk.trie.check()
+        recount(talk.trie)
 
     def test_a_turn_continued_in_place_takes_the_place_of_its_beginning(self) -> None:
         talk = Talk()
         turn, handle = talk.open(user("a"), assistant("The answer"))
         span = TokenSpan(None, 0, 0, pack_ids([7]), 0, versions="1")
         made = talk.trie.commit(handle, assistant("The answer is 4"), span, in_place=True, finish="stop")
-        talk.trie.check()
+        recount(talk.trie)
         assert talk.trie.nodes == 2
         following, _ = talk.open(user("a"), assistant("The answer is 4"), user("sure?"))
         assert following.checkpoint is made
@@ -285,13 +286,13 @@ class TestPending:
         handle.goes_on_from(cut, apart=apart)
         span = TokenSpan(cut.span, len(cut.span), 0, pack_ids([7]), 0, versions="1")
         made = talk.trie.commit(handle, assistant("The answer" + more), span, in_place=True, finish="stop")
-        talk.trie.check()
+        recount(talk.trie)
         assert (made.parent, made.apart, made.node.depth) == (cut, apart, cut.node.depth)
         assert talk.trie.checkpoints(terminal=True) == ([cut, made] if apart else [made])
         following = talk.say(*asked, assistant("The answer" + more), user("sure?"))
         assert following.parent is made
         talk.trie.clear()
-        talk.trie.check()
+        recount(talk.trie)
 
 
 class TestSize:
@@ -304,17 +305,17 @@ class TestSize:
             if number % 500 == 499:
                 checkpoint = talk.say(*said, reply=f"a{number}")
             said.append(assistant(f"a{number}"))
-        talk.trie.check()
+        recount(talk.trie)
         assert checkpoint.node.depth == 10_000 - 0
         talk.trie.clear()
-        talk.trie.check()
+        recount(talk.trie)
 
     def test_ten_thousand_siblings(self) -> None:
         talk = Talk()
         for number in range(10_000):
             _, handle = talk.open(user("a"))
             talk.commit(handle, assistant(f"b{number}"))
-        talk.trie.check()
+        recount(talk.trie)
         assert len(talk.trie.checkpoints(terminal=True)) == 10_000
         talk.trie.clear()
 
@@ -481,7 +482,7 @@ class AgentHistories(RuleBasedStateMachine):
     def holds(self) -> None:
         if not hasattr(self, "trie"):
             return
-        self.trie.check()
+        recount(self.trie)
         found = {one.id: one for one in self.trie.checkpoints()}
         assert list(found) == list(self.known)
         for name, known in self.known.items():

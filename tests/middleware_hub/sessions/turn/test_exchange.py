@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.sessions.turn.exchange import KEPT_SECONDS, Exchange, RequestKey
-from middleware_hub.sessions.turn.generation import Generation
+from middleware_hub.sessions.turn.generation import TurnGeneration
 from tests.middleware_hub.sessions.in_process import Client, Room, gated, until
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 20}
@@ -84,7 +84,7 @@ def test_an_exchange_cancelled_before_it_began_is_over() -> None:
         over: list[Exchange] = []
         one = Exchange(RequestKey(None, b""), grace=1.0, on_over=over.append)
 
-        async def compose() -> list[Generation]:
+        async def compose() -> list[TurnGeneration]:
             raise AssertionError("it runs")
 
         one.start(compose)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
-from middleware_hub.sessions.turn.generation import Generation
+from middleware_hub.sessions.turn.generation import TurnGeneration
 from tests.middleware_hub.sessions.in_process import Client, Room, until
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 20}
@@ -41,7 +41,7 @@ def test_the_grace_ends_with_the_adoption(adopted_in_time: bool) -> None:
     async def work() -> None:
         composing = asyncio.Event()
 
-        async def compose() -> list[Generation]:
+        async def compose() -> list[TurnGeneration]:
             await composing.wait()
             return []
 

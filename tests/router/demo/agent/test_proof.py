@@ -1,4 +1,4 @@
-"""Whatever is changed in a trajectory, the comparison with the workers finds it."""
+"""The comparison with the workers finds every change of a trajectory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from router.demo.agent.proof import Proof, prove, prove_together
 from tests.router.demo.agent.session import evidence, trajectories
 
 
-def test_what_the_workers_wrote_down_is_proved() -> None:
+def test_an_unchanged_session_holds() -> None:
     known = evidence()
     assert [prove(one, known) for one in trajectories()] == [Proof(9, 9), Proof(8, 8)]
     assert prove_together(trajectories(), known) == []
 
 
 @given(st.data())
-def test_no_number_can_be_another_one(data: st.DataObject) -> None:
+def test_a_changed_number_is_found(data: st.DataObject) -> None:
     given = trajectories()
     one = data.draw(st.sampled_from(given))
     key = data.draw(st.sampled_from(["prompt_ids", "response_ids", "response_mask", "response_logprobs"]))
@@ -33,7 +33,7 @@ def test_no_number_can_be_another_one(data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 1), st.sampled_from(["prompt_ids", "response_ids"]), st.integers(0, 8), st.booleans())
-def test_none_can_be_missing_or_too_many(which: int, key: str, at: int, more: bool) -> None:
+def test_a_missing_or_added_id_is_found(which: int, key: str, at: int, more: bool) -> None:
     one = trajectories()[which]
     at = min(at, len(one[key]) - 1)
     one[key][at : at + 1] = [one[key][at]] * 2 if more else []
@@ -51,7 +51,7 @@ def test_none_can_be_missing_or_too_many(which: int, key: str, at: int, more: bo
     ],
     ids=str,
 )
-def test_what_the_router_says_about_them_counts(changed: dict[str, Any]) -> None:
+def test_a_changed_field_of_the_trajectory_is_found(changed: dict[str, Any]) -> None:
     proof = prove({**trajectories()[0], **changed}, evidence())
     assert not proof.holds
     assert proof.faults

@@ -1,4 +1,4 @@
-"""What is shown at the end tells the truth, and most of all if it is a bad one."""
+"""The report at the end, above all where something is wrong."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def printed(content: Any, *, colors: bool = False) -> str:
     return out.getvalue()
 
 
-def test_a_table_has_a_line_for_each_and_one_for_all() -> None:
+def test_the_table_has_a_row_for_each_trajectory_and_one_for_all() -> None:
     found = report(trajectories(), evidence())
     _, _, first, second, _, last, _ = printed(found.table()).splitlines()
     assert first.split()[:9] == ["A", "1", "2", "3", "1", "5", "1,", "2", "yes"]
@@ -40,7 +40,7 @@ def test_a_table_has_a_line_for_each_and_one_for_all() -> None:
     assert "7 were sampled, in 3 generations" in found.conclusion().plain
 
 
-def test_what_is_not_exact_is_shown() -> None:
+def test_a_trajectory_that_is_not_exact_is_shown() -> None:
     given = trajectories()
     given[1]["response_ids"][3] += 1
     found = report(given, evidence())
@@ -52,11 +52,11 @@ def test_what_is_not_exact_is_shown() -> None:
     assert "NO: 7 of 8" in printed(found.table())
 
 
-def test_nothing_is_not_exact() -> None:
+def test_no_trajectories_are_not_exact() -> None:
     assert not report([], {}).holds
 
 
-def test_what_is_sampled_twice_has_to_be_there_twice() -> None:
+def test_a_generation_that_is_in_no_trajectory_is_shown() -> None:
     known = evidence()
     known["four"] = known["three"]
     assert "generation four is in no trajectory" in report(trajectories(), known).conclusion().plain
@@ -66,7 +66,7 @@ def test_what_is_sampled_twice_has_to_be_there_twice() -> None:
     ("scripted", "said"),
     [(0, "0 of the scripted ones, 2"), (1, "1 of the scripted ones, 1"), (3, "2 of the scripted ones, 0")],
 )
-def test_encoding_again_is_held_against_what_is_trained(scripted: int, said: str) -> None:
+def test_only_trained_ids_count_as_wrong_if_encoded_again(scripted: int, said: str) -> None:
     """` se` and `arch` were sampled, ` search` is what encoding their text gives; shared turns count once."""
     pieces = [TOKENIZER.encode(piece, add_special_tokens=False).ids for piece in ("The", " se", "arch", "<|im_end|>")]
     assert all(len(piece) == 1 for piece in pieces)

@@ -1,4 +1,4 @@
-"""What is scripted is said, in tokens that encoding the text would not give."""
+"""Scripted lines are spelled in tokens that encoding their text would not give."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_ids_spell_the_line(text: str, seed: int) -> None:
     assert TOKENIZER.decode(PROMPTER.ids(Line(text, seed)), skip_special_tokens=False) == text
 
 
-def test_a_call_is_spelled_in_another_way_than_it_is_encoded_and_always_in_the_same() -> None:
+def test_a_call_has_its_own_spelling_which_is_always_the_same() -> None:
     line = Line(tool_call("search", query="height of Mount Fuji"), seed=6)
     assert PROMPTER.ids(line) != TOKENIZER.encode(line.text, add_special_tokens=False).ids
     assert PROMPTER.ids(line) == Prompter(TOKENIZER).ids(line)

@@ -1,4 +1,4 @@
-"""Turns that several trajectories share stand in the tree once."""
+"""The tree has turns that several trajectories share once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def drawn(given: list[dict[str, Any]], known: dict[str, AgentTurn]) -> list[str]
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_it_is_drawn_like_this() -> None:
+def test_the_drawing() -> None:
     assert drawn(trajectories(), turns()) == [
         "lead · openai client                   scripted sampled weights score branch",
         "  system    You lead.",
@@ -62,7 +62,7 @@ def test_branches_with_contexts_of_their_own_show_them() -> None:
     ]
 
 
-def test_what_the_model_says_is_no_markup() -> None:
+def test_text_of_the_model_is_not_markup() -> None:
     known = turns()
     known["three"] = AgentTurn("lead", "openai", "three", 2, "a [bold] one", (), None, 2)
     assert "a [bold] one" in drawn(trajectories(), known)[-1]
@@ -85,6 +85,6 @@ def test_context_is_what_stands_in_front_of_a_turn() -> None:
     assert [child.context for child in root.children] == [[RESULT], [RESULT]]
 
 
-def test_a_turn_that_nobody_asked_for_raises() -> None:
+def test_an_unknown_turn_raises() -> None:
     with pytest.raises(KeyError, match="three"):
         forest(trajectories(), {name: turn for name, turn in turns().items() if name != "three"})

@@ -49,7 +49,7 @@ def test_an_incomplete_command_is_refused(worker: EmbeddedWorker, path: str, bod
 
 
 def test_an_unhealthy_worker_answers_503(worker: EmbeddedWorker) -> None:
-    worker.unhealthy = True
+    worker.control.unhealthy = True
     assert [request(worker, path)[0] for path in ("/ping", "/ready", "/health")] == [503, 503, 503]
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from router.embedded.engine.source import float32
-from router.embedded.http.wire import StreamStyle
+from router.embedded.engine.logprobs import float32
+from router.embedded.options import StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.router.embedded.talk import events, generate, request, stream
 from tests.support.sglang_contract import contract

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from router.embedded.models.model import LanguageModel
 from router.embedded.models.ngram import (
     PASSAGES,
     NGramModel,
@@ -30,6 +29,7 @@ from router.embedded.models.ngram import (
     shipped_tokenizer,
     spellings,
 )
+from router.embedded.models.sampler import LanguageModel
 from scripts import make_embedded_data
 
 ROOT = Path(__file__).parents[4]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from router.embedded.engine.detokenizer import Detokenizer
+from router.embedded.engine.logprobs import float32
 from router.embedded.engine.sampling import SamplingParams
-from router.embedded.engine.source import float32
 from router.embedded.models.vocabulary import load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.router.embedded.talk import generate, stream

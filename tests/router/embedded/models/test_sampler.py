@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from router.embedded.engine.logprobs import float32
 from router.embedded.engine.sampling import SamplingParams
-from router.embedded.engine.source import float32
 from router.embedded.models.sampler import ModelSource, Place, penalized
 from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
 from tests.support.vocabularies import vocabulary

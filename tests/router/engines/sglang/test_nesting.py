@@ -14,17 +14,11 @@ import sys
 import pytest
 
 from router.config import ServerConfig
-from router.engines.sglang import (
-    GenerateRequest,
-    StreamedReply,
-    UnreadableReplyError,
-    edit_meta,
-    event_index,
-    new_weight_version,
-    read_reply,
-    split_list,
-)
+from router.engines.events import event_index
 from router.engines.sglang.outcome import aborted_replies, refusal_status, renamed, was_aborted, was_refused
+from router.engines.sglang.reply import UnreadableReplyError, edit_meta, read_reply, split_list
+from router.engines.sglang.request import GenerateRequest, new_weight_version
+from router.engines.sglang.stream import StreamedReply
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
 from tests.router.conftest import running

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.engines.sglang import (
-    LOGPROB_FIELDS,
-    Reply,
-    UnreadableReplyError,
-    edit_meta,
-    read_reply,
-    split_list,
-)
+from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
 from tests.router.engines.sglang.json_values import JSON, compact
 
 # Replies -----------------------------------------------------------------------------------------------------------------

@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.engines.sglang import (
-    GenerateRequest,
-    new_weight_version,
-)
+from router.engines.sglang.request import GenerateRequest, new_weight_version
 from router.errors import BadRequestError
 from tests.router.engines.sglang.json_values import JSON
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.engines.sglang import GenerateRequest
+from router.engines.sglang.request import GenerateRequest
 from router.engines.sglang.segments import Segment
 from router.errors import BadRequestError
 

@@ -9,16 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.engines.sglang import (
-    LOGPROB_FIELDS,
-    EventSplitter,
-    Reply,
-    StreamedReply,
-    UnreadableReplyError,
-    edit_meta,
-    event_data,
-    event_index,
-)
+from router.engines.events import EventSplitter, event_data, event_index
+from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta
+from router.engines.sglang.stream import StreamedReply
 from tests.router.engines.sglang.json_values import compact
 
 # Streams: bytes into events ----------------------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""From a worker's reply to an answer: how chats and completions spell sampled tokens, count them, and say how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from middleware_hub.chat.answer import Answer, Finish, TokenLogprob
+from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.engines.json import JSON_ERRORS
+from router.engines.sglang.reply import LogprobEntry, Reply, UnreadableReplyError, Usage
+from router.engines.sglang.stream import StreamedReply
+
+_Tops = list[list[LogprobEntry] | None]
+_decode_tops = msgspec.json.Decoder(_Tops | None).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+class SampledTokens:
+    """Spells the sampled tokens of one generation, whole or as its stream comes.
+
+    Args:
+        alternatives: how many alternatives of each token the client wants; None if it wants no logprobs at all.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, alternatives: int | None) -> None:
+        self._vocabulary = vocabulary
+        self._alternatives = alternatives
+        self._tops: _Tops = []
+        self._spelled = 0
+
+    def all(self, reply: Reply) -> list[TokenLogprob] | None:
+        """Spell all tokens of a reply; None if the client wants no logprobs."""
+        if self._alternatives is None:
+            return None
+        return self._spell([*zip(reply.logprobs or (), reply.logprob_ids or (), strict=False)], 0)
+
+    def event(self, streamed: StreamedReply) -> str:
+        """Take the last event of a stream, and return the text that it adds. Raises UnreadableReplyError."""
+        self.take_tops(streamed.last_meta, len(streamed.logprobs))
+        added = streamed.added or []
+        try:
+            text = "".join([_decode_text(piece) for piece in added])
+        except JSON_ERRORS as error:
+            raise UnreadableReplyError(f"a text that is none: {error}") from error
+        added.clear()
+        return text
+
+    def news(self, streamed: StreamedReply) -> list[TokenLogprob] | None:
+        """Spell the tokens of a stream since the last call; None if the client wants no logprobs."""
+        if self._alternatives is None:
+            return None
+        found = self._spell(streamed.logprobs, self._spelled)
+        self._spelled = len(streamed.logprobs)
+        return found
+
+    def take_tops(self, meta: dict[str, Raw], tokens: int) -> None:
+        """Take the alternatives of a reply or an event: those of all `tokens` so far, or those of the new tokens.
+
+        Raises UnreadableReplyError.
+        """
+        raw = meta.get("output_top_logprobs") if self._alternatives else None
+        if raw is None:
+            return
+        try:
+            new = _decode_tops(raw) or []
+        except JSON_ERRORS as error:
+            raise UnreadableReplyError(f"output_top_logprobs: {error}") from error
+        if len(new) == tokens:
+            self._tops = new
+        else:
+            self._tops += new
+
+    def _spell(self, entries: Sequence[Any], begin: int) -> list[TokenLogprob]:
+        """Spell `entries`, which begin with `[logprob, id]`, from index `begin` on."""
+        piece, tops = self._vocabulary.piece, self._tops
+        found = []
+        for number in range(begin, len(entries)):
+            logprob, token, *_ = entries[number]
+            best = (tops[number] if number < len(tops) else None) or []
+            top: list[Any] = [(one[1], piece(one[1]), one[0]) for one in best[: self._alternatives]]
+            found.append(TokenLogprob(token, piece(token), logprob, top))
+        return found
+
+
+def finish_of(reply: Reply) -> Finish:
+    """Return how a reply ended, in OpenAI's words. `abort` is SGLang's: OpenAI has no word for half a reply."""
+    if reply.finish_type == "length":
+        return "length"
+    return "stop" if reply.finish_type == "stop" else "abort"
+
+
+def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
+    """Return the answer that a worker's reply amounts to.
+
+    Args:
+        meta: its `meta_info`, raw.
+        fields: of the answer, where the reply does not say them or the caller knows better.
+    """
+    usage = msgspec.json.decode(msgspec.json.encode(meta), type=Usage)
+    found: dict[str, Any] = {
+        "generation_id": reply.request_id or "",
+        "finish": finish_of(reply),
+        "matched": reply.matched,
+        "prompt_tokens": reply.prompt_tokens or 0,
+        "completion_tokens": len(reply.ids),
+        "cached_tokens": usage.cached_tokens or 0,
+        "reasoning_tokens": usage.reasoning_tokens or 0,
+        "weight_version": reply.version,
+    }
+    return Answer(**found | fields)

@@ -1,0 +1,150 @@
+"""The judge of replies: what may be remembered of a worker's reply, with a verdict: rules 1, 6 and 9 of exactness."""
+
+from __future__ import annotations
+
+import msgspec
+
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.records import SampledReply
+from middleware_hub.spans.chain import SpanFlag, Versions, pack_ids, pack_logprobs
+from middleware_hub.spans.versions import VersionClock, WorkerVersions
+from middleware_hub.tokenizer.alignment import Alignment, align_reply
+from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.engines.sglang.reply import Reply
+
+ENGINE_MISMATCH = "engine_mismatch"
+UNREADABLE = "unreadable reply"
+INTERNAL_ERROR = "internal error"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The verdict on a reply.
+
+    Attributes:
+        outcome: `exact`, `inexact` (recorded, but its ids do not explain its text) or `no`.
+        reason: a label for a counter; empty for `exact`.
+        detail: what was wrong, for a person.
+        text: the reply's text, as it was recorded.
+    """
+
+    outcome: str
+    reason: str = ""
+    detail: str = ""
+    generation: Generation | None = None
+    text: str = ""
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the log should warn. An empty reply or an error of a worker is nothing unusual."""
+        return self.reason in (ENGINE_MISMATCH, UNREADABLE, INTERNAL_ERROR)
+
+    @property
+    def header(self) -> str:
+        """The value of `x-radix-recorded`."""
+        if self.outcome != "no":
+            return self.outcome
+        return f"no; {self.reason}: {self.detail}" if self.detail else f"no; {self.reason}"
+
+
+class Expectation(msgspec.Struct, frozen=True):
+    """What a reply must fit: what the worker was asked for, and when.
+
+    Attributes:
+        prompt_tokens: the number of prompt tokens that were sent.
+        skips_special: whether special tokens are left out of the text.
+        logprobs: whether the request asks the worker for logprobs.
+        rid: the client's request id, if the worker used it for this generation.
+        sent_at: the moment at which it was sent, for `WorkerVersions`.
+        steps: how often the current weight version had changed by then.
+    """
+
+    prompt_tokens: int
+    skips_special: bool
+    logprobs: bool
+    rid: str | None
+    sent_at: int
+    steps: int
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """A verdict, and what may be remembered of the reply, if anything may."""
+
+    verdict: Verdict
+    reply: SampledReply | None = None
+
+
+class Judge:
+    """Compares replies with what was asked, and finds the weights they come from. It remembers only the weights."""
+
+    def __init__(self, vocabulary: Vocabulary, clock: VersionClock) -> None:
+        self.vocabulary = vocabulary
+        self.clock = clock
+        self.workers = WorkerVersions()
+
+    def judge(self, asked: Expectation, reply: Reply, worker: str) -> Judgement:
+        """Return the judgement on a worker's reply, or on the part of it that has come."""
+        fault = reply.fault(asked.prompt_tokens, logprobs_asked=asked.logprobs)
+        if fault is not None:
+            return Judgement(Verdict("no", ENGINE_MISMATCH, fault))
+        if not reply.ids:
+            return Judgement(Verdict("no", "no tokens were sampled", reply.finish_type or ""))
+        self.vocabulary.learn(reply.ids)
+        alignment, text = self._align(reply, asked.skips_special)
+        versions, certain = self._versions(reply, worker, asked.sent_at)
+        sampled = SampledReply(
+            ids=pack_ids(reply.ids),
+            text=text,
+            versions=versions,
+            logprobs=None if reply.logprobs is None else pack_logprobs(reply.checked_logprobs()),
+            visible=alignment.visible,
+            flags=alignment.flags if certain else alignment.flags | SpanFlag.UNCERTAIN,
+            ends=alignment.ends,
+            tail=alignment.tail,
+            late=asked.steps != self.clock.steps,
+            request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
+            finish=reply.finish_type or "abort",  # the stream broke off, or its client left
+        )
+        if alignment.flags & SpanFlag.MISMATCH:
+            wrong = "the ids do not decode to the text: is --tokenizer-path the worker's own?"
+            return Judgement(Verdict("inexact", ENGINE_MISMATCH, wrong, text=text), sampled)
+        return Judgement(Verdict("exact", text=text), sampled)
+
+    def _versions(self, reply: Reply, worker: str, sent_at: int) -> tuple[Versions, bool]:
+        """Return the version of every token, and whether it is certain.
+
+        `weight_version` alone is the version at the end of the request. All tokens have it unless the weights changed.
+        """
+        changed = self.workers.changed_since(worker, reply.version, sent_at)
+        self.workers.observe(worker, reply.version)
+        if reply.versions is None:
+            return reply.version, not changed
+        begin = 0
+        for _, run_begin, run_end in reply.versions:
+            if run_begin != begin or run_end < run_begin:
+                return reply.version, False
+            begin = run_end
+        if begin != len(reply.ids):
+            return reply.version, False
+        kept = [(version, end) for version, run_begin, end in reply.versions if end > run_begin]
+        return (kept[0][0] if len(kept) == 1 else tuple(kept)), True
+
+    def _align(self, reply: Reply, skips_special: bool) -> tuple[Alignment, str]:
+        """Return how the ids lie over the text, and the text. A stream can have two readings; the one that fits counts."""
+        for text in (reply.text, reply.other_text):
+            if text is not None:
+                alignment = align_reply(
+                    self.vocabulary, reply.ids, text, skips_special=skips_special, matched=reply.matched
+                )
+                if not alignment.flags & SpanFlag.MISMATCH:
+                    return alignment, text
+        return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(reply.ids)), reply.text
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """Return the value of `x-radix-recorded` for all replies to one request."""
+    headers = {verdict.header for verdict in verdicts}
+    if len(headers) == 1:
+        return headers.pop()
+    exact = sum(verdict.outcome == "exact" for verdict in verdicts)
+    kept = sum(verdict.outcome != "no" for verdict in verdicts)
+    return f"{'inexact' if kept else 'no'}; {exact} of {len(verdicts)} replies are exact"

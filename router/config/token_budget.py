@@ -1,0 +1,29 @@
+"""How many tokens to remember where no flag says it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DEFAULT_BUDGET = "a quarter of the memory, at 16 bytes a token"
+
+_BYTES_PER_TOKEN = 16
+"""8 of id and logprob, about 4 of text, the rest of bookkeeping."""
+
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""The limit of the container that this process runs in, in version 2 and in version 1 of control groups."""
+
+
+def token_budget(max_tokens: int | None) -> int:
+    """Return `max_tokens`; for None, the tokens that fit into a quarter of the machine's or the container's memory."""
+    if max_tokens is not None:
+        return max_tokens
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        try:
+            limit = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdigit():  # without a limit it is `max`
+            memory = min(memory, int(limit))
+    return memory // 4 // _BYTES_PER_TOKEN

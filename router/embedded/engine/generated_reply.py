@@ -1,0 +1,81 @@
+"""A reply that is sampled or scripted token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.embedded.engine.detokenizer import Detokenizer
+from router.embedded.engine.sample import ReplyRequest, Sample
+from router.embedded.engine.source import Source
+from router.embedded.engine.stopping import Stopping
+from router.embedded.models.vocabulary import EngineVocabulary
+
+
+class GeneratedReply(Sample):
+    """Follows its script, then samples from a source."""
+
+    plain_interval = 50  # SGLANG_FORCE_STREAM_INTERVAL
+
+    def __init__(self, vocabulary: EngineVocabulary, source: Source, request: ReplyRequest, seed: str) -> None:
+        prompt_ids, sampling, returns = request.input_ids, request.sampling, request.returns
+        super().__init__(request)
+        self.burst = source.burst
+        self._eos_id = vocabulary.eos_id
+        self._distributions = source.begin(prompt_ids, sampling, seed)
+        self._stopping = Stopping(vocabulary, sampling, request.script)
+        self._detokenizer = Detokenizer(vocabulary, prompt_ids, sampling)
+        self._text = ""
+        self._decoded = 0
+        self._entries: list[tuple[float, int, None]] = []
+        if returns.logprobs and returns.start >= 0:
+            self._read(returns.start, returns.top, returns.chosen)
+
+    def advance(self, count: int, version: str) -> None:
+        ids, script, returns = self.output_ids, self.request.script, self.request.returns
+        for _ in range(count):
+            at = len(ids)
+            place = self._distributions.next(ids)
+            if at < len(script.ids):
+                token = script.ids[at]
+            elif script.finish == "eos":
+                token = self._eos_id
+            else:
+                token = place.draw()
+            logprob = script.logprobs[at] if at < len(script.logprobs) else place.logprob(token)
+            if returns.top:
+                self.details.output_top.append(place.top((logprob, token), returns.top))
+            if returns.chosen:
+                self.details.output_chosen.append(place.chosen(returns.chosen))
+            ids.append(token)
+            self.logprobs.append(logprob)
+            self.finish = self._stopping.reason(ids)
+            if self.finish is not None:
+                break
+        self.versions.extend(version, len(ids))
+
+    def text(self) -> str:
+        if self._decoded < len(self.output_ids) or self.finish is not None:
+            self._text += self._detokenizer.push(self.output_ids[self._decoded :], self.finish)
+            self._decoded = len(self.output_ids)
+        return self._text
+
+    def entries(self, start: int, end: int) -> list[tuple[float, int, None]]:
+        known = len(self._entries)
+        self._entries += [
+            (logprob, token, None)
+            for logprob, token in zip(self.logprobs[known:end], self.output_ids[known:end], strict=True)
+        ]
+        return self._entries[start:end]
+
+    def holds_back(self) -> bool:
+        return self._stopping.may_begin(self.output_ids)
+
+    def _read(self, start: int, top: int, chosen: Sequence[int]) -> None:
+        # The first of them has no logprob: the engine computes logprobs from this token on, so for the tokens behind it.
+        details, prompt = self.details, self.request.input_ids
+        for at in range(start, len(prompt)):
+            place = self._distributions.read(at) if at > start else None
+            scored = (place.logprob(prompt[at]) if place else None, prompt[at])
+            details.prompt.append(scored)
+            details.prompt_top.append(place.top(scored, top) if place and top else None)
+            details.prompt_chosen.append(place.chosen(chosen) if place and chosen else None)

@@ -1,0 +1,82 @@
+"""Server-sent events: a byte stream split into events, their payloads, and the end of a stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from router.engines.json import JSON_ERRORS
+
+DONE = b"[DONE]"
+
+END_BYTES = 64
+"""The last bytes of a stream that `has_ended` needs."""
+
+_END = re.compile(rb"(?:\A|\n)data:[ \t]*\[DONE\]\s*\Z")
+
+
+@dataclass(slots=True)
+class EventSplitter:
+    """Splits a byte stream into server-sent events, however it is chunked."""
+
+    _rest: bytearray = field(default_factory=bytearray)
+    _seen: int = 0
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the events that are complete now, each with its empty line."""
+        rest = self._rest
+        rest += chunk
+        begin, at = 0, max(0, self._seen - 1)
+        # Finding one line break is many times faster than finding two, and the JSON contains none.
+        while (at := rest.find(b"\n", at)) >= 0:
+            at += 1
+            if rest.startswith(b"\n", at):
+                at += 1
+                with memoryview(rest) as view:
+                    event = bytes(view[begin:at])
+                begin = self._seen = at
+                yield event
+        del rest[:begin]
+        self._seen = len(rest)
+
+    def flush(self) -> bytes:
+        """Return and forget what came after the last empty line."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        self._seen = 0
+        return rest
+
+
+def event_data(event: bytes) -> bytes | None:
+    """Return the payload of a `data:` event; None for any other event."""
+    if event.startswith(b"data: {") and event.endswith(b"}\n\n"):
+        return event[6:-2]
+    return event[5:].strip() if event.startswith(b"data:") else None
+
+
+def has_ended(stream: bytes | bytearray) -> bool:
+    """Whether a stream, or the end of one, ends with the event `[DONE]`."""
+    return _END.search(stream, max(0, len(stream) - END_BYTES)) is not None
+
+
+class _Index(msgspec.Struct):
+    index: int | None = None
+
+
+_index = msgspec.json.Decoder(_Index)
+_LAST_INDEX = re.compile(rb'"index":\s*(\d+)\s*\}\s*\Z')
+
+
+def event_index(data: bytes) -> int:
+    """Return which generation of a batch an event belongs to; 0 if there is only one."""
+    # SGLang writes the index last, and a key just before the last brace belongs to the top level.
+    last = _LAST_INDEX.search(data, max(0, len(data) - 40))
+    if last is not None:
+        return int(last[1])
+    try:
+        return _index.decode(data).index or 0
+    except JSON_ERRORS:
+        return 0

@@ -1,0 +1,98 @@
+"""Headers of requests and replies, and which of them may pass.
+
+Nothing here needs a framework: a middleware uses the same functions as the proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import quote
+
+from starlette.types import Scope
+
+from router.errors import BadRequestError
+
+HeaderList = list[tuple[bytes, bytes]]
+
+# RFC 9110, 7.6.1, and the older names that are still seen.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# The HTTP client frames the body again and names the worker's host. Our own server has answered `expect`.
+_NOT_TO_WORKER = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-abort-policy"}
+# Our server writes its own date and framing; the body is already decoded here.
+_NOT_TO_CLIENT = _HOP_BY_HOP | {
+    b"content-length",
+    b"content-encoding",
+    b"date",
+    b"server",
+    b"x-router-worker",
+    b"x-router-reason",
+}
+_NOT_TO_WORKER_BUT_TO_US = _NOT_TO_WORKER | {b"authorization", b"x-api-key"}
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return the first value of a request header, or None. `name` is in lower case, as ASGI has it."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+def first_values(scope: Scope) -> dict[bytes, bytes]:
+    """Return the request headers by name, each with its first value."""
+    return dict(reversed(scope["headers"]))
+
+
+def request_target(scope: Scope) -> str:
+    """Return path and query as the client wrote them, escapes included. Raises BadRequestError for what is no path."""
+    raw: bytes | None = scope.get("raw_path")
+    path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
+    if not path.startswith("/"):
+        # Behind a worker's URL, anything else would change the host or the port.
+        raise BadRequestError(f"the request target must begin with a slash, not {path!r}")
+    query: bytes = scope.get("query_string", b"")
+    return f"{path}?{query.decode('latin-1')}" if query else path
+
+
+def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:
+    """Return the headers of a client's request that go to a worker.
+
+    Compression is declined for the client: a reply has to be readable here, and between machines of one rack it
+    costs more than it saves.
+    """
+    dropped = _NOT_TO_WORKER if forward_authorization else _NOT_TO_WORKER_BUT_TO_US
+    kept = [pair for pair in _passing(scope["headers"], dropped) if not pair[0].startswith(b"x-radix-")]
+    kept.append((b"accept-encoding", b"identity"))
+    return kept
+
+
+def reply_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
+    """Return the headers of a worker's reply that go to the client, names in lower case."""
+    return _passing([(name.lower(), value) for name, value in headers], _NOT_TO_CLIENT)
+
+
+def _passing(headers: HeaderList, dropped: frozenset[bytes]) -> HeaderList:
+    """Return the headers that are not dropped, nor named by a `connection` header."""
+    for name, value in headers:
+        if name == b"connection":
+            dropped = dropped.union(token.strip().lower() for token in value.split(b","))
+    return [pair for pair in headers if pair[0] not in dropped]
+
+
+def has_body(scope: Scope) -> bool:
+    """Return whether the request announces a body."""
+    if header(scope, b"transfer-encoding") is not None:
+        return True
+    return (header(scope, b"content-length") or "0").strip("0 ") != ""

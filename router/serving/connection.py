@@ -1,0 +1,233 @@
+"""Limits of clients' connections: their number, the length of a request's head, and the time that it takes to arrive.
+
+uvicorn's protocol has no such limits: a head may grow and take time without end, and so may the trailers behind a chunked body,
+and the rest of a body whose request is answered already. A refusal from here never reaches the application, so it is written by
+hand, as JSON of the same form. Only public names of uvicorn's class are used and overridden: the callbacks of asyncio and of
+httptools, `on_response_complete`, and the attributes without an underscore.
+
+A refusal is the last reply on its connection. The sending side is closed behind it, and what still comes in is thrown away
+for a moment: closed at once, with bytes unread, the connection would be reset, and often the client would see only that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import TimerHandle
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from router.errors import BadRequestError, RequestTimeoutError, RouterError
+
+logger = logging.getLogger(__name__)
+
+LINGER_SECONDS = 2.0
+"""How long a refused client may go on sending, and how long it may be silent before it is refused."""
+
+
+class HeadersTooLargeError(RouterError):
+    """The head of a request is over `--max-header-bytes`."""
+
+    status = 431
+    type = "headers_too_large"
+
+
+class TooManyConnectionsError(RouterError):
+    """There are `--max-connections` already."""
+
+    status = 503
+    type = "too_many_connections"
+
+
+class Limits:
+    """What all connections of a server share: the limits, and the set of open connections.
+
+    Args:
+        max_header_bytes: for a request's first line and headers together, and for its trailers.
+        max_connections: how many connections may be open at once.
+        header_seconds: how long a head may take from its first byte, how long that byte may take, and how long the rest of a
+            body may take whose request is answered.
+    """
+
+    def __init__(self, *, max_header_bytes: int, max_connections: int, header_seconds: float = 60.0) -> None:
+        self.max_header_bytes = max_header_bytes
+        self.max_connections = max_connections
+        self.header_seconds = header_seconds
+        self._connected: set[LimitedConnection] = set()
+        self._full = False
+
+    def let_in(self, connection: LimitedConnection) -> bool:
+        """Add a connection and return True, if there is room for it."""
+        full = len(self._connected) >= self.max_connections
+        if full and not self._full:
+            logger.warning("there are %d connections (--max-connections): others are refused", self.max_connections)
+        self._full = full
+        if not full:
+            self._connected.add(connection)
+        return not full
+
+    def let_go(self, connection: LimitedConnection) -> None:
+        self._connected.discard(connection)
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """uvicorn's protocol with limits. `limited_by` makes a class of it."""
+
+    limits: Limits
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._heading = True  # what comes now is the head of a request
+        self._begun = False  # some of it has come
+        self._bare = 0  # bytes that have come since the last piece of a body, or the end of a request
+        self._piece = False  # a piece of the body has come
+        self._timer: TimerHandle | None = None
+        self._refused = False
+        self._closing = False
+        self._served: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Give a new client some seconds for its request."""
+        super().connection_made(transport)
+        self._refused = not self.limits.let_in(self)
+        self._await_head(LINGER_SECONDS if self._refused else self.limits.header_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.limits.let_go(self)
+        self._stop_timer()
+        if self._served is not None and not self._served.response_complete:
+            # uvicorn notifies only the last request, which may still be waiting for the end of this one.
+            self._served.disconnected = True
+            self._served.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, and never more of a head than `max_header_bytes`."""
+        limit = self.limits.max_header_bytes
+        if self._refused:
+            most = self.limits.max_connections
+            self._end_with(
+                TooManyConnectionsError(
+                    f"this router serves {most} connections at most (--max-connections): try again later",
+                    headers=(("retry-after", "1"),),
+                )
+            )
+        if self._heading and not self._begun:
+            data = data.lstrip(b"\r\n")  # some clients send a line break after a body: no request begins with it
+        while data and not self._closing:
+            room = limit - self._bare if self._heading else len(data)
+            part, data = data[:room], data[room:]
+            self._bare += len(part)
+            super().data_received(part)
+            if self._bare >= limit:
+                self._end_with(HeadersTooLargeError(f"the head is longer than {limit} bytes (--max-header-bytes)"))
+        if self._begun and self._timer is None and not self._closing:
+            self._await_head(self.limits.header_seconds)
+
+    def send_400_response(self, msg: str) -> None:
+        self._end_with(BadRequestError(msg))
+
+    # Callbacks of the parser ------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._begun = True
+        self._piece = False
+        self._stop_waiting()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Note that the application gets the request now, or after the requests before it."""
+        self._heading = self._begun = False
+        self._bare = 0
+        self._stop_timer()
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._served = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        self._bare = 0
+        self._piece = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that a request is complete: what comes next is a head."""
+        self._heading = True
+        self._bare = 0
+        super().on_message_complete()
+        if self.cycle.response_complete and not self._closing:
+            # The reply was complete before the request. uvicorn begins to wait for the next request at the reply, and stops
+            # when data comes in; so the wait begins again here.
+            self._stop_timer()
+            self._stop_waiting()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """Let the next request in line have its turn, or throw the rest of a body away for a while."""
+        if self.pipeline:
+            self._served = self.pipeline[-1][0]
+        super().on_response_complete()
+        if self._heading or self._closing or not self.cycle.response_complete or self.transport.is_closing():
+            return
+        if self.expect_100_continue and not self._piece:
+            self.transport.close()  # no 100 Continue was sent, so the client may send its body or not
+        else:
+            self._stop_timer()
+            self._timer = self.loop.call_later(self.limits.header_seconds, self.transport.abort)
+
+    # Ends -------------------------------------------------------------------------------------------------------------
+
+    def _await_head(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._head_is_late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_waiting(self) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        seconds = self.limits.header_seconds
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._await_head(seconds)  # the client has begun another request while it waits for its reply
+        elif self._begun:
+            self._end_with(RequestTimeoutError(f"the head of the request did not come within {seconds:g} s"))
+        else:
+            self.transport.close()
+
+    def _end_with(self, error: RouterError) -> None:
+        """Refuse the client, unless it was refused already or another reply is being written."""
+        if self._closing:
+            return
+        self._closing = True
+        self._stop_timer()
+        self._stop_waiting()
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # in the middle of another reply there is no room for this one
+            return
+        body = msgspec.json.encode(error.body())
+        head = [
+            STATUS_LINE[error.status],
+            b"content-type: application/json\r\nconnection: close\r\n",
+            *(f"{name}: {value}\r\n".encode("latin-1") for name, value in error.headers),
+            b"content-length: %d\r\n\r\n" % len(body),
+        ]
+        self.transport.write(b"".join((*head, body)))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+
+def limited_by(limits: Limits) -> type[LimitedConnection]:
+    """Return a protocol class for uvicorn, which makes an instance of it for each connection."""
+    return type("LimitedConnection", (LimitedConnection,), {"limits": limits})

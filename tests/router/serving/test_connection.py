@@ -1,0 +1,403 @@
+"""The limits of a client's connection, seen from the other end of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from router.serving import server
+from router.serving.connection import LimitedConnection, Limits, limited_by
+from tests.conftest import examples
+from tests.router.conftest import EchoWorker, GatedWorker
+from tests.support.serving import serving
+
+LIMIT = 2048
+PLENTY = 100
+
+
+@dataclass
+class Client:
+    """One bare connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def say(self, *pieces: bytes) -> None:
+        """Each on its way before the next one is written."""
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next one."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while size := int(await self.reader.readline(), 16):
+                body += (await self.reader.readexactly(size + 2))[:-2]
+            await self.reader.readexactly(2)
+        else:
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        return int(head[0].split()[1]), headers, body
+
+    async def last_answer(self) -> tuple[int, dict[str, Any]]:
+        """An error in the usual form, with nothing behind it."""
+        status, headers, body = await self.answer()
+        assert headers["connection"] == "close"
+        assert headers["content-type"] == "application/json"
+        assert await self.reader.read() == b""
+        error = json.loads(body)["error"]
+        assert error["code"] == status
+        return status, error
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+Connect = Callable[[], Awaitable[Client]]
+
+
+@contextlib.asynccontextmanager
+async def limits(
+    app: Any = None, *, connections: int = PLENTY, seconds: float = 30.0, idle: int = 60
+) -> AsyncIterator[Connect]:
+    """A server with limits, to which one can connect."""
+    protocol = limited_by(Limits(max_header_bytes=LIMIT, max_connections=connections, header_seconds=seconds))
+    async with asyncio.timeout(20), serving(app or EchoWorker(), protocol=protocol, keep_alive=idle) as url:
+        clients: list[Client] = []
+
+        async def connect() -> Client:
+            clients.append(Client(*await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))))
+            return clients[-1]
+
+        try:
+            yield connect
+        finally:
+            for client in clients:
+                await client.close()
+
+
+def head_of(size: int, *, body: bytes = b"") -> bytes:
+    """The head of a request, so many bytes long."""
+    start = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\nx-long: " % len(body)
+    return start + b"a" * (size - len(start) - 4) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [LIMIT - 1, LIMIT])
+@pytest.mark.parametrize("piece", [1, 700, 1 << 20])
+def test_a_head_within_the_limit(size: int, piece: int) -> None:
+    """In whatever pieces, the second one of a connection, too; and a body of any size behind it counts for nothing."""
+
+    async def main() -> None:
+        async with limits() as connect:
+            client, body = await connect(), b"b" * (3 * LIMIT)
+            raw = head_of(size, body=body) + body
+            for _ in range(2):
+                await client.say(*(raw[at : at + piece] for at in range(0, len(raw), piece)))
+                status, _, seen = await client.answer()
+                assert status == 200
+                assert json.loads(seen)["body"] == body.decode()
+
+    asyncio.run(main())
+
+
+TOO_LONG = {
+    "a byte too much": head_of(LIMIT + 1),
+    "a long path": b"GET /" + b"a" * LIMIT + b" HTTP/1.1\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * LIMIT + b"\r\n",
+    "a header without an end": b"GET / HTTP/1.1\r\na: " + b"b" * (1 << 20),
+    "a name without an end": b"GET / HTTP/1.1\r\n" + b"b" * (1 << 20),
+    "a path without an end": b"GET /" + b"b" * (1 << 20),
+    "with a body": head_of(LIMIT + 1, body=b"b" * 100) + b"b" * 100,
+}
+
+
+@pytest.mark.parametrize("raw", TOO_LONG.values(), ids=list(TOO_LONG))
+@pytest.mark.parametrize("piece", [1000, 1 << 20])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_head_over_the_limit(raw: bytes, piece: int, before: int) -> None:
+    """Is answered, although the client goes on to send."""
+
+    async def main() -> None:
+        worker = EchoWorker()
+        async with limits(worker) as connect:
+            client = await connect()
+            for _ in range(before):
+                await client.say(head_of(100))
+                assert (await client.answer())[0] == 200
+            with contextlib.suppress(ConnectionError):
+                await client.say(*(raw[at : at + piece] for at in range(0, len(raw), piece)))
+            status, error = await client.last_answer()
+            assert (status, error["type"]) == (431, "headers_too_large")
+            assert f"{LIMIT} bytes" in error["message"]
+            assert "--max-header-bytes" in error["message"]
+            assert len(worker.seen) == before
+
+    asyncio.run(main())
+
+
+def test_trailers_are_limited_too() -> None:
+    """They come behind a body; the application sees a client that has left."""
+
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            while scope["type"] == "http" and (await receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+
+        async with limits(app) as connect:
+            client = await connect()
+            await client.say(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n")
+            with contextlib.suppress(ConnectionError):
+                await client.say(b"a: " + b"b" * (2 * LIMIT))
+            with contextlib.suppress(ConnectionError):
+                assert await client.reader.read() == b""
+            await left.wait()
+
+    asyncio.run(main())
+
+
+@settings(deadline=None, max_examples=examples(50))
+@given(cuts=st.lists(st.integers(0, 400), max_size=8), stray=st.sampled_from((b"", b"\r\n", b"\r\n\r\n")))
+def test_requests_in_any_pieces(cuts: list[int], stray: bytes) -> None:
+    """Two on one connection, of which one has its length and one has chunks, with line breaks in between."""
+    first = b"POST /first HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello" + stray
+    chunks = b"1\r\nh\r\n4\r\nello\r\n0\r\nx-trailer: t\r\n\r\n"
+    second = b"POST /second HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunks + stray
+    raw = first + second
+    places = sorted({min(cut, len(raw)) for cut in cuts})
+    pieces = [raw[begin:end] for begin, end in zip([0, *places], [*places, len(raw)], strict=True)]
+
+    async def main() -> None:
+        async with limits() as connect:
+            client = await connect()
+            await client.say(*pieces)
+            for path in ("/first", "/second"):
+                status, _, body = await client.answer()
+                assert status == 200
+                seen = json.loads(body)
+                assert (seen["raw_path"], seen["body"]) == (path, "hello")
+
+    asyncio.run(main())
+
+
+def test_one_connection_too_many(caplog: pytest.LogCaptureFixture) -> None:
+    """Is answered and closed; when another one has ended, there is room again."""
+
+    async def main() -> None:
+        async with limits(connections=2) as connect:
+            there = [await connect(), await connect()]
+            for client in there:
+                await client.say(head_of(100))
+                assert (await client.answer())[0] == 200
+            for _ in range(3):
+                refused = await connect()
+                await refused.say(head_of(100, body=b"body"), b"body")
+                status, headers, body = await refused.answer()
+                assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
+                error = json.loads(body)["error"]
+                assert error["type"] == "too_many_connections"
+                assert "--max-connections" in error["message"]
+                assert await refused.reader.read() == b""
+                await refused.close()
+            await there[0].close()
+            async with asyncio.timeout(5):
+                while True:
+                    client = await connect()
+                    await client.say(head_of(100))
+                    if (await client.answer())[0] == 200:
+                        break
+                    await client.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert caplog.text.count("others are refused") == 1, "one line, and not one for each"
+
+
+def test_a_head_takes_its_time() -> None:
+    async def main() -> None:
+        async with limits(seconds=0.05) as connect:
+            late = await connect()
+            await late.say(b"GET / HTTP/1.1\r\nhost:")
+            status, error = await late.last_answer()
+            assert (status, error["type"]) == (408, "request_timeout")
+
+            silent = await connect()
+            assert await silent.reader.read() == b""
+
+            late_again = await connect()
+            await late_again.say(head_of(100))
+            assert (await late_again.answer())[0] == 200
+            await late_again.say(b"GET / HT")
+            assert (await late_again.last_answer())[0] == 408
+
+    asyncio.run(main())
+
+
+def test_a_generation_may_take_longer_than_a_head() -> None:
+    """Also if the client has begun to ask for the next thing; only when it is answered, that one is late."""
+
+    async def main() -> None:
+        worker = GatedWorker()
+        async with limits(worker, seconds=0.02) as connect:
+            client, other = await connect(), await connect()
+            await client.say(head_of(100), b"GET / HT")
+            await worker.wait_for_arrivals(1)
+            assert await other.reader.read() == b""  # time has passed
+            third = await connect()
+            assert await third.reader.read() == b""
+            worker.release()
+            assert (await client.answer())[2] == b"rest"
+            assert (await client.last_answer())[0] == 408
+
+    asyncio.run(main())
+
+
+def test_an_idle_connection_is_kept() -> None:
+    """A line break behind a body is no beginning of a request."""
+
+    async def main() -> None:
+        async with limits(seconds=0.02) as connect:
+            client = await connect()
+            await client.say(head_of(100), b"\r\n")
+            assert (await client.answer())[0] == 200
+            for _ in range(2):
+                assert await (await connect()).reader.read() == b""
+            await client.say(head_of(100))
+            assert (await client.answer())[0] == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"hello\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_request(raw: bytes) -> None:
+    async def main() -> None:
+        async with limits() as connect:
+            client = await connect()
+            await client.say(raw)
+            status, error = await client.last_answer()
+            assert (status, error["type"]) == (400, "invalid_request_error")
+
+    asyncio.run(main())
+
+
+def test_only_public_names_of_the_server_are_overridden() -> None:
+    """Private ones come and go with its versions, and what is called instead tells nobody."""
+    for ours, theirs in ((LimitedConnection, HttpToolsProtocol), (server._DrainingServer, uvicorn.Server)):
+        private = {name for name in vars(ours) if name.startswith("_") and not name.startswith("__")}
+        assert not [name for name in private if hasattr(theirs, name)]
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers without a look at the body."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 99", b"transfer-encoding: chunked"], ids=["half a body", "chunks without an end"]
+)
+def test_the_rest_of_a_body_behind_an_answer_has_its_time(framing: bytes) -> None:
+    """Then the connection ends, although the client goes on to send."""
+
+    async def main() -> None:
+        async with limits(refuse, seconds=0.1) as connect:
+            client = await connect()
+            await client.say(b"POST /x HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n" % framing, b"1\r\na\r\n")
+            assert (await client.answer())[0] == 413
+            with contextlib.suppress(ConnectionError):
+                assert await client.reader.read() == b""
+
+    asyncio.run(main())
+
+
+def test_a_connection_goes_on_when_the_rest_of_a_body_has_come() -> None:
+    async def main() -> None:
+        async with limits(refuse) as connect:
+            client = await connect()
+            raw = head_of(100, body=b"b" * 10_000) + b"b" * 10_000
+            await client.say(raw[:-500])
+            assert (await client.answer())[0] == 413
+            await client.say(raw[-500:], raw)
+            assert (await client.answer())[0] == 413
+
+    asyncio.run(main())
+
+
+def test_an_idle_connection_ends_also_behind_a_body_that_came_late() -> None:
+    async def main() -> None:
+        async with limits(refuse, idle=1) as connect:
+            client, late = await connect(), await connect()
+            await client.say(head_of(100))
+            await late.say(head_of(100, body=b"body"))
+            for one in (client, late):
+                assert (await one.answer())[0] == 413
+            await late.say(b"body")
+            for one in (client, late):
+                assert await one.reader.read() == b""
+
+    asyncio.run(main())
+
+
+def test_a_client_that_waits_for_leave_to_send_and_gets_an_answer_instead_is_let_go() -> None:
+    """It may send its body or not. So what comes next could be either, and nothing may come next."""
+
+    async def main() -> None:
+        async with limits(refuse) as connect:
+            client = await connect()
+            await client.say(b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n")
+            assert (await client.answer())[0] == 413
+            assert await client.reader.read() == b""
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_is_noticed_by_what_it_is_served_and_not_by_what_it_asked_for_last() -> None:
+    """Three requests in one go: the second one is being answered, the third one has not begun."""
+
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and scope["path"] == "/2":
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                left.set()
+            else:
+                await EchoWorker()(scope, receive, send)
+
+        async with limits(app) as connect:
+            client = await connect()
+            await client.say(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in (1, 2, 3)))
+            await client.answer()
+            await client.close()
+            await left.wait()
+
+    asyncio.run(main())
