@@ -410,6 +410,31 @@ def test_the_clients_id_ends_it_in_every_attempt(
     assert_kept(served.retrieve("A:summary", namespace=space, request_id=space), record)
 
 
+@pytest.mark.parametrize("stream", WHOLE_OR_STREAMED)
+def test_what_is_ended_in_its_last_attempt_was_not_given_up(
+    served: Stack, asks: list[Asking], space: str, stream: StreamStyle | None
+) -> None:
+    """Operators are alerted by `given_up`; a client that ends its generation is no reason."""
+    worker, logged = served.workers[0], len(served.workers[0].log)
+    before = counted(served, "tito_router_abort_retries_total").get('{outcome="given_up"}', 0)
+    scripts(served, *[(("x",), "abort")] * (ATTEMPTS - 1))
+    worker.hold()
+    asking = ask(served, asks, {"text": "A:", "rid": space, "stream": stream is not None}, space)
+
+    def wait_for_attempt(number: int) -> None:
+        until(lambda: len(worker.log) == logged + number)
+        worker.wait_for_arrivals(1)
+
+    for number in range(1, ATTEMPTS):
+        wait_for_attempt(number)
+        worker.release(1)
+    wait_for_attempt(ATTEMPTS)
+    assert served.post("/abort_request", {"rid": space}).status == 200
+    last = asking.events()[-1] if stream else asking.answer().json()
+    assert (finish(last), last["meta_info"]["id"]) == ("abort", space)
+    assert counted(served, "tito_router_abort_retries_total").get('{outcome="given_up"}', 0) == before
+
+
 @pytest.mark.parametrize("attempt", range(2))
 def test_the_id_of_a_streams_first_event_ends_it(served: Stack, asks: list[Asking], space: str, attempt: int) -> None:
     """Without an id of the client's own."""

@@ -208,16 +208,19 @@ def test_when_all_take_too_long_the_client_is_told(pair: Stack) -> None:
 def test_a_stream_that_stands_still_is_broken_off_and_what_came_is_kept(
     pair: Stack, asks: list[Asking], space: str
 ) -> None:
+    """Its worker is told to stop, because it would take seconds to notice the closed connection."""
     for worker in pair.workers:
         worker.wire.stream_style = "cumulative"
         worker.hold(3)
-    name = uuid.uuid4().hex
+    name, told = uuid.uuid4().hex, [len(calls(worker, "/abort_request")) for worker in pair.workers]
     body = {"text": "A:", "stream": True, "rid": name, "sampling_params": {"max_new_tokens": 9, "ignore_eos": True}}
     asking = Asking(pair.url, body, headers={"x-radix-namespace": space})
     asks.append(asking)
     seen = [asking.event()]
     with pytest.raises(OSError, match=r"\[DONE\]"):
         seen.extend(iter(asking.event, None))
+    new = [calls(worker, "/abort_request")[count:] for worker, count in zip(pair.workers, told, strict=True)]
+    assert sorted(new, key=len) == [[], [{"rid": name}]]
     for worker in pair.workers:
         worker.wait_until_idle()
         worker.release()

@@ -266,6 +266,16 @@ def test_context_that_a_client_gave_as_ids_is_reused_only_with_a_sampled_token_b
     assert talk.sent("aba a") == [*given_ids, *encode(" ")[:1], A]
 
 
+def test_context_that_a_client_gave_as_ids_is_not_reused_up_to_an_added_token() -> None:
+    """Encoding is compositional there, but these ids need not be what the tokenizer makes of their text."""
+    talk = Talk()
+    talk.say_ids([A, B, EOT, A], [SPACE, B])
+    assert encode("ab<t>") == [AB, EOT]
+    assert talk.match("ab<t>b").cut.span is None
+    assert talk.sent("ab<t>b") == encode("ab<t>b")
+    assert talk.sent("ab<t>a b") == [A, B, EOT, A, SPACE, B], "with sampled tokens behind it, it is"
+
+
 def test_context_is_reused_up_to_an_added_token_that_the_text_spells() -> None:
     talk = Talk()
     talk.say("ab<t>ab ab", [B])

@@ -242,6 +242,16 @@ class TestWhatAForkLeavesOut:
         assert short.response_mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
         assert short.parent_branch == "g1"
 
+    def test_a_third_branch_trains_nothing_that_the_first_one_did(self) -> None:
+        """A shorter branch between the two does not make the end of the turn untrained again."""
+        talk = Talk()
+        first = talk.say(sampled=3)
+        talk.say(first)
+        talk.say(first, left_out=1)
+        talk.say(first)
+        masks = [one.response_mask.tolist() for one in talk.export()]
+        assert masks == [[1, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1]]
+
     def test_versions_end_where_the_turn_was_left(self) -> None:
         talk = Talk()
         first = talk.say(sampled=3, version="7")

@@ -235,5 +235,7 @@ class TestWhatIsKept:
             assert (await ending)[0] == 200
             assert (await clients[1].answer())[0] == 409
             assert not session._exchanges
+            recorded = room.metric("tito_session_replies_total", recorded="exact", reason="")
+            assert recorded == 1, "what came after the end is not kept"
 
         asyncio.run(work())
