@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from router.config import RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, RouterConfig, SessionsConfig
+from router.config import MOVED, RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, RouterConfig, SessionsConfig
 from router.config.flag import FlagSpec, Section, flag_of
 from router.errors import BadRequestError
 from router.workers.worker import normalize_url
@@ -133,7 +133,7 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
     """Return the configuration that the flags describe. Raise BadRequestError that names the wrong flag."""
     given = vars(args)
     sessions = () if "no_sessions" in given else (SESSIONS_MIDDLEWARE,)
-    middlewares = tuple(given.get("middleware", (*sessions, RADIX_TREE_MIDDLEWARE)))
+    middlewares = tuple(MOVED.get(path, path) for path in given.get("middleware", (*sessions, RADIX_TREE_MIDDLEWARE)))
     if NO_MIDDLEWARE in middlewares:
         if len(middlewares) > 1:
             raise BadRequestError(f"--middleware {NO_MIDDLEWARE} cannot be combined with another one")

@@ -20,6 +20,7 @@ from router.config.workers import (
 
 __all__ = [
     "CALL_PARSERS",
+    "MOVED",
     "POLICY_NAMES",
     "RADIX_TREE_MIDDLEWARE",
     "REASONING_PARSERS",
@@ -46,6 +47,8 @@ __all__ = [
 
 RADIX_TREE_MIDDLEWARE = "middleware_hub.radix_tree_middleware:RadixTreeMiddleware"
 SESSIONS_MIDDLEWARE = "middleware_hub.sessions_middleware:SessionsMiddleware"
+MOVED = {"middleware_hub.sessions.gateway:SessionsMiddleware": SESSIONS_MIDDLEWARE}
+"""Former names of middlewares. Command lines that have them go on working."""
 
 
 @dataclass(frozen=True)

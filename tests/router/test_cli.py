@@ -50,6 +50,11 @@ def test_defaults() -> None:
     assert made.radix.force_logprobs is True
 
 
+def test_the_former_name_of_a_middleware_still_works() -> None:
+    made = config("--tokenizer-path", "t", "--middleware", "middleware_hub.sessions.gateway:SessionsMiddleware")
+    assert made.middlewares == (SESSIONS_MIDDLEWARE,)
+
+
 def test_sessions_can_be_switched_off() -> None:
     assert config("--tokenizer-path", "t", "--no-sessions").middlewares == (RADIX_TREE_MIDDLEWARE,)
 

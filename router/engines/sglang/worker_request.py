@@ -62,6 +62,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
             batch = (is_nested if key == "input_ids" else is_list)(fields[key])
             prompts = _count(fields[key], ids=key == "input_ids") if batch else 1
             samples = _samples(fields.get("sampling_params"))
+            if samples < 1:
+                return None
             if prompts * samples > 1:
                 limits.check_replies(prompts * samples)
             stream = msgspec.json.decode(fields.get("stream", Raw(b"null")), type=bool | None)

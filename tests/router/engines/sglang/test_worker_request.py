@@ -44,6 +44,13 @@ def test_ids_that_only_a_worker_can_judge_are_sent_as_they_are() -> None:
     assert msgspec.json.decode(printed) == {"input_ids": [[1], [2]], "rid": ["one", None]}
 
 
+@pytest.mark.parametrize("samples", [-1, -(2**40)])
+def test_a_negative_number_of_samples_is_for_the_worker_to_judge(samples: int) -> None:
+    """Counted here, a negative number of replies would be an error of the router's own."""
+    body = msgspec.json.encode({"text": "a", "sampling_params": {"n": samples}})
+    assert WorkerRequest.parse(body) is None
+
+
 def test_ids_of_the_router_stay_its_own_through_another_layer() -> None:
     """A request that a layer outside made, under an id of its own, is named by no client."""
     outer = WorkerRequest.single({"text": msgspec.Raw(b'"a"')}, "made-up", stream=False)
