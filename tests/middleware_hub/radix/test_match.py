@@ -199,6 +199,7 @@ def test_tokens_behind_a_reply_come_only_from_chains_that_continue_it() -> None:
     later = talk.say("ba", [SPACE, BA, B], "descendant", parent="first")
     assert later.generation.continues is first.generation
     assert talk.sent("ba ba ") == [*first.ids, SPACE, BA, SPACE]
+    assert kept(talk.match("ba b<")) == [*first.ids, SPACE], "the stranger's `b` lies wholly in the text"
     recount(talk.tree)
 
 
@@ -383,6 +384,16 @@ def test_ids_continue_a_chain_whose_text_is_another() -> None:
     assert last.generation.span.parent.parent is later.generation.span
     recount(talk.tree)
     talk.collect(0)
+
+
+def test_a_chain_under_another_text_is_not_cut_where_that_text_is() -> None:
+    """Its tokens lie over the text of the reply, which lacks the special token; ours spells it."""
+    talk = Talk()
+    talk.say("a", [EOT, B, SPACE, B], "r1")
+    later = talk.say_ids([A, EOT, B, SPACE, B, SPACE], [B], "r2")
+    assert later.text == "a<t>b b b"
+    assert talk.sent("a<t>b<") == encode("a<t>b<")
+    assert talk.sent("a<t>b b<") == [A, EOT, B, SPACE, B, LT], "all of the reply is in this text"
 
 
 def test_ids_that_end_where_a_chain_does_need_no_context() -> None:

@@ -52,7 +52,11 @@ def forests(draw: st.DrawFn) -> list[tuple[TokenSpan, list[Token], SpanFlag]]:
             logprobs = draw(st.none() | st.lists(DOUBLES | SINGLES, min_size=count, max_size=count))
             versions: Versions = names[0]
             if len(set(names)) > 1 or draw(st.booleans()):  # runs as an engine may write them: neighbours may be equal
-                versions = tuple((name, end + 1) for end, name in enumerate(names))
+                joined = draw(st.booleans())
+                ends = [
+                    end for end in range(1, count + 1) if not joined or names[end - 1 : end] != names[end : end + 1]
+                ]
+                versions = tuple((names[end - 1], end) for end in ends)
             tokens = [Token(i, 1, None if logprobs is None else logprobs[k], names[k]) for k, i in enumerate(ids)]
             span = sampled(ids, parent, take, versions=versions, logprobs=logprobs, flags=own)
         made.append((span, before + tokens, flags | own))
@@ -99,6 +103,12 @@ def test_nothing_laid_flat_is_empty() -> None:
     flat = flatten(None, 0)
     assert (len(flat.token_ids), flat.weight_versions, flat.reasons, flat.response_length) == (0, (), (), 0)
     assert chain_ids(None, 0) == b""
+
+
+def test_a_run_of_versions_ends_where_a_fork_leaves_its_span() -> None:
+    reply = sampled([10, 11, 12, 13, 14], context([1]), 1, versions=(("1", 1), ("2", 4), ("3", 5)))
+    flat = flatten(context([7], reply, 2), 1)
+    assert flat.weight_versions == (("1", 1, 2), ("2", 2, 3))
 
 
 def test_a_fork_inside_a_span_goes_through_as_many_tokens_as_it_says() -> None:

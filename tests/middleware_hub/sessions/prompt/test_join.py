@@ -1,0 +1,38 @@
+"""Where a tail joins the sampled turn: the token that the model stopped with is used once, or left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from middleware_hub.radix.node import HiddenToken
+from middleware_hub.sessions.prompt.join import Codec, Join, join, join_in_place
+from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
+from middleware_hub.spans.chain import TokenSpan, pack_ids
+from tests.middleware_hub.toy import EOS, EOT, LITERALS, A, encode, toy_vocabulary
+
+CODEC = Codec(encode, encode, toy_vocabulary().spell, frozenset({EOS, EOT}), frozenset({EOS}), plain_starts=True)
+
+
+def ended(last: int, finish: str) -> Checkpoint:
+    """A turn that says `a`, and whose last token is special and hidden."""
+    literal = next(text for text, token in LITERALS.items() if token == last)
+    span = TokenSpan(None, 0, 0, pack_ids([A, last]), 1, versions="1", visible=1)
+    node = MessageNode("1", "assistant", b"", None, 2)
+    return Checkpoint("1", node, span, None, 0, finish, tail=(HiddenToken(1, literal, special=True, shown=0),))
+
+
+@pytest.mark.parametrize(
+    ("last", "finish", "left_out"),
+    [(EOS, "stop", True), (EOT, "stop", True), (EOS, "length", True), (EOT, "length", False)],
+)
+def test_a_token_that_ends_no_turn_stays_where_the_limit_came_upon_it(last: int, finish: str, left_out: bool) -> None:
+    """At a limit only the model's own stop tokens end a turn; any other special token is a part of it."""
+    turn, take = ended(last, finish), 1 if left_out else 2
+    other = "<t>" if last == EOS else "<e>"
+    assert join(turn, other + "b", CODEC) == Join(take, other + "b", left_out=left_out)
+    assert join_in_place(turn, CODEC) == Join(take, "", left_out=left_out)
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_a_token_that_the_tail_spells_is_used_once(finish: str) -> None:
+    assert join(ended(EOS, finish), "<e>b", CODEC) == Join(2, "b")
