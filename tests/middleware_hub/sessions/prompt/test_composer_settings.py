@@ -62,6 +62,25 @@ def test_thinking_is_switched_after_twelve_foreign_sets_of_tools(path: str, same
     asyncio.run(work())
 
 
+def test_a_turn_that_was_asked_with_words_of_its_own_is_spliced(tmp_path: Path) -> None:
+    """No short conversation shows its generation prompt: the turn itself remembers what it was asked with."""
+    file = tmp_path / "json_fence.jinja"
+    file.write_text(templates.READING["json_fence"])
+
+    async def work() -> None:
+        room = Room(chat_template=str(file))
+        await room.open()
+        path = "/sessions/s/v1/chat/completions"
+        await ask(room, path, [user("Hello in JSON")], tools=TOOLS)
+        later = await ask(room, path, [user("Hello in JSON"), said("Yes."), user("And?")])
+        assert header(later, "x-radix-reasons") == "setting, spliced"
+        sent, sampled = room.engine.log[0]
+        chain = [*sent["input_ids"], *sampled]
+        assert room.engine.log[-1][0]["input_ids"][: len(chain)] == chain
+
+    asyncio.run(work())
+
+
 def test_a_splice_that_is_dropped_is_counted() -> None:
     """What was sampled under other tools stands behind another prompt: the chain of these tools goes on, and says why."""
 
