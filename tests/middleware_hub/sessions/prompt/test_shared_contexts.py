@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.sessions.prompt.shared_contexts import share
+from middleware_hub.sessions.trie.nodes import MessageNode
+from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.spans.chain import TokenSpan, pack_ids
 from tests.middleware_hub.sessions.in_process import Client, Room, gated, until
 
 # The first message is written in another way as soon as there is another: what goes on is not what the whole would be.
@@ -97,3 +102,13 @@ def test_the_first_turn_of_its_kind_is_verified_whatever_the_rate(template: str)
             assert reasons(client) == told
 
     asyncio.run(work())
+
+
+def test_equal_ids_behind_other_tokens_of_one_span_are_two_contexts() -> None:
+    node = MessageNode("1", "user", b"", None, 1)
+    turn, request = PreparedTurn(node, None, 0), ChatRequest(messages=[{"role": "user", "content": "And?"}])
+    above = TokenSpan(None, 0, 0, pack_ids([1, 2, 3]), 0)
+    shorter, longer, again = (TokenSpan(above, take, 0, pack_ids([4]), 0) for take in (2, 3, 3))
+    assert share(turn, request, shorter) is shorter
+    assert share(turn, request, longer) is longer
+    assert share(turn, request, again) is longer
