@@ -35,7 +35,7 @@ from router.http.headers import first_values, header
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import EditedReply
-from router.http.request_state import RouteHint, request_state, with_state
+from router.http.request_state import RouteHint, request_state
 from router.http.responses import send_json
 from router.plugins import MiddlewareContext
 
@@ -137,7 +137,7 @@ class RadixTreeMiddleware:
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )
             responder = Responder(self.recorder, self, request, prompts, hint, force_logprobs=self.force_logprobs)
-            inner = with_state(with_body(scope, out), request=sent, hint=hint)
+            inner = with_body(scope, out, request=sent, hint=hint)
             inner["headers"] = [pair for pair in inner["headers"] if pair[0] != b"content-type"]
             inner["headers"].append((b"content-type", b"application/json"))  # whatever the client called it
             try:

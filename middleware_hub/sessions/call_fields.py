@@ -5,15 +5,13 @@ from __future__ import annotations
 from urllib.parse import parse_qs
 
 from msgspec import Raw
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from router.engines.sglang.fields import parse_object
-from router.http.bodies import read_json
 
 
-async def fields_of(scope: Scope, receive: Receive, max_body_bytes: int) -> dict[str, Raw]:
-    """Return the fields of a body; an empty body has none. Raises BadRequestError, BodyTooLargeError."""
-    body = await read_json(scope, receive, max_body_bytes)
+def fields_of(body: bytes) -> dict[str, Raw]:
+    """Return the fields of a body; an empty body has none. Raises BadRequestError."""
     return parse_object(body) if body.strip() else {}
 
 

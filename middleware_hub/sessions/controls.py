@@ -22,6 +22,7 @@ from middleware_hub.sessions.session import Act, Session, SessionPhase
 from router.config.sessions import SessionsConfig
 from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
+from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.handlers import Handler
 from router.http.headers import header
@@ -169,7 +170,7 @@ class Controls:
         await send_json(send, 200, msgspec.json.encode({"completed": completed, **session.summary()}))
 
     async def _fields(self, scope: Scope, receive: Receive) -> dict[str, Raw]:
-        return await fields_of(scope, receive, self._max_body_bytes)
+        return fields_of(await read_json(scope, receive, self._max_body_bytes))
 
 
 async def _send_summary(send: Send, session: Session, **more: Any) -> None:

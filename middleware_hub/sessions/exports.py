@@ -18,6 +18,7 @@ from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Act, Session, SessionPhase
 from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
+from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 
 _FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids"})
@@ -68,7 +69,8 @@ class Exports:
         self._max_body_bytes = max_body_bytes
 
     async def finalize(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        export = _Export.of(await fields_of(scope, receive, self._max_body_bytes), query_of(scope))
+        fields = fields_of(await read_json(scope, receive, self._max_body_bytes))
+        export = _Export.of(fields, query_of(scope))
         first = session.phase is not SessionPhase.FINALIZED
         await session.finalize()
         session.require(Act.EXPORT)  # it may have been deleted meanwhile

@@ -22,12 +22,12 @@ from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError, ClientDisconnectedError
 from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
-from router.http.bodies import noted_as_read, read_json
+from router.http.bodies import read_json
 from router.http.headers import header
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import CollectedReply, EditedReply, send_whole
-from router.http.request_state import RequestState, request_state
+from router.http.request_state import RequestState, request_state, with_state
 from router.observability.metrics import RouterMetrics
 from router.proxy.in_flight import InFlight, with_in_flight
 from router.proxy.request_ids import with_private_ids
@@ -90,7 +90,7 @@ class Generations:
             body=body if request is None else request.body,
             request=request,
         )
-        inner = with_in_flight(noted_as_read(scope), in_flight)
+        inner = with_in_flight(with_state(scope, body_read=True), in_flight)
         self._fleet.in_flight.begin(in_flight)
         outcome = _Outcome(send)
         try:

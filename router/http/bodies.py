@@ -1,12 +1,13 @@
 """Bodies of requests: read within limits, and sent onward after a change.
 
-The first layer that reads a body notes that (`noted_as_read`), because what a middleware makes of a body may be longer than a
-client's body may be.
+The limits hold for what a client sends. What a middleware makes of a body may be longer: `RequestState.body_read` tells the
+layers inside that the limits were checked.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
@@ -14,8 +15,8 @@ from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnected
 from router.http.headers import header
 from router.http.json_cost import LIGHT, check_weight
 from router.http.offload import offload
+from router.http.request_state import request_state, with_state
 
-_READ = "router.body_read"
 _ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 
 
@@ -27,7 +28,7 @@ async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = F
         BadRequestError, ClientDisconnectedError: as `read_body` does.
     """
     body = await read_body(scope, receive, limit)
-    if len(body) > LIGHT and _READ not in (scope.get("state") or ()):
+    if len(body) > LIGHT and not request_state(scope).body_read:
         await offload(True, check_weight, body, ids=ids)
     return body
 
@@ -52,7 +53,7 @@ async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         BodyTooLargeError: more than `limit` bytes are announced, or come.
         ClientDisconnectedError: the client left before the end.
     """
-    if _READ in (scope.get("state") or ()):
+    if request_state(scope).body_read:
         limit = sys.maxsize
     else:
         announced = header(scope, b"content-length")
@@ -93,14 +94,12 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return replaying
 
 
-def noted_as_read(scope: Scope) -> Scope:
-    """Return a copy of the scope whose body no limit holds for: it was read within the limits before."""
-    return {**scope, "state": {**(scope.get("state") or {}), _READ: True}}
+def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:
+    """Return a copy of the scope whose headers describe `body`, to send a rewritten request onward.
 
-
-def with_body(scope: Scope, body: bytes) -> Scope:
-    """Return a copy of the scope whose headers describe `body`, to send a rewritten request onward."""
-    inner = noted_as_read(scope)
+    `changes`: further attributes of the `RequestState` that goes along.
+    """
+    inner = with_state(scope, body_read=True, **changes)
     inner["headers"] = [pair for pair in scope["headers"] if pair[0] not in _ENVELOPE]
     inner["headers"].append((b"content-length", b"%d" % len(body)))
     return inner

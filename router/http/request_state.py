@@ -44,6 +44,7 @@ class RequestState(msgspec.Struct, frozen=True):
         request: what the body of a `/generate` asks for, if an outer layer has parsed or made that body. It is valid only
             while the received body is `request.body`: a middleware in between may have written another one.
         hint: what a middleware reports to the routing policy.
+        body_read: a layer has read the body within the limits. What a middleware made of it may be longer.
         kept: the layer that sends this request keeps its reply, under an id that the layer made up.
     """
 
@@ -51,6 +52,7 @@ class RequestState(msgspec.Struct, frozen=True):
     caller: Caller = ANYBODY
     request: WorkerRequest | None = None
     hint: RouteHint | None = None
+    body_read: bool = False
     kept: bool = False
 
 

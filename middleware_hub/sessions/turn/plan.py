@@ -14,7 +14,6 @@ from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from router.engines.sglang.worker_request import WorkerRequest
-from router.http.bodies import noted_as_read
 from router.http.request_state import RouteHint, with_state
 
 _PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
@@ -105,7 +104,7 @@ class TurnPlan(msgspec.Struct):
             if self.parent is not None:
                 headers.append((b"x-radix-parent", self.parent.encode()))
         inner = {
-            **noted_as_read(with_state(self.scope, kept=self.lasting, hint=hint, request=sent)),
+            **with_state(self.scope, body_read=True, kept=self.lasting, hint=hint, request=sent),
             "method": "POST",
             "path": "/generate",
             "raw_path": b"/generate",

@@ -11,7 +11,7 @@ from router.observability.requests import RequestRecord
 
 def test_without_a_state_a_request_is_anybodys() -> None:
     state = request_state({"type": "http", "method": "GET", "path": "/x"})
-    assert (state.caller, state.kept) == (ANYBODY, False)
+    assert (state.caller, state.body_read, state.kept) == (ANYBODY, False, False)
     assert (state.request, state.hint) == (None, None)
     assert (state.record.method, state.record.path) == ("GET", "/x")
 
