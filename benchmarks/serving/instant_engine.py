@@ -43,12 +43,12 @@ class _InstantConnection(asyncio.Protocol):
         if not head.startswith(b"post /generate"):
             content = b'{"model_path":"instant","weight_version":"1","tokenizer_path":"x"}'
         else:
-            begin = body.index(b'"input_ids":[') + 13
-            end = body.index(b"]", begin)
-            rid = body.index(b'"rid":"') + 7
+            ids = body.find(b'"input_ids":[')  # a router without its middleware sends text
+            count = body.count(b",", ids, body.index(b"]", ids)) + 1 if ids >= 0 else 0
+            rid = body.find(b'"rid":"') + 7
             before, behind = self._reply
-            name = body[rid : body.index(b'"', rid)]
-            content = before % name + str(body.count(b",", begin, end) + 1).encode() + behind
+            name = body[rid : body.index(b'"', rid)] if rid >= 7 else b"unnamed"
+            content = before % name + str(count).encode() + behind
         return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
             len(content),
             content,
