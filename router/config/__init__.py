@@ -8,6 +8,7 @@ from router.config.abort import AbortConfig, AbortPolicy
 from router.config.radix import RadixConfig, SpecialTokens, TokenizerBackend
 from router.config.server import LogFormat, LogLevel, ServerConfig, TraceConfig
 from router.config.sessions import CALL_PARSERS, REASONING_PARSERS, History, SessionsConfig
+from router.config.store import Durability, StoreConfig
 from router.config.workers import (
     POLICY_NAMES,
     BreakerConfig,
@@ -29,6 +30,7 @@ __all__ = [
     "AbortPolicy",
     "BreakerConfig",
     "CacheAwareConfig",
+    "Durability",
     "HealthConfig",
     "History",
     "LogFormat",
@@ -40,6 +42,7 @@ __all__ = [
     "ServerConfig",
     "SessionsConfig",
     "SpecialTokens",
+    "StoreConfig",
     "TokenizerBackend",
     "TraceConfig",
     "WorkersConfig",
@@ -59,6 +62,7 @@ class RouterConfig:
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     abort: AbortConfig = field(default_factory=AbortConfig)
     radix: RadixConfig = field(default_factory=RadixConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     middlewares: tuple[str, ...] = (SESSIONS_MIDDLEWARE, RADIX_TREE_MIDDLEWARE)
