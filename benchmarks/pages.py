@@ -30,7 +30,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle} ({low}-{high})" if len(values) > 1 else middle
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown. The first column is of words, the others are of numbers."""
-    rule = ["---", *("--:" for _ in head[1:])]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """Return a table in Markdown. The first columns, as many as `words`, are of words, the others are of numbers."""
+    rule = ["---" if column < words else "--:" for column in range(len(head))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

@@ -159,7 +159,7 @@ def tables(found: Mapping[Cell, Rounds], names: Sequence[str]) -> str:
         [
             f"{versions(names)}. Reply tokens x connections; the median of the rounds (least-largest).",
             table(["CPU a request, ms", *map(str, found)], cpu),
-            table(["reply tokens x connections", "target", "requests/s", "p50, ms", "p99, ms", "memory, MB"], rest),
+            table(["reply tokens x connections", "target", "requests/s", "p50, ms", "p99, ms", "memory, MB"], rest, words=2),
         ]
     )
 
