@@ -29,28 +29,28 @@ def started(command: Sequence[str], ready: Callable[[], bool], stdin: bytes = b"
     Raises DidNotStartError with the last line that the command printed if that does not happen in time.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    with tempfile.TemporaryFile() as log:
-        with subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log
-        ) as process:
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
+    ):
+        try:
+            assert process.stdin is not None
+            process.stdin.write(stdin)
+            process.stdin.close()
+            deadline = time.monotonic() + START_SECONDS
+            while not ready():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    lines = log.read().decode(errors="replace").strip().splitlines()
+                    raise DidNotStartError(f"did not start: {lines[-1] if lines else 'its log is empty'}")
+                time.sleep(0.1)
+            yield psutil.Process(process.pid)
+        finally:
+            process.terminate()
             try:
-                assert process.stdin is not None
-                process.stdin.write(stdin)
-                process.stdin.close()
-                deadline = time.monotonic() + START_SECONDS
-                while not ready():
-                    if process.poll() is not None or time.monotonic() > deadline:
-                        log.seek(0)
-                        lines = log.read().decode(errors="replace").strip().splitlines()
-                        raise DidNotStartError(f"did not start: {lines[-1] if lines else 'its log is empty'}")
-                    time.sleep(0.1)
-                yield psutil.Process(process.pid)
-            finally:
-                process.terminate()
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def python(*arguments: str) -> list[str]:

@@ -117,11 +117,14 @@ class RawClient:
     @classmethod
     async def connect(cls, url: str) -> RawClient:
         parts = urlsplit(url)
-        _, connection = await asyncio.get_running_loop().create_connection(_Connection, parts.hostname, parts.port)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(_Connection, parts.hostname or "", parts.port or 80)
         return cls(connection)
 
     async def post(self, path: str, body: bytes) -> Answer:
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
         return await self._connection.ask(head.encode() + body)
 
     async def close(self) -> None:

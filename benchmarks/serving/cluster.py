@@ -1,8 +1,8 @@
 """What a cluster pays for a request: the CPU of the router plus that of its worker, turn by turn.
 
 `python -m benchmarks.serving.cluster` runs an engine that does with its tokenizer what SGLang does (`instant_engine.py`,
-`--tokenizer-path`): a text it encodes as a whole, in each turn; ids it takes as they are. This router sends ids and encodes only
-what is new; others pass on the text. Of a worker only this is counted: not its HTTP server, its scheduler and its model.
+`--tokenizer-path`): a text it encodes as a whole, in each turn; ids it takes as they are. This router sends ids and encodes
+only what is new; others pass on the text. Of a worker only this is counted: not its HTTP server, its scheduler and its model.
 
 All conversations play their first turn, then all their second, and so on, eight at a time; after each turn the CPU of the two
 processes is read. The targets take turns; a cell shows the median of the rounds, the least and the largest.

@@ -6,7 +6,7 @@ The vocabulary is Qwen's with all of its 151,643 entries.
 from __future__ import annotations
 
 import random
-from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -66,7 +66,9 @@ class Corpus:
             spans = [*self._offsets[first], *self._offsets[rest]]
             pieces = [self._whole[start:end] for start, end in spans]
             ids = [*self._ids[first], *self._ids[rest], eos]
-            lines.append(msgspec.json.encode({"ids": ids, "text": "".join(pieces), "eos": eos, "pieces": [*pieces, ""]}))
+            lines.append(
+                msgspec.json.encode({"ids": ids, "text": "".join(pieces), "eos": eos, "pieces": [*pieces, ""]})
+            )
         return b"\n".join(lines)
 
     def _slice(self, tokens: int) -> slice:
@@ -87,7 +89,7 @@ class Conversation:
 
     def request(self, reply_tokens: int, *, asks: bool, stream: bool = False) -> bytes:
         """Return the body of the next request. `asks` is whether it asks for logprobs."""
-        body = {"text": self.text, "sampling_params": {"max_new_tokens": reply_tokens}}
+        body: dict[str, Any] = {"text": self.text, "sampling_params": {"max_new_tokens": reply_tokens}}
         body |= {"return_logprob": True} if asks else {}
         body |= {"stream": True} if stream else {}
         return msgspec.json.encode(body)

@@ -1,12 +1,13 @@
 """An engine that answers `/generate` at once with canned replies; it only counts the prompt's tokens.
 
 `python -m benchmarks.serving.instant_engine --port N` reads its replies from stdin, one a line, and gives them in turn:
-`{"ids": [...], "text": "...", "eos": id}`, for streams also `"pieces": [...]`, the text of each id. Logprobs come if the request
-asks for them. A stream is cumulative, as SGLang's own is: each event has everything so far, one more token at a time.
+`{"ids": [...], "text": "...", "eos": id}`, for streams also `"pieces": [...]`, the text of each id. Logprobs come if the
+request asks for them. A stream is cumulative, as SGLang's own is: each event has everything so far, and one token more.
 
 With `--tokenizer-path` it does with a prompt and a reply what SGLang 0.5.23 does with its tokenizer: it encodes all of a text
-with the tokenizer of transformers (ids it only checks), and decodes what was sampled, 50 tokens at a time. Without it, it uses no framework, because the measurement is of what stands in front of it, and
-speaks just enough HTTP/1.1.
+with the tokenizer of transformers (ids it only checks), and decodes what was sampled, 50 tokens at a time.
+
+It uses no framework, because the measurement is of what stands in front of it, and speaks just enough HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class CannedReply:
 
     def events(self, name: bytes, prompt_tokens: int, *, logprobs: bool) -> Iterator[bytes]:
         """Yield one event for each token."""
-        text, ids, floats = bytearray(), bytearray(), bytearray()
+        text, ids, floats = b"", b"", b""
         for count, (token, piece) in enumerate(zip(self.ids, self._pieces, strict=True), 1):
             comma = b"," if ids else b""
             text += msgspec.json.encode(piece)[1:-1]

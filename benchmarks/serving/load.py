@@ -23,7 +23,7 @@ import uvloop
 
 from benchmarks.pages import spread, table
 from benchmarks.processes import cpu_seconds
-from benchmarks.serving.client import CLIENTS, RawClient
+from benchmarks.serving.client import CLIENTS, Client
 from benchmarks.serving.conversations import NEW_TOKENS, TURNS, Conversation, Corpus
 from benchmarks.serving.targets import NAMES, Target, add_options, serving, versions, write
 
@@ -85,7 +85,7 @@ class Load:
             count += 1
         await client.close()
 
-    async def _turn(self, client: RawClient, talk: Conversation) -> None:
+    async def _turn(self, client: Client, talk: Conversation) -> None:
         body = talk.request(self._cell.reply_tokens, asks=not self._target.keeps)
         begun = time.perf_counter()
         answer = await client.post("/generate", body)
@@ -153,13 +153,19 @@ def tables(found: Mapping[Cell, Rounds], names: Sequence[str]) -> str:
         for name in names
     ]
     rest = [
-        [str(cell), NAMES[name], *figures(samples)[1:]] for cell, rounds in found.items() for name, samples in rounds.items()
+        [str(cell), NAMES[name], *figures(samples)[1:]]
+        for cell, rounds in found.items()
+        for name, samples in rounds.items()
     ]
     return "\n\n".join(
         [
             f"{versions(names)}. Reply tokens x connections; the median of the rounds (least-largest).",
             table(["CPU a request, ms", *map(str, found)], cpu),
-            table(["reply tokens x connections", "target", "requests/s", "p50, ms", "p99, ms", "memory, MB"], rest, words=2),
+            table(
+                ["reply tokens x connections", "target", "requests/s", "p50, ms", "p99, ms", "memory, MB"],
+                rest,
+                words=2,
+            ),
         ]
     )
 

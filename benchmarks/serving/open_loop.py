@@ -1,7 +1,7 @@
 """Latency at a constant arrival rate, whether or not earlier requests have been answered.
 
-`python -m benchmarks.serving.open_loop` sends each request at its time, and counts its latency from that time: what waits behind
-a slow answer counts as late too, as it does for users. The rate is half of what one core can do for this router, found in a
+`python -m benchmarks.serving.open_loop` sends each request at its time, and counts its latency from that time: what waits
+behind a slow answer counts as late too, as it does for users. The rate is half of what one core can do for this router, found in a
 closed loop of some seconds, and the same for all targets, which take turns. Conversations begin at equal distances, and each
 sends its four turns at equal distances, so that a request is due after every 1 / rate seconds.
 
@@ -32,7 +32,10 @@ THINKING = 0.4  # seconds from a turn of a conversation to its next
 
 
 def pace(rate: float, count: int, due: Callable[[int, float], None]) -> threading.Thread:
-    """Call `due` in the event loop with the number and the time of each request. Timers of the loop have no fractions of a ms."""
+    """Call `due` in the event loop with the number and the time of each request.
+
+    A thread does it, because uvloop's timers count in whole milliseconds.
+    """
     loop = asyncio.get_running_loop()
     begun = time.perf_counter() + 0.1
 

@@ -1,16 +1,15 @@
 """What a streamed reply costs: the time to its first token, and the CPU of a long cumulative one.
 
-`python -m benchmarks.serving.streams` asks first for short streams over one connection, and takes the time from the request until
-the first bytes of the reply's body; the targets take turns, request by request. Then it streams replies of 1,000 to 8,000 tokens,
-one token an event. As SGLang's own, such a stream is cumulative: each event repeats everything so far, so the worker's bytes grow
-with the square of the length, and only the CPU for each byte can stay the same. Logprobs are in the worker's stream; this router
-keeps them, and the other targets pass them on.
+`python -m benchmarks.serving.streams` asks first for short streams over one connection, and takes the time from the request
+until the first bytes of the reply's body; the targets take turns, request by request. Then it streams replies of 1,000 to 8,000
+tokens, one token an event, as fast as they can be read. As SGLang's own, such a stream is cumulative: each event repeats
+everything so far, so the worker's bytes grow with the square of the length, and at best the CPU for each byte stays the same.
+Logprobs are in the worker's stream; this router keeps them, and the other targets pass them on.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import time
 from collections.abc import Sequence

@@ -75,9 +75,7 @@ def serving(
     with contextlib.ExitStack() as stack:
         port = free_port()
         flags = ("--port", str(port), *engine_flags)
-        engine = stack.enter_context(
-            running("benchmarks.serving.instant_engine", *flags, port=port, stdin=replies)
-        )
+        engine = stack.enter_context(running("benchmarks.serving.instant_engine", *flags, port=port, stdin=replies))
         url = f"http://127.0.0.1:{port}"
         found = {"direct": Target("direct", url, engine, keeps=False)}
         for name in names:
