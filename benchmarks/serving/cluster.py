@@ -35,9 +35,7 @@ async def play(target: Target, talks: list[Conversation], reply_tokens: int) -> 
     async def connection() -> None:
         client = await RawClient.connect(target.url)
         for talk in left:
-            answer = await client.post("/generate", talk.request(reply_tokens, asks=not target.keeps))
-            if answer.status != 200:
-                raise SystemExit(f"{target.name} answered {answer.status}: {answer.body[:500]!r}")
+            answer = await target.ask(client, talk.request(reply_tokens, asks=not target.keeps))
             talk.heard(answer.body)
         await client.close()
 

@@ -1,9 +1,9 @@
 """Latency at a constant arrival rate, whether or not earlier requests have been answered.
 
 `python -m benchmarks.serving.open_loop` sends each request at its time, and counts its latency from that time: what waits
-behind a slow answer counts as late too, as it does for users. The rate is half of what one core can do for this router, found in a
-closed loop of some seconds, and the same for all targets, which take turns. Conversations begin at equal distances, and each
-sends its four turns at equal distances, so that a request is due after every 1 / rate seconds.
+behind a slow answer counts as late too, as it does for users. The rate is half of what one core can do for this router, found
+in a closed loop of some seconds, and the same for all targets, which take turns. Conversations begin at equal distances, and
+each sends its four turns at equal distances, so that a request is due after every 1 / rate seconds.
 
 A cell shows the median of the rounds, the least and the largest; p99.9 is of all rounds together.
 """
@@ -87,11 +87,9 @@ class OpenLoop:
             self._talks[first] = after
         body = talk.request(self._reply_tokens, asks=not self._target.keeps)
         client = self._idle.pop() if self._idle else await RawClient.connect(self._target.url)
-        answer = await client.post("/generate", body)
+        answer = await self._target.ask(client, body)
         self.latencies.append(time.perf_counter() - at)
         self._idle.append(client)
-        if answer.status != 200:
-            raise SystemExit(f"{self._target.name} answered {answer.status}: {answer.body[:500]!r}")
         talk.heard(answer.body)
         after.set_result(talk)
 

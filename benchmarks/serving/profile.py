@@ -2,9 +2,10 @@
 
 The load is that of `load.py`, 32 connections. A sample of the profile counts for the innermost frame that belongs to a part.
 Python's own modules and the libraries that a part calls count for their caller, and so does `router/engines`, where both router
-and middleware read what an engine says. The middleware's reply side is what the router calls it for once a reply has come. Python's garbage collector has no frames: it is timed by itself, and its share is part of the others too.
+and middleware read what an engine says. The middleware's reply side is what the router calls it for once a reply has come.
 
-CPU a request is measured before, without the profiler.
+Python's garbage collector has no frames: it is timed by itself, and its share is part of the others too. CPU a
+request is measured before, without the profiler.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ PAUSE = 0.003  # seconds between its events: the first token is on its way alone
 async def stream(client: RawClient, target: Target, corpus: Corpus, tokens: int) -> Answer:
     """Ask for one stream with a new prompt, and read all of it."""
     talk = Conversation(corpus, corpus.cut(NEW_TOKENS))
-    answer = await client.post("/generate", talk.request(tokens, asks=not target.keeps, stream=True))
-    if answer.status != 200 or b"data: [DONE]\n\n" not in answer.body[-40:]:
-        raise SystemExit(f"{target.name}: {answer.status}, {answer.body[-500:]!r}")
+    answer = await target.ask(client, talk.request(tokens, asks=not target.keeps, stream=True))
+    if b"data: [DONE]\n\n" not in answer.body[-40:]:
+        raise SystemExit(f"{target.name} broke a stream off: {answer.body[-500:]!r}")
     return answer
 
 

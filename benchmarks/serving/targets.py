@@ -21,6 +21,7 @@ import psutil
 from benchmarks import foreign_routers
 from benchmarks.pages import machine, put_between
 from benchmarks.processes import DidNotStartError, python, running, started
+from benchmarks.serving.client import Answer, Client
 from benchmarks.serving.conversations import tokenizer_folder
 from tests.support.sglang_server import free_port
 
@@ -42,6 +43,13 @@ class Target:
     url: str
     process: psutil.Process
     keeps: bool
+
+    async def ask(self, client: Client, body: bytes) -> Answer:
+        """Return the answer to a request. Raises SystemExit if it is an error: what failed must not count as fast."""
+        answer = await client.post("/generate", body)
+        if answer.status != 200:
+            raise SystemExit(f"{self.name} answered {answer.status}: {answer.body[:500]!r}")
+        return answer
 
 
 def command(name: str, engine: str, port: int, router_flags: Sequence[str]) -> list[str]:
