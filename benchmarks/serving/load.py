@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +68,7 @@ class Load:
         self.latencies: list[float] = []
 
     async def run(self, seconds: float) -> float:
-        """Run for about this long. Return the seconds it took."""
+        """Run for about this long, and each conversation to its end. Return the seconds it took."""
         begun = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for number in range(self._cell.connections):
@@ -76,13 +77,13 @@ class Load:
 
     async def _talk(self, number: int, begun: float, until: float) -> None:
         client = await self._client.connect(self._target.url)
-        count = 0
-        while time.perf_counter() < until:
+        for count in itertools.count():
+            if count and time.perf_counter() > until:
+                break
             prompt = hash((begun, number // self._cell.samples, count))  # of all in a group
             talk = Conversation(self._corpus, self._corpus.piece(NEW_TOKENS, prompt))
             for _ in range(TURNS):
                 await self._turn(client, talk)
-            count += 1
         await client.close()
 
     async def _turn(self, client: Client, talk: Conversation) -> None:
