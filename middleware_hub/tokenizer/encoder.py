@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -49,7 +49,7 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: Pro
 
     Raises BadRequestError if fastokens is demanded and unfit.
     """
-    slow = _by_tokenizers(backend, limits)
+    slow = by_tokenizers(backend, limits)
     if choice == "huggingface":
         return slow
     try:
@@ -61,6 +61,42 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: Pro
         logger.info("texts are encoded by Hugging Face's tokenizers, not by fastokens: %s", error)
         return slow
     return FastEncoder(slow, fast)
+
+
+class LateEncoder:
+    """Encodes as `encoder` chooses for `auto`, which takes a second or two to choose. Until then `tokenizers` encodes.
+
+    The choice begins with the first text, and in a thread. So neither a start nor a request waits for it.
+    """
+
+    def __init__(
+        self, backend: Backend, settings: dict[str, Any], limits: PromptLimits, run: Callable[[Callable[[], None]], object]
+    ) -> None:
+        """`run` calls a function in a thread."""
+        self._encode = by_tokenizers(backend, limits)
+        self._run = run
+        self._make: Callable[[], Encode] | None = partial(encoder, backend, settings, "auto", limits)
+
+    def __call__(self, text: str) -> list[int]:
+        if self._make is not None:
+            self._run(partial(self._choose, self._make))
+            self._make = None
+        return self._encode(text)
+
+    @property
+    def fast(self) -> bool:
+        return isinstance(self._encode, FastEncoder)
+
+    def _choose(self, make: Callable[[], Encode]) -> None:
+        try:
+            self._encode = make()
+        except Exception:
+            logger.exception("no faster encoder could be made: Hugging Face's tokenizers encode all texts")
+
+
+def is_fast(encode: Encode) -> bool:
+    """Return whether fastokens encodes now."""
+    return isinstance(encode, FastEncoder) or (isinstance(encode, LateEncoder) and encode.fast)
 
 
 class _UnfitError(Exception):
@@ -97,7 +133,9 @@ class FastEncoder:
         return ids
 
 
-def _by_tokenizers(backend: Backend, limits: PromptLimits) -> Encode:
+def by_tokenizers(backend: Backend, limits: PromptLimits) -> Encode:
+    """Return the encoder that defines what a text is."""
+
     def encode(text: str) -> list[int]:
         encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
         limits.check_tokens(len(encoding))  # before the list of ids is made

@@ -21,8 +21,8 @@ from transformers import AutoTokenizer, PreTrainedConfig
 
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.tokenizer.alignment import Alignment, align_context
-from middleware_hub.tokenizer.encoder import FastEncoder, encoder
-from middleware_hub.tokenizer.settings import is_verbatim, tail_settings
+from middleware_hub.tokenizer.encoder import Encode, LateEncoder, by_tokenizers, encoder, is_fast
+from middleware_hub.tokenizer.settings import is_verbatim, read_settings, tail_settings
 from middleware_hub.tokenizer.spellings import read_vocabulary
 from router.config.radix import SpecialTokens, TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
@@ -63,14 +63,14 @@ class Tokenizer:
         self._limits = limits
         backend.no_truncation()
         backend.no_padding()
-        settings = _settings(backend)
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
+        settings = read_settings(backend.to_str())
         tail = tail_settings(settings)
         self._start = backend
         self._starts_plain = all(settings[key] == tail[key] for key in ("normalizer", "pre_tokenizer"))
-        self._encode_start = encoder(backend, settings, encodes_by, limits)
-        self._encode_tail = self._encode_start if self._starts_plain else encoder(self._tail, tail, encodes_by, limits)
+        self._encode_start = self._encoder(backend, settings, encodes_by)
+        self._encode_tail = self._encode_start if self._starts_plain else self._encoder(self._tail, tail, encodes_by)
         self._verbatim = is_verbatim(settings)
-        self._long = LONG_FOR_FASTOKENS if isinstance(self._encode_start, FastEncoder) else LONG_TEXT
         self._mode = add_special_tokens
         probe = backend.encode(_PROBES[0])
         added = probe.special_tokens_mask
@@ -80,7 +80,6 @@ class Tokenizer:
         self.vocabulary.size = max(vocabulary_size or 0, len(self.vocabulary))
         self.chat_template: str | dict[str, str] | None = None  # of several, each has a name: `default`, `tool_use`
         self.special_tokens_map: dict[str, str] = {}
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
 
     @classmethod
     def load(
@@ -121,17 +120,29 @@ class Tokenizer:
         }
         for text in _PROBES:
             expected = list(loaded(text)["input_ids"])
-            mine = tokenizer.encode_start(text)
+            mine = tokenizer._with_bos(by_tokenizers(backend, limits)(text))
             if add_special_tokens == "auto" and expected[: len(mine)] != mine:
                 logger.warning("the tokenizer of %s encodes %r as %s, its backend as %s", path, text, expected, mine)
         return tokenizer
+
+    def _encoder(self, backend: Backend, settings: dict[str, Any], encodes_by: TokenizerBackend) -> Encode:
+        if encodes_by == "auto":
+            return LateEncoder(backend, settings, self._limits, self._threads.submit)
+        return encoder(backend, settings, encodes_by, self._limits)
+
+    @property
+    def _long(self) -> int:
+        """Characters of a text that is encoded in a thread."""
+        return LONG_FOR_FASTOKENS if is_fast(self._encode_start) else LONG_TEXT
 
     # Encoding ------------------------------------------------------------------------------------------------------------
 
     def encode_start(self, text: str) -> list[int]:
         """Return the ids that the worker itself would make of this text, with nothing appended."""
         self._limits.check_text(text)
-        ids = self._encode_start(text)
+        return self._with_bos(self._encode_start(text))
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
         if self._mode == "never" or (self._mode == "auto" and self.bos and ids[: len(self.bos)] == self.bos):
             return ids
         return self.bos + ids
@@ -174,14 +185,14 @@ class Tokenizer:
 
     @cached_property
     def _tail(self) -> Backend:
-        return Backend.from_str(_dump(tail_settings(_settings(self._start))))
+        return Backend.from_str(_dump(tail_settings(read_settings(self._start.to_str()))))
 
     @cached_property
     def _untrimmed(self) -> Backend:
         """The encoder of a start without its post-processor, which may trim spaces off the offsets."""
         if self._starts_plain:
             return self._tail
-        return Backend.from_str(_dump({**_settings(self._start), "post_processor": None}))
+        return Backend.from_str(_dump({**read_settings(self._start.to_str()), "post_processor": None}))
 
     def spell_prompt(self, ids: Sequence[int]) -> str:
         """Return the text of a client's ids: special tokens spelled, without a leading BOS and the dummy space behind it."""
@@ -214,11 +225,6 @@ def _model_vocabulary(path: str) -> int | None:
         if isinstance(part.get("vocab_size"), int):
             return int(part["vocab_size"])
     return None
-
-
-def _settings(backend: Backend) -> dict[str, Any]:
-    settings: dict[str, Any] = msgspec.json.decode(backend.to_str())
-    return settings
 
 
 def _dump(settings: dict[str, Any]) -> str:
