@@ -70,7 +70,11 @@ class LateEncoder:
     """
 
     def __init__(
-        self, backend: Backend, settings: dict[str, Any], limits: PromptLimits, run: Callable[[Callable[[], None]], object]
+        self,
+        backend: Backend,
+        settings: dict[str, Any],
+        limits: PromptLimits,
+        run: Callable[[Callable[[], None]], object],
     ) -> None:
         """`run` calls a function in a thread."""
         self._encode = by_tokenizers(backend, limits)
