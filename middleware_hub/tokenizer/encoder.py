@@ -49,7 +49,7 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: Pro
 
     Raises BadRequestError if fastokens is demanded and unfit.
     """
-    slow = by_tokenizers(backend, limits)
+    slow = _by_tokenizers(backend, limits)
     if choice == "huggingface":
         return slow
     try:
@@ -77,7 +77,7 @@ class LateEncoder:
         run: Callable[[Callable[[], None]], object],
     ) -> None:
         """`run` calls a function in a thread."""
-        self._encode = by_tokenizers(backend, limits)
+        self._encode = _by_tokenizers(backend, limits)
         self._run = run
         self._make: Callable[[], Encode] | None = partial(encoder, backend, settings, "auto", limits)
 
@@ -137,9 +137,7 @@ class FastEncoder:
         return ids
 
 
-def by_tokenizers(backend: Backend, limits: PromptLimits) -> Encode:
-    """Return the encoder that defines what a text is."""
-
+def _by_tokenizers(backend: Backend, limits: PromptLimits) -> Encode:
     def encode(text: str) -> list[int]:
         encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
         limits.check_tokens(len(encoding))  # before the list of ids is made
