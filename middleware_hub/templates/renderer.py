@@ -16,7 +16,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from middleware_hub.chat.messages import Message, Tool
 from middleware_hub.templates.trials import RESULT, SHORT, calling
-from middleware_hub.tokenizer.loaded import quiet_their_handlers
+from middleware_hub.tokenizer.library_logs import quiet_their_handlers
 from router.errors import BadRequestError
 
 Messages = Sequence[Message]

@@ -7,13 +7,13 @@ start, which finds it as long as neither a file of the folder nor a library has 
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer as Backend
 
 from middleware_hub.tokenizer import kept
+from middleware_hub.tokenizer.library_logs import quiet_their_handlers
 from router.errors import BadRequestError
 
 PROBES = ("Hello world", " leading space", "naïve café 你好 🙂\n\n\tend", "x")
@@ -64,14 +64,6 @@ def load(path: str, *, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backen
     if folder is not None and key is not None and key == kept.fingerprint(folder, LIBRARIES, _VERSION):
         kept.put(key, msgspec.json.encode(found))
     return found, backend
-
-
-def quiet_their_handlers() -> None:
-    """Remove the handlers of libraries that write to stderr themselves, so that their messages take the form of our log."""
-    for name in ("transformers", "huggingface_hub"):
-        library = logging.getLogger(name)
-        library.handlers.clear()
-        library.propagate = True
 
 
 def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend]:
