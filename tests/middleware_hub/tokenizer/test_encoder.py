@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, encoder
+from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, LateEncoder, encoder, is_fast
 from middleware_hub.tokenizer.settings import is_verbatim
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.embedded.models.ngram import shipped_tokenizer
+from router.engines.sglang.limits import PROMPT_LIMITS
 from router.errors import BadRequestError
 from tests.support.vocabularies import Name, vocabulary
 
@@ -163,6 +164,44 @@ def test_an_error_of_the_fast_one_costs_no_text(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.ERROR):
         assert checked("x") == [1]
     assert "a limit was reached" in caplog.text
+
+
+class Later:
+    """Runs what it is given when told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.pop()()
+
+
+@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+def test_no_text_waits_for_the_faster_encoder(name: Name) -> None:
+    """The first one has it made, once; until then all are encoded by tokenizers."""
+    later = Later()
+    late = LateEncoder(backend(name), json_of(name), PROMPT_LIMITS, later.waiting.append)
+    assert not later.waiting
+    for text in ("first", "second"):
+        assert late(text) == expected(name, text)
+        assert len(later.waiting) == 1
+        assert not is_fast(late)
+    later.run()
+    assert is_fast(late) is (name in BYTE_LEVEL)
+    assert late("third") == expected(name, "third")
+    assert not later.waiting
+
+
+def test_a_faster_encoder_that_cannot_be_made_costs_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    later = Later()
+    late = LateEncoder(backend("qwen"), {}, PROMPT_LIMITS, later.waiting.append)
+    late("first")
+    with caplog.at_level(logging.ERROR):
+        later.run()
+    assert "no faster encoder could be made" in caplog.text
+    assert late("second") == expected("qwen", "second")
+    assert not later.waiting
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
