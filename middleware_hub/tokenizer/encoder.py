@@ -64,9 +64,9 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: Pro
 
 
 class LateEncoder:
-    """Encodes as `encoder` chooses for `auto`, which takes a second or two to choose. Until then `tokenizers` encodes.
+    """Encodes by `tokenizers`, and has the encoder made that `encoder` chooses for `auto`. That takes a second or two.
 
-    The choice begins with the first text, and in a thread. So neither a start nor a request waits for it.
+    It is begun with the first text, and in a thread. So neither a start nor a request waits for it.
     """
 
     def __init__(
@@ -75,32 +75,27 @@ class LateEncoder:
         settings: dict[str, Any],
         limits: PromptLimits,
         run: Callable[[Callable[[], None]], object],
+        use: Callable[[Encode], None],
     ) -> None:
-        """`run` calls a function in a thread."""
+        """`run` calls a function in a thread; `use` is called there with the encoder that takes the place of this one."""
         self._encode = _by_tokenizers(backend, limits)
         self._run = run
+        self._use = use
         self._make: Callable[[], Encode] | None = partial(encoder, backend, settings, "auto", limits)
 
     def __call__(self, text: str) -> list[int]:
         if self._make is not None:
-            self._run(partial(self._choose, self._make))
+            self._run(partial(self._replace, self._make))
             self._make = None
         return self._encode(text)
 
-    @property
-    def fast(self) -> bool:
-        return isinstance(self._encode, FastEncoder)
-
-    def _choose(self, make: Callable[[], Encode]) -> None:
+    def _replace(self, make: Callable[[], Encode]) -> None:
         try:
-            self._encode = make()
+            made = make()
         except Exception:
             logger.exception("no faster encoder could be made: Hugging Face's tokenizers encode all texts")
-
-
-def is_fast(encode: Encode) -> bool:
-    """Return whether fastokens encodes now."""
-    return isinstance(encode, FastEncoder) or (isinstance(encode, LateEncoder) and encode.fast)
+            made = self._encode
+        self._use(made)
 
 
 class _UnfitError(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Backend
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.tokenizer import loaded
 from middleware_hub.tokenizer.alignment import Alignment, align_context
-from middleware_hub.tokenizer.encoder import Encode, LateEncoder, encoder, is_fast
+from middleware_hub.tokenizer.encoder import Encode, FastEncoder, LateEncoder, encoder
 from middleware_hub.tokenizer.settings import is_verbatim, read_settings, tail_settings
 from middleware_hub.tokenizer.spellings import read_vocabulary
 from router.config.radix import SpecialTokens, TokenizerBackend
@@ -68,8 +68,9 @@ class Tokenizer:
         tail = tail_settings(settings)
         self._start = backend
         self._starts_plain = all(settings[key] == tail[key] for key in ("normalizer", "pre_tokenizer"))
-        self._encode_start = self._encoder(backend, settings, encodes_by)
-        self._encode_tail = self._encode_start if self._starts_plain else self._encoder(self._tail, tail, encodes_by)
+        self._choose_encoder(backend, settings, encodes_by, self._use_for_starts)
+        if not self._starts_plain:
+            self._choose_encoder(self._tail, tail, encodes_by, self._use_for_tails)
         self._verbatim = is_verbatim(settings)
         self._mode = add_special_tokens
         probe = backend.encode(loaded.PROBES[0])
@@ -113,15 +114,22 @@ class Tokenizer:
                 logger.warning("the tokenizer of %s encodes %r as %s, its backend as %s", path, text, expected, mine)
         return tokenizer
 
-    def _encoder(self, backend: Backend, settings: dict[str, Any], encodes_by: TokenizerBackend) -> Encode:
+    def _choose_encoder(
+        self, backend: Backend, settings: dict[str, Any], encodes_by: TokenizerBackend, use: Callable[[Encode], None]
+    ) -> None:
         if encodes_by == "auto":
-            return LateEncoder(backend, settings, self._limits, self._threads.submit)
-        return encoder(backend, settings, encodes_by, self._limits)
+            use(LateEncoder(backend, settings, self._limits, self._threads.submit, use))
+        else:
+            use(encoder(backend, settings, encodes_by, self._limits))
 
-    @property
-    def _long(self) -> int:
-        """Characters of a text that is encoded in a thread."""
-        return LONG_FOR_FASTOKENS if is_fast(self._encode_start) else LONG_TEXT
+    def _use_for_starts(self, encode: Encode) -> None:
+        self._encode_start = encode
+        self._long = LONG_FOR_FASTOKENS if isinstance(encode, FastEncoder) else LONG_TEXT
+        if self._starts_plain:
+            self._use_for_tails(encode)
+
+    def _use_for_tails(self, encode: Encode) -> None:
+        self._encode_tail = encode
 
     # Encoding ------------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, LateEncoder, encoder, is_fast
+from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, LateEncoder, encoder
 from middleware_hub.tokenizer.settings import is_verbatim
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.embedded.models.ngram import shipped_tokenizer
@@ -166,11 +166,13 @@ def test_an_error_of_the_fast_one_costs_no_text(caplog: pytest.LogCaptureFixture
     assert "a limit was reached" in caplog.text
 
 
-class Later:
-    """Runs what it is given when told to."""
+class Late:
+    """A LateEncoder whose work is done when it is told to, and the encoders that it was replaced by."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: Name, settings: dict[str, Any]) -> None:
         self.waiting: list[Callable[[], None]] = []
+        self.used: list[Callable[[str], list[int]]] = []
+        self.encode = LateEncoder(backend(name), settings, PROMPT_LIMITS, self.waiting.append, self.used.append)
 
     def run(self) -> None:
         while self.waiting:
@@ -180,28 +182,26 @@ class Later:
 @pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
 def test_no_text_waits_for_the_faster_encoder(name: Name) -> None:
     """The first one has it made, once; until then all are encoded by tokenizers."""
-    later = Later()
-    late = LateEncoder(backend(name), json_of(name), PROMPT_LIMITS, later.waiting.append)
-    assert not later.waiting
+    late = Late(name, json_of(name))
+    assert not late.waiting
     for text in ("first", "second"):
-        assert late(text) == expected(name, text)
-        assert len(later.waiting) == 1
-        assert not is_fast(late)
-    later.run()
-    assert is_fast(late) is (name in BYTE_LEVEL)
-    assert late("third") == expected(name, "third")
-    assert not later.waiting
+        assert late.encode(text) == expected(name, text)
+        assert (len(late.waiting), late.used) == (1, [])
+    late.run()
+    (used,) = late.used
+    assert isinstance(used, FastEncoder) is (name in BYTE_LEVEL)
+    assert used("third") == late.encode("third") == expected(name, "third")
+    assert not late.waiting
 
 
 def test_a_faster_encoder_that_cannot_be_made_costs_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    later = Later()
-    late = LateEncoder(backend("qwen"), {}, PROMPT_LIMITS, later.waiting.append)
-    late("first")
+    late = Late("qwen", {})
+    late.encode("first")
     with caplog.at_level(logging.ERROR):
-        later.run()
+        late.run()
     assert "no faster encoder could be made" in caplog.text
-    assert late("second") == expected("qwen", "second")
-    assert not later.waiting
+    (used,) = late.used
+    assert used("second") == expected("qwen", "second")
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
