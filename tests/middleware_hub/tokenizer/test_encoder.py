@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, LateEncoder, encoder
 from middleware_hub.tokenizer.settings import is_verbatim
+from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.embedded.models.ngram import shipped_tokenizer
 from router.engines.sglang.limits import PROMPT_LIMITS
@@ -242,6 +243,15 @@ def test_what_changes_characters_is_not_verbatim(changed: dict[str, object]) -> 
 
 @cache
 def spelling(name: Name) -> Vocabulary:
-    from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
-
     return Whole.load(str(vocabulary(name))).vocabulary
+
+
+@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+def test_a_tokenizer_changes_to_the_faster_encoder_and_to_no_other_ids(name: Name) -> None:
+    made = Whole(backend(name))
+    texts = ["Hello world", " leading", "naïve 你好 🙂\n", "def f(x):\n    return x\n"]
+    before = [(made.encode_start(text), made.encode_tail(text)) for text in texts]
+    made._threads.shutdown(wait=True)
+    assert isinstance(made._encode_start, FastEncoder) is (name in BYTE_LEVEL)
+    assert isinstance(made._encode_tail, FastEncoder) is (name in BYTE_LEVEL)
+    assert [(made.encode_start(text), made.encode_tail(text)) for text in texts] == before
