@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,11 +46,23 @@ class Chats:
         self._turns = turns
         self._composer = composer
         self._room = MemoRoom()
+        self._warming: asyncio.Task[None] | None = None
+
+    def warm(self) -> None:
+        """Begin, in a thread, with what the first turn would hold up the event loop for. Turns wait until it is done."""
+        self._warming = asyncio.create_task(asyncio.to_thread(self._composer.warm))
+
+    async def _warmed(self, warming: asyncio.Task[None]) -> None:
+        with suppress(Exception):  # it goes wrong in the turn again, and is reported there
+            await asyncio.shield(warming)
+        self._warming = None
 
     async def talk(
         self, dialect: Dialect, session: Session, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Serve one turn whose body has been read. Raises RouterError only before anything is sent."""
+        if self._warming is not None:
+            await self._warmed(self._warming)
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
         headers = {name: value.decode("latin-1") for name, value in first_values(scope).items()}
@@ -74,6 +87,8 @@ class Chats:
 
     async def count(self, session: Session, request: ChatRequest) -> int:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
+        if self._warming is not None:
+            await self._warmed(self._warming)
         session.require(Act.GENERATE)
         turn = session.trie.prepare(setting_of(request), request.messages)
         handle = session.trie.open(turn, new_rid())

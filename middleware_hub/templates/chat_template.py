@@ -68,11 +68,15 @@ class ChatTemplate(TurnForms):
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         super().__init__(template, special_tokens)
-        self._plans: dict[tuple[object, ...], _Plan | None] = {}
+        self._plans: dict[tuple[object, ...], _Plan | None] = {
+            (options_key({}), tools, called): None for tools in (False, True) for called in (False, True)
+        }
+
+    def warm(self) -> None:
+        """Do now what the first request would wait for: import transformers, and find out how to render tails."""
         for tools in (False, True):
             for called in (False, True):
-                # Made now, so that no request waits for these.
-                self._plans[options_key({}), tools, called] = self._probe({}, tools, called)
+                self._plan({}, tools, called)
 
     def tail(
         self,

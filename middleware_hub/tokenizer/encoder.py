@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -61,6 +61,41 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: Pro
         logger.info("texts are encoded by Hugging Face's tokenizers, not by fastokens: %s", error)
         return slow
     return FastEncoder(slow, fast)
+
+
+class LateEncoder:
+    """Encodes by `tokenizers`, and has the encoder made that `encoder` chooses for `auto`. That takes a second or two.
+
+    It is begun with the first text, and in a thread. So neither a start nor a request waits for it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: dict[str, Any],
+        limits: PromptLimits,
+        run: Callable[[Callable[[], None]], object],
+        use: Callable[[Encode], None],
+    ) -> None:
+        """`run` calls a function in a thread; `use` is called there with the encoder that takes the place of this one."""
+        self._encode = _by_tokenizers(backend, limits)
+        self._run = run
+        self._use = use
+        self._make: Callable[[], Encode] | None = partial(encoder, backend, settings, "auto", limits)
+
+    def __call__(self, text: str) -> list[int]:
+        if self._make is not None:
+            self._run(partial(self._replace, self._make))
+            self._make = None
+        return self._encode(text)
+
+    def _replace(self, make: Callable[[], Encode]) -> None:
+        try:
+            made = make()
+        except Exception:
+            logger.exception("no faster encoder could be made: Hugging Face's tokenizers encode all texts")
+            made = self._encode
+        self._use(made)
 
 
 class _UnfitError(Exception):

@@ -1,4 +1,4 @@
-"""The tokenizer: texts to ids. The only file of the hub's core that loads with transformers.
+"""The tokenizer: texts to ids.
 
 A text is encoded in one of two ways. A **start** is encoded as the worker itself would encode it: with BOS where the
 tokenizer adds one, with SentencePiece's dummy space. A **tail** follows tokens that are there already and must not gain
@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer, PreTrainedConfig
 
 from middleware_hub.spans.chain import SpanFlag
+from middleware_hub.tokenizer import loaded
 from middleware_hub.tokenizer.alignment import Alignment, align_context
-from middleware_hub.tokenizer.encoder import FastEncoder, encoder
-from middleware_hub.tokenizer.settings import is_verbatim, tail_settings
+from middleware_hub.tokenizer.encoder import Encode, FastEncoder, LateEncoder, encoder
+from middleware_hub.tokenizer.settings import is_verbatim, read_settings, tail_settings
 from middleware_hub.tokenizer.spellings import read_vocabulary
 from router.config.radix import SpecialTokens, TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ LONG_FOR_FASTOKENS = 6 * LONG_TEXT
 """The same for the faster encoder."""
 
 _VERBATIM = Alignment(SpanFlag.NONE)
-_PROBES = ("Hello world", " leading space", "naïve café 你好 🙂\n\n\tend", "x")
 
 
 class Tokenizer:
@@ -49,6 +47,7 @@ class Tokenizer:
         vocabulary_size: the model's, if known: the limit for ids that clients send.
         encodes_by: see `encoder`.
         limits: of a text. A longer one raises TextTooLongError.
+        tokenizer_json: the backend as text, where that is known: to write it takes a while.
     """
 
     def __init__(
@@ -59,20 +58,22 @@ class Tokenizer:
         vocabulary_size: int | None = None,
         encodes_by: TokenizerBackend = "auto",
         limits: PromptLimits = PROMPT_LIMITS,
+        tokenizer_json: str | None = None,
     ) -> None:
         self._limits = limits
         backend.no_truncation()
         backend.no_padding()
-        settings = _settings(backend)
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
+        settings = read_settings(tokenizer_json or backend.to_str())
         tail = tail_settings(settings)
         self._start = backend
         self._starts_plain = all(settings[key] == tail[key] for key in ("normalizer", "pre_tokenizer"))
-        self._encode_start = encoder(backend, settings, encodes_by, limits)
-        self._encode_tail = self._encode_start if self._starts_plain else encoder(self._tail, tail, encodes_by, limits)
+        self._choose_encoder(backend, settings, encodes_by, self._use_for_starts)
+        if not self._starts_plain:
+            self._choose_encoder(self._tail, tail, encodes_by, self._use_for_tails)
         self._verbatim = is_verbatim(settings)
-        self._long = LONG_FOR_FASTOKENS if isinstance(self._encode_start, FastEncoder) else LONG_TEXT
         self._mode = add_special_tokens
-        probe = backend.encode(_PROBES[0])
+        probe = backend.encode(loaded.PROBES[0])
         added = probe.special_tokens_mask
         lead = next((i for i, flag in enumerate(added) if not flag), len(added))
         self.bos: list[int] = probe.ids[:lead]
@@ -80,7 +81,6 @@ class Tokenizer:
         self.vocabulary.size = max(vocabulary_size or 0, len(self.vocabulary))
         self.chat_template: str | dict[str, str] | None = None  # of several, each has a name: `default`, `tool_use`
         self.special_tokens_map: dict[str, str] = {}
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
 
     @classmethod
     def load(
@@ -97,34 +97,39 @@ class Tokenizer:
         Raises:
             BadRequestError: it cannot be loaded, or it is of a kind whose tokens' text is not known here.
         """
-        _quiet_their_handlers()
-        try:
-            loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise BadRequestError(f"--tokenizer-path {path}: no tokenizer could be loaded from it: {error}") from error
-        backend = getattr(loaded, "backend_tokenizer", None)
-        if not isinstance(backend, Backend):
-            raise BadRequestError(
-                f"--tokenizer-path {path}: {type(loaded).__name__} is not a fast tokenizer; "
-                "a folder with a tokenizer.json is needed (save_pretrained of a fast tokenizer writes one)"
-            )
+        found, backend = loaded.load(path, trust_remote_code=trust_remote_code)
         tokenizer = cls(
             backend,
             add_special_tokens=add_special_tokens,
-            vocabulary_size=_model_vocabulary(path),
+            vocabulary_size=found.vocabulary_size,
             encodes_by=encodes_by,
             limits=limits,
+            tokenizer_json=found.tokenizer_json,
         )
-        tokenizer.chat_template = loaded.chat_template
-        tokenizer.special_tokens_map = {
-            name: token for name, token in loaded.special_tokens_map.items() if isinstance(token, str)
-        }
-        for text in _PROBES:
-            expected = list(loaded(text)["input_ids"])
-            mine = tokenizer.encode_start(text)
+        tokenizer.chat_template = found.chat_template
+        tokenizer.special_tokens_map = found.special_tokens_map
+        for text, expected in zip(loaded.PROBES, found.probes, strict=True):
+            mine = tokenizer.bos + backend.encode(text, add_special_tokens=False).ids
             if add_special_tokens == "auto" and expected[: len(mine)] != mine:
                 logger.warning("the tokenizer of %s encodes %r as %s, its backend as %s", path, text, expected, mine)
         return tokenizer
+
+    def _choose_encoder(
+        self, backend: Backend, settings: dict[str, Any], encodes_by: TokenizerBackend, use: Callable[[Encode], None]
+    ) -> None:
+        if encodes_by == "auto":
+            use(LateEncoder(backend, settings, self._limits, self._threads.submit, use))
+        else:
+            use(encoder(backend, settings, encodes_by, self._limits))
+
+    def _use_for_starts(self, encode: Encode) -> None:
+        self._encode_start = encode
+        self._long = LONG_FOR_FASTOKENS if isinstance(encode, FastEncoder) else LONG_TEXT
+        if self._starts_plain:
+            self._use_for_tails(encode)
+
+    def _use_for_tails(self, encode: Encode) -> None:
+        self._encode_tail = encode
 
     # Encoding ------------------------------------------------------------------------------------------------------------
 
@@ -174,14 +179,14 @@ class Tokenizer:
 
     @cached_property
     def _tail(self) -> Backend:
-        return Backend.from_str(_dump(tail_settings(_settings(self._start))))
+        return Backend.from_str(_dump(tail_settings(read_settings(self._start.to_str()))))
 
     @cached_property
     def _untrimmed(self) -> Backend:
         """The encoder of a start without its post-processor, which may trim spaces off the offsets."""
         if self._starts_plain:
             return self._tail
-        return Backend.from_str(_dump({**_settings(self._start), "post_processor": None}))
+        return Backend.from_str(_dump({**read_settings(self._start.to_str()), "post_processor": None}))
 
     def spell_prompt(self, ids: Sequence[int]) -> str:
         """Return the text of a client's ids: special tokens spelled, without a leading BOS and the dummy space behind it."""
@@ -194,31 +199,6 @@ class Tokenizer:
         """Return whether a start gains a space, so that `x` at a start differs from `x` behind something."""
         first = self._start.encode("x", add_special_tokens=False).ids
         return self.vocabulary.spell(first).startswith(" ")
-
-
-def _quiet_their_handlers() -> None:
-    """Remove the handlers of libraries that write to stderr themselves, so that their messages take the form of our log."""
-    for name in ("transformers", "huggingface_hub"):
-        library = logging.getLogger(name)
-        library.handlers.clear()
-        library.propagate = True
-
-
-def _model_vocabulary(path: str) -> int | None:
-    """Return `vocab_size` of the tokenizer's model, which may be larger than the tokenizer's: models pad their vocabulary."""
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(path)
-    except OSError:
-        return None
-    for part in (settings, settings.get("text_config") or {}):
-        if isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
-    return None
-
-
-def _settings(backend: Backend) -> dict[str, Any]:
-    settings: dict[str, Any] = msgspec.json.decode(backend.to_str())
-    return settings
 
 
 def _dump(settings: dict[str, Any]) -> str:

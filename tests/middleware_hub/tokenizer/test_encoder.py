@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, encoder
+from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, LateEncoder, encoder
 from middleware_hub.tokenizer.settings import is_verbatim
+from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.embedded.models.ngram import shipped_tokenizer
+from router.engines.sglang.limits import PROMPT_LIMITS
 from router.errors import BadRequestError
 from tests.support.vocabularies import Name, vocabulary
 
@@ -165,6 +167,44 @@ def test_an_error_of_the_fast_one_costs_no_text(caplog: pytest.LogCaptureFixture
     assert "a limit was reached" in caplog.text
 
 
+class Late:
+    """A LateEncoder whose work is done when it is told to, and the encoders that it was replaced by."""
+
+    def __init__(self, name: Name, settings: dict[str, Any]) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.used: list[Callable[[str], list[int]]] = []
+        self.encode = LateEncoder(backend(name), settings, PROMPT_LIMITS, self.waiting.append, self.used.append)
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.pop()()
+
+
+@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+def test_no_text_waits_for_the_faster_encoder(name: Name) -> None:
+    """The first one has it made, once; until then all are encoded by tokenizers."""
+    late = Late(name, json_of(name))
+    assert not late.waiting
+    for text in ("first", "second"):
+        assert late.encode(text) == expected(name, text)
+        assert (len(late.waiting), late.used) == (1, [])
+    late.run()
+    (used,) = late.used
+    assert isinstance(used, FastEncoder) is (name in BYTE_LEVEL)
+    assert used("third") == late.encode("third") == expected(name, "third")
+    assert not late.waiting
+
+
+def test_a_faster_encoder_that_cannot_be_made_costs_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    late = Late("qwen", {})
+    late.encode("first")
+    with caplog.at_level(logging.ERROR):
+        late.run()
+    assert "no faster encoder could be made" in caplog.text
+    (used,) = late.used
+    assert used("second") == expected("qwen", "second")
+
+
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 @given(text=st.text(st.characters(max_codepoint=127), max_size=80))
 @settings(deadline=None)
@@ -203,6 +243,15 @@ def test_what_changes_characters_is_not_verbatim(changed: dict[str, object]) -> 
 
 @cache
 def spelling(name: Name) -> Vocabulary:
-    from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
-
     return Whole.load(str(vocabulary(name))).vocabulary
+
+
+@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+def test_a_tokenizer_changes_to_the_faster_encoder_and_to_no_other_ids(name: Name) -> None:
+    made = Whole(backend(name))
+    texts = ["Hello world", " leading", "naïve 你好 🙂\n", "def f(x):\n    return x\n"]
+    before = [(made.encode_start(text), made.encode_tail(text)) for text in texts]
+    made._threads.shutdown(wait=True)
+    assert isinstance(made._encode_start, FastEncoder) is (name in BYTE_LEVEL)
+    assert isinstance(made._encode_tail, FastEncoder) is (name in BYTE_LEVEL)
+    assert [(made.encode_start(text), made.encode_tail(text)) for text in texts] == before
