@@ -25,6 +25,7 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
+from middleware_hub.spans.printed_ids import printed_ids
 from middleware_hub.tokenizer import id_checks
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.request import GenerateRequest, new_weight_version
@@ -126,13 +127,8 @@ class RadixTreeMiddleware:
                 prompts.append(await self._prompt(namespace, request, number, parent, encoded))
                 if number:
                     await asyncio.sleep(0)
-            ids = [prompt.ids for prompt in prompts]
-            if sum(map(len, ids)) <= MANY_TOKENS:
-                out, sent = request.for_worker(ids, state.request, force_logprobs=self.force_logprobs)
-            else:
-                out, sent = await offload(
-                    True, request.for_worker, ids, state.request, force_logprobs=self.force_logprobs
-                )
+            ids = [Raw(printed_ids(prompt.packed)) for prompt in prompts]
+            out, sent = request.for_worker(ids, state.request, force_logprobs=self.force_logprobs)
             hint = RouteHint(
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )

@@ -220,6 +220,10 @@ def links(span: TokenSpan | None, take: int) -> Iterator[tuple[TokenSpan, int]]:
 
 def chain_ids(span: TokenSpan | None, take: int) -> bytes:
     """Return all token ids of a chain, packed, in one pass."""
-    parts = [s.ids if ID_BYTES * n == len(s.ids) else s.ids[: ID_BYTES * n] for s, n in links(span, take)]
+    parts = []
+    while span is not None:
+        parts.append(span.ids if take == span.count else span.ids[: ID_BYTES * take])
+        take = span.take
+        span = span.parent
     parts.reverse()
     return b"".join(parts)

@@ -197,11 +197,14 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return msgspec.json.encode(out)
 
     def for_worker(
-        self, prompts: Sequence[Sequence[int]], outer: WorkerRequest | None = None, *, force_logprobs: bool
+        self, prompts: Sequence[Sequence[int] | Raw], outer: WorkerRequest | None = None, *, force_logprobs: bool
     ) -> tuple[bytes, WorkerRequest | None]:
         """Return the body that a worker gets of a recorded request, and its parsed form if there is one.
 
-        `outer`: the request as parsed by an outer layer. If that layer made up the ids, no client has chosen them.
+        Args:
+            prompts: the ids of each, or a JSON list of them.
+            outer: the request as parsed by an outer layer. If that layer made up the ids, no client has chosen them.
+            force_logprobs: ask for logprobs, whatever the client asked for.
         """
         fields = self._with_ids(prompts, force_logprobs=force_logprobs)
         request = WorkerRequest.checked(
@@ -213,11 +216,11 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             request.named = outer.named
         return request.body, request
 
-    def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
+    def with_ids(self, prompts: Sequence[Sequence[int] | Raw], *, force_logprobs: bool) -> bytes:
         """Return the body with the ids of every prompt in place of its text or segments."""
         return msgspec.json.encode(self._with_ids(prompts, force_logprobs=force_logprobs))
 
-    def _with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> dict[str, Raw]:
+    def _with_ids(self, prompts: Sequence[Sequence[int] | Raw], *, force_logprobs: bool) -> dict[str, Raw]:
         out: dict[str, Raw] = {}
         encoded = Raw(msgspec.json.encode(prompts if self.batch else prompts[0]))
         drop_options = force_logprobs and not any(self.wants_logprobs)
