@@ -25,7 +25,7 @@ def printed_ids(packed: bytes) -> bytes:
         numbers = _table().take(np.frombuffer(packed, np.uint32))
     except IndexError:
         return msgspec.json.encode(unpack_ids(packed))
-    return b"".join((b"[", numbers.view(np.uint8)[:-1], b"]"))  # without the last comma
+    return b"".join((b"[", numbers.view(np.uint8)[:-1].data, b"]"))  # without the last comma
 
 
 @cache

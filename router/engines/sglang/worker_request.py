@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
-from uuid import uuid4
 
 import msgspec
 from msgspec import Raw
@@ -16,7 +16,7 @@ from router.http.json_cost import LIGHT, check_weight
 
 def new_rid() -> str:
     """Return a request id of the form that SGLang itself gives. No other id begins with it (aborts match by prefix)."""
-    return uuid4().hex
+    return secrets.token_hex(16)
 
 
 def later_rid(rid: str) -> str:
