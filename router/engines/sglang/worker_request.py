@@ -66,8 +66,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
                 return None
             if prompts * samples > 1:
                 limits.check_replies(prompts * samples)
-            stream = msgspec.json.decode(fields.get("stream", Raw(b"null")), type=bool | None)
-            return cls._with_ids_of_client(fields, prompts, batch, samples, stream=bool(stream))
+            stream = "stream" in fields and _flag(fields["stream"]) is True
+            return cls._with_ids_of_client(fields, prompts, batch, samples, stream=stream)
         except JSON_ERRORS:
             return None
 
@@ -147,6 +147,9 @@ class WorkerRequest(msgspec.Struct, eq=False):
         return Raw(b"[" + b",".join(bytes(entries[prompt]) for prompt in chosen) + b"]")
 
 
+_flag = msgspec.json.Decoder(bool | None).decode
+
+
 def _check_weights(fields: dict[str, Raw]) -> None:
     for name in ("text", "sampling_params", "rid"):
         raw = fields.get(name)
@@ -163,10 +166,14 @@ class _SampleCount(msgspec.Struct):
     n: int | None = None
 
 
+_sample_count = msgspec.json.Decoder(_SampleCount).decode
+_sample_counts = msgspec.json.Decoder(list[_SampleCount | None]).decode
+
+
 def _samples(raw: Raw | None) -> int:
     if raw is None or is_null(raw):
         return 1
-    entries = msgspec.json.decode(raw, type=list[_SampleCount | None] if is_list(raw) else _SampleCount)
+    entries = (_sample_counts if is_list(raw) else _sample_count)(raw)
     first = entries[0] if isinstance(entries, list) and entries else entries
     return (first.n or 1) if isinstance(first, _SampleCount) else 1
 
