@@ -25,7 +25,7 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
-from middleware_hub.spans.printed_ids import printed_ids
+from middleware_hub.spans.chain import printed_ids
 from middleware_hub.tokenizer import id_checks
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.request import GenerateRequest, new_weight_version

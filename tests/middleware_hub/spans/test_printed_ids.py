@@ -9,11 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.spans.chain import pack_ids
-from middleware_hub.spans.printed_ids import TABLE, printed_ids
+from middleware_hub.spans.chain import PRINTED, pack_ids, printed_ids
 
-EDGES = (0, 9, 10, 99, 100, 999, 1000, 1001, 9999, 10_000, 99_999, 100_000, TABLE - 1, TABLE, 2**31 - 1, -1, -(2**31))
-IDS = st.integers(-(2**31), 2**31 - 1) | st.integers(0, TABLE) | st.sampled_from(EDGES)
+EDGES = (
+    0,
+    9,
+    10,
+    99,
+    100,
+    999,
+    1000,
+    1001,
+    9999,
+    10_000,
+    99_999,
+    100_000,
+    PRINTED - 1,
+    PRINTED,
+    2**31 - 1,
+    -1,
+    -(2**31),
+)
+IDS = st.integers(-(2**31), 2**31 - 1) | st.integers(0, PRINTED) | st.sampled_from(EDGES)
 
 
 @given(st.lists(IDS))
@@ -25,11 +42,11 @@ def test_a_parser_reads_the_same_ids(ids: list[int]) -> None:
 
 
 def test_every_number_of_the_table_is_printed() -> None:
-    numbers = list(range(TABLE))
+    numbers = list(range(PRINTED))
     assert json.loads(printed_ids(pack_ids(numbers))) == numbers
 
 
-@pytest.mark.parametrize("wrong", [-1, TABLE, TABLE + 5, 2**31 - 1])
+@pytest.mark.parametrize("wrong", [-1, PRINTED, PRINTED + 5, 2**31 - 1])
 def test_one_id_outside_of_the_table_spoils_none_of_the_others(wrong: int) -> None:
     ids = [*range(2000), wrong, 7]
     assert json.loads(printed_ids(pack_ids(ids))) == ids
