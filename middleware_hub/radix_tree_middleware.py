@@ -122,13 +122,14 @@ class RadixTreeMiddleware:
         parents = _parents(headers.get(b"x-radix-parent", b"").decode("latin-1"), request.prompts)
         routing_key = headers.get(b"x-smg-routing-key")
         prompts: list[Prompt] = []
+        printed: list[Raw] = []
         try:
             for number, parent in enumerate(parents):
                 prompts.append(await self._prompt(namespace, request, number, parent, encoded))
+                printed.append(Raw(printed_ids(prompts[-1].packed)))
                 if number:
                     await asyncio.sleep(0)
-            ids = [Raw(printed_ids(prompt.packed)) for prompt in prompts]
-            out, sent = request.for_worker(ids, state.request, force_logprobs=self.force_logprobs)
+            out, sent = request.for_worker(printed, state.request, force_logprobs=self.force_logprobs)
             hint = RouteHint(
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )
