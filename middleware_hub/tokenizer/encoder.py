@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Backend
 
+from middleware_hub.spans.chain import ID_BYTES, pack_ids
 from middleware_hub.tokenizer.settings import KNOWN_PARTS, parts
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits, TextTooLongError
 from router.errors import BadRequestError
@@ -40,8 +41,8 @@ _AWKWARD = (
     *(" the", " ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", " \n", "\u00a0", "\u3000", "def f(x):\n    return x\n"),
 )
 
-Encode = Callable[[str], list[int]]
-"""Returns a text's ids, with nothing added before or behind them."""
+Encode = Callable[[str], bytes]
+"""Returns a text's ids, packed as spans keep them, with nothing added before or behind them."""
 
 
 def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: PromptLimits = PROMPT_LIMITS) -> Encode:
@@ -83,7 +84,7 @@ class LateEncoder:
         self._use = use
         self._make: Callable[[], Encode] | None = partial(encoder, backend, settings, "auto", limits)
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: str) -> bytes:
         if self._make is not None:
             self._run(partial(self._replace, self._make))
             self._make = None
@@ -110,7 +111,7 @@ class FastEncoder:
         self._fast: Encode | None = fast
         self._count = 0
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: str) -> bytes:
         if self._fast is None:
             return self._slow(text)
         try:
@@ -133,11 +134,10 @@ class FastEncoder:
 
 
 def _by_tokenizers(backend: Backend, limits: PromptLimits) -> Encode:
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> bytes:
         encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
         limits.check_tokens(len(encoding))  # before the list of ids is made
-        ids: list[int] = encoding.ids
-        return ids
+        return pack_ids(encoding.ids)
 
     return encode
 
@@ -155,10 +155,9 @@ def _by_fastokens(settings: dict[str, Any], limits: PromptLimits) -> Encode:
         raise _UnfitError(f"an added token is one of {', '.join(whims)}")
     fast = _built(msgspec.json.encode({**settings, "post_processor": None}).decode())
 
-    def encode(text: str) -> list[int]:
-        encoding = fast.encode(text, add_special_tokens=False)
-        limits.check_tokens(len(encoding))
-        ids: list[int] = encoding.ids
+    def encode(text: str) -> bytes:
+        ids: bytes = fast.encode_batch_flat([text])[0]  # little-endian, as are all machines that it is built for
+        limits.check_tokens(len(ids) // ID_BYTES)
         return ids
 
     return encode

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from middleware_hub.spans.chain import SpanFlag
+from middleware_hub.spans.chain import SpanFlag, pack_ids, unpack_ids
 from middleware_hub.tokenizer import loaded
 from middleware_hub.tokenizer.alignment import Alignment, align_context
 from middleware_hub.tokenizer.encoder import Encode, FastEncoder, LateEncoder, encoder
@@ -77,6 +77,7 @@ class Tokenizer:
         added = probe.special_tokens_mask
         lead = next((i for i, flag in enumerate(added) if not flag), len(added))
         self.bos: list[int] = probe.ids[:lead]
+        self._packed_bos = pack_ids(self.bos)
         self.vocabulary = read_vocabulary(backend, settings)
         self.vocabulary.size = max(vocabulary_size or 0, len(self.vocabulary))
         self.chat_template: str | dict[str, str] | None = None  # of several, each has a name: `default`, `tool_use`
@@ -135,34 +136,47 @@ class Tokenizer:
 
     def encode_start(self, text: str) -> list[int]:
         """Return the ids that the worker itself would make of this text, with nothing appended."""
-        self._limits.check_text(text)
-        ids = self._encode_start(text)
-        if self._mode == "never" or (self._mode == "auto" and self.bos and ids[: len(self.bos)] == self.bos):
-            return ids
-        return self.bos + ids
+        return unpack_ids(self._packed_start(text))
 
     def encode_tail(self, text: str) -> list[int]:
         """Return the ids of a text that follows tokens that are there already."""
+        return unpack_ids(self._packed_tail(text))
+
+    def _packed_start(self, text: str) -> bytes:
+        self._limits.check_text(text)
+        ids = self._encode_start(text)
+        if self._mode == "never" or (self._mode == "auto" and ids.startswith(self._packed_bos)):
+            return ids
+        return self._packed_bos + ids
+
+    def _packed_tail(self, text: str) -> bytes:
         self._limits.check_text(text)
         return self._encode_tail(text)
 
     async def encode(self, text: str, *, start: bool) -> list[int]:
         """Encode a start or a tail; a long text in a thread, so that the event loop goes on."""
-        encode = self.encode_start if start else self.encode_tail
+        return unpack_ids(await self.encode_packed(text, start=start))
+
+    async def encode_packed(self, text: str, *, start: bool) -> bytes:
+        """Return what `encode` returns, packed as spans keep it."""
+        encode = self._packed_start if start else self._packed_tail
         if len(text) < self._long:
             return encode(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode, text)
 
-    async def encode_aligned(self, text: str, *, start: bool) -> tuple[list[int], Alignment]:
-        """Return what `encode` returns, and how it lies over the text. With a normalizer, that may cost as much again."""
+    async def encode_aligned(self, text: str, *, start: bool) -> tuple[bytes, Alignment]:
+        """Return what `encode_packed` returns, and how it lies over the text.
 
-        def both() -> tuple[list[int], Alignment]:
+        With a normalizer, that may cost as much again.
+        """
+
+        def both() -> tuple[bytes, Alignment]:
             ids = encode(text)
             if self._verbatim and text.isascii() and not (start and self.bos):
                 return ids, _VERBATIM
-            return ids, self.align(ids, text, start=start)
+            return ids, self.align(unpack_ids(ids), text, start=start)
 
-        encode = self.encode_start if start else self.encode_tail
+        encode = self._packed_start if start else self._packed_tail
         if len(text) < self._long:
             return both()
         return await asyncio.get_running_loop().run_in_executor(self._threads, both)

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 decode_any = msgspec.json.Decoder().decode
-NULL = b"null"
+NULL = Raw(b"null")
 
 MAX_ITEMS = 500_000
 """Commas. Lists of token ids have more; they have a limit of their own and are parsed one by one."""
@@ -27,7 +27,7 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 def is_null(raw: Raw | None) -> bool:
     """Return whether a field is absent or null."""
-    return raw is None or bytes(raw) == NULL
+    return raw is None or raw == NULL
 
 
 def is_list(raw: Raw | bytes | None) -> bool:

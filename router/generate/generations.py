@@ -78,7 +78,10 @@ class Generations:
         body = await read_json(scope, receive, self._max_body_bytes, ids=True)
         request = state.request
         if request is None or request.body is not body:
-            request = await offload(len(body) > LIGHT, WorkerRequest.parse, body, self._limits)
+            if len(body) <= LIGHT:
+                request = WorkerRequest.parse(body, self._limits)
+            else:
+                request = await offload(True, WorkerRequest.parse, body, self._limits)
         names = () if request is None else request.rids
         if self._isolated and not _made_up_here(state, request):
             body, request, ids = with_private_ids(body, request)

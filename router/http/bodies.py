@@ -27,8 +27,10 @@ async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = F
         BodyTooLargeError: it has too many values in it, or bytes.
         BadRequestError, ClientDisconnectedError: as `read_body` does.
     """
+    if request_state(scope).body_read:
+        return await gather_body(scope, receive, limit)
     body = await read_body(scope, receive, limit)
-    if len(body) > LIGHT and not request_state(scope).body_read:
+    if len(body) > LIGHT:
         await offload(True, check_weight, body, ids=ids)
     return body
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, LateEncoder, encoder
+from middleware_hub.spans.chain import pack_ids, unpack_ids
+from middleware_hub.tokenizer.encoder import CHECK_EVERY, Encode, FastEncoder, LateEncoder, encoder
 from middleware_hub.tokenizer.settings import is_verbatim
 from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
 from middleware_hub.tokenizer.vocabulary import Vocabulary
@@ -48,12 +49,12 @@ TEXTS = st.text(max_size=60) | st.lists(
 
 
 @cache
-def made(name: Name, choice: str = "auto") -> Callable[[str], list[int]]:
+def made(name: Name, choice: str = "auto") -> Encode:
     return encoder(backend(name), json.loads(backend(name).to_str()), choice)
 
 
-def expected(name: Name, text: str) -> list[int]:
-    return list(backend(name).encode(text, add_special_tokens=False).ids)
+def expected(name: Name, text: str) -> bytes:
+    return pack_ids(backend(name).encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
@@ -105,7 +106,7 @@ def taking_apart(parts: list[dict[str, object]], folder: Path) -> Tokenizer:
 
 
 @cache
-def small_one(name: str) -> tuple[Tokenizer, Callable[[str], list[int]]]:
+def small_one(name: str) -> tuple[Tokenizer, Encode]:
     backend = taking_apart(SPLITS[name], shipped_tokenizer())
     return backend, encoder(backend, json.loads(backend.to_str()), "fastokens")
 
@@ -115,7 +116,7 @@ def small_one(name: str) -> tuple[Tokenizer, Callable[[str], list[int]]]:
 @settings(deadline=None)
 def test_texts_are_taken_apart_as_published_models_do_it(name: str, text: str) -> None:
     backend, encode = small_one(name)
-    assert encode(text) == backend.encode(text, add_special_tokens=False).ids
+    assert encode(text) == pack_ids(backend.encode(text, add_special_tokens=False).ids)
 
 
 def test_what_is_encoded_differently_is_noticed_at_the_start() -> None:
@@ -149,21 +150,21 @@ def test_nor_a_tokenizer_with_whims() -> None:
 
 def test_two_that_differ_are_not_used_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
     """The text that showed it is encoded rightly, and all later ones."""
-    checked = FastEncoder(lambda _text: [1], lambda _text: [2])
-    assert {tuple(checked("x")) for _ in range(CHECK_EVERY - 1)} == {(2,)}
+    checked = FastEncoder(lambda _text: b"1", lambda _text: b"2")
+    assert {checked("x") for _ in range(CHECK_EVERY - 1)} == {b"2"}
     with caplog.at_level(logging.ERROR):
-        assert checked("x") == [1]
+        assert checked("x") == b"1"
     assert "does not encode a text" in caplog.text
-    assert checked("x") == [1]
+    assert checked("x") == b"1"
 
 
 def test_an_error_of_the_fast_one_costs_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(_text: str) -> list[int]:
+    def fails(_text: str) -> bytes:
         raise RuntimeError("a limit was reached")
 
-    checked = FastEncoder(lambda _text: [1], fails)
+    checked = FastEncoder(lambda _text: b"1", fails)
     with caplog.at_level(logging.ERROR):
-        assert checked("x") == [1]
+        assert checked("x") == b"1"
     assert "a limit was reached" in caplog.text
 
 
@@ -172,7 +173,7 @@ class Late:
 
     def __init__(self, name: Name, settings: dict[str, Any]) -> None:
         self.waiting: list[Callable[[], None]] = []
-        self.used: list[Callable[[str], list[int]]] = []
+        self.used: list[Encode] = []
         self.encode = LateEncoder(backend(name), settings, PROMPT_LIMITS, self.waiting.append, self.used.append)
 
     def run(self) -> None:
@@ -210,7 +211,7 @@ def test_a_faster_encoder_that_cannot_be_made_costs_no_text(caplog: pytest.LogCa
 @settings(deadline=None)
 def test_of_a_verbatim_tokenizer_ids_spell_an_ascii_text(name: Name, text: str) -> None:
     assert is_verbatim(json_of(name))
-    assert spelling(name).spell(made(name)(text)) == text
+    assert spelling(name).spell(unpack_ids(made(name)(text))) == text
 
 
 @pytest.mark.parametrize("name", SENTENCEPIECE)
