@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from middleware_hub.radix.indexes import Leaves
+from middleware_hub.radix.landmarks import Landmarks
+from middleware_hub.radix.match import Path
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import TokenSpan
 
@@ -35,6 +37,7 @@ class Forest:
     def __init__(self) -> None:
         self.stats = TreeStats()
         self.leaves = Leaves()
+        self.marks = Landmarks()
         self.roots: dict[tuple[str, ...], RadixNode] = {}
 
     @property
@@ -49,7 +52,7 @@ class Forest:
             found = self.roots[namespace] = RadixNode("", None)
         return found
 
-    def descend(self, node: RadixNode, text: str, position: int, path: list[RadixNode]) -> RadixNode:
+    def descend(self, node: RadixNode, text: str, position: int) -> RadixNode:
         """Descend along `text[position:]`, making and splitting nodes, so that a node ends exactly where the text does."""
         while position < len(text):
             child = node.child(text[position])
@@ -62,9 +65,19 @@ class Forest:
                 child = child.split(common_length(child.edge, text, position))
                 self.stats.nodes += 1
             position += len(child.edge)
-            path.append(child)
             node = child
         return node
+
+    def resume(self, path: Path) -> tuple[RadixNode, int] | None:
+        """Return the last node on a path that was walked before, and the characters down to it; None if it has changed.
+
+        Splits and merges change neither the text nor the end of a node that stays.
+        """
+        node, position = path.at, path.end
+        while node.parent is not None and position > path.limit:
+            position -= len(node.edge)
+            node = node.parent
+        return None if node.parent is None else (node, position)
 
     def add_span(self, span: TokenSpan) -> None:
         if span.parent is not None:
@@ -120,6 +133,7 @@ class Forest:
             node.parent = node.children = node.ends = node.contexts = node._through = None
         self.roots.clear()
         self.leaves = Leaves()
+        self.marks = Landmarks()
         self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
 
 
