@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from middleware_hub.radix.cut import FRESH, Cut, end_of, resolve_complete, resolve_partial
+from middleware_hub.radix.cut import FRESH, Cut, end_of, ends_by, resolve_complete, resolve_partial
 from middleware_hub.radix.landmarks import FAR, Landmarks
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
@@ -81,6 +81,8 @@ class Path(NamedTuple):
                             seen.add(generation)
                             yield generation, limit
                 below += reversed([*islice(reversed(node.each_child()), visits)])
+            if not visits:
+                return
             walked = top
 
     def longest_complete(self, request_id: str | None, limit: int | None = None) -> tuple[Cut, Generation | None]:
@@ -113,6 +115,8 @@ class Path(NamedTuple):
                 break
             newest = newest or (generation, limit)
             if _samples_nothing(generation, limit):
+                continue
+            if best is not None and ends_by(generation.span, limit, best.start, measure):
                 continue
             found = self._whole_literals(generation, limit, line, measure, boundaries=False)
             if found is not None and found.start > (cut if best is None else best).start:
