@@ -81,7 +81,9 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        return self._checked_parent(match_text(namespace, walk_down(root, text, self._forest.marks), parent, self.measure), parent)
+        return self._checked_parent(
+            match_text(namespace, walk_down(root, text, self._forest.marks), parent, self.measure), parent
+        )
 
     def match_ids(
         self, namespace: Namespace, text: str, ids: bytes, width: Callable[[int], int], *, parent: str | None = None
@@ -184,7 +186,9 @@ class RadixTree:
         left = path.end - path.limit
         ways = [(path.at, len(path.at.edge) - left)] if left else [(child, 0) for child in path.at.each_child()]
         after = tuple(node.first_characters(skip, context) for node, skip in ways[-8:])
-        return Departure(path.limit, text[max(0, path.limit - context) : path.limit], after, sum(1 for _ in path.stops()))
+        return Departure(
+            path.limit, text[max(0, path.limit - context) : path.limit], after, sum(1 for _ in path.stops())
+        )
 
     # Writing -----------------------------------------------------------------------------------------------------------
 
