@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from middleware_hub.radix.indexes import Leaves
 from middleware_hub.radix.landmarks import Landmarks
-from middleware_hub.radix.match import Path
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import TokenSpan
 
@@ -68,16 +67,20 @@ class Forest:
             node = child
         return node
 
-    def resume(self, path: Path) -> tuple[RadixNode, int] | None:
-        """Return the last node on a path that was walked before, and the characters down to it; None if it has changed.
+    def note_passes(self, generation: Generation, *, foreign: bool) -> None:
+        """Note a new reply in the nodes between it and the reply that it continues.
 
-        Splits and merges change neither the text nor the end of a node that stays.
+        The tokens of a `foreign` chain are not where its text has them, so that its context counts as a reply.
         """
-        node, position = path.at, path.end
-        while node.parent is not None and position > path.limit:
-            position -= len(node.edge)
+        line, span = generation.continues, generation.span
+        top = None if line is None else line.node
+        node, end = generation.node, span.text_end
+        while node is not top and node.parent is not None:
+            node.note_pass(generation)
+            if foreign or end > span.start:
+                node.replied = True
+            end -= len(node.edge)
             node = node.parent
-        return None if node.parent is None else (node, position)
 
     def add_span(self, span: TokenSpan) -> None:
         if span.parent is not None:

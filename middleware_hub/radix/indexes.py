@@ -138,7 +138,7 @@ def _run(span: TokenSpan, begin: int) -> tuple[bytes, int]:
 
 
 def _since_last_reply(span: TokenSpan) -> tuple[Generation | None, tuple[bytes, int], tuple[bytes, int]]:
-    """Return the reply before this one in its chain, the visible ids behind it, and those of its own that are not in the chain."""
+    """Return the reply before this one, the visible ids behind it in the chain, and those of its own that the chain lacks."""
     parts = [span.ids[: ID_BYTES * span.visible]]
     for part, take in links(span.parent, span.take):
         if isinstance(part.owner, Generation):

@@ -76,7 +76,7 @@ class Landmarks:
 
 
 def _hashes(text: str, size: int) -> list[int]:
-    """Return the hash of the first block of a text, of the first two, and so on, of the blocks in its first `size` characters."""
+    """Return the hash of the first block of a text, of the first two, and so on, within its first `size` characters."""
     found: list[int] = []
     before = 0
     for end in range(BLOCK, size + 1, BLOCK):

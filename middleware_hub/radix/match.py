@@ -161,6 +161,17 @@ class Path(NamedTuple):
                 return True
         return False
 
+    def resume(self) -> tuple[RadixNode, int] | None:
+        """Return the last node of the path, and the characters down to its end; None if it is gone, or only the root is left.
+
+        Splits and merges change neither the text nor the end of a node that stays.
+        """
+        node, end = self.at, self.end
+        while node.parent is not None and end > self.limit:
+            end -= len(node.edge)
+            node = node.parent
+        return None if node.parent is None else (node, end)
+
     def ends_on_node(self) -> bool:
         """Return whether the whole text is in the tree and ends where a node does."""
         return self.limit == len(self.text) == self.end

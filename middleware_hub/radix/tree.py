@@ -239,7 +239,7 @@ class RadixTree:
         span.users = 1
         self._forest.add_span(span)
         node.add_end(generation)
-        self._note_passes(generation, foreign=match.foreign)
+        self._forest.note_passes(generation, foreign=match.foreign)
         self.stats.generations += 1
         self._by_ids.add(match.namespace, generation)
         self._names.add(generation)
@@ -248,28 +248,12 @@ class RadixTree:
 
     def _start(self, match: PrefixMatch) -> tuple[RadixNode, int]:
         """Return the node and the character from which the text of a match has to be inserted."""
-        found = None if match.path is None else self._forest.resume(match.path)
+        found = None if match.path is None else match.path.resume()
         if found is not None:
             return found
         if match.continues is not None:
             return match.continues.node, match.continues.span.text_end
         return self._forest.root(match.namespace), 0
-
-    @staticmethod
-    def _note_passes(generation: Generation, *, foreign: bool) -> None:
-        """Note a new reply in the nodes between it and the reply that it continues.
-
-        The tokens of a `foreign` chain are not where its text has them, so that its context counts as a reply.
-        """
-        line, span = generation.continues, generation.span
-        top = None if line is None else line.node
-        node, end = generation.node, span.text_end
-        while node is not top and node.parent is not None:
-            node.note_pass(generation)
-            if foreign or end > span.start:
-                node.replied = True
-            end -= len(node.edge)
-            node = node.parent
 
     def _context_span(self, match: PrefixMatch, context: Context, node: RadixNode) -> TokenSpan:
         cut = match.cut
