@@ -207,7 +207,6 @@ class Leaves:
     def __init__(self) -> None:
         self._heaps: dict[bool, list[_Entry]] = {True: [], False: []}
         self._kept = {True: 0, False: 0}
-        self._pushes = 0
 
     def offer(self, generation: Generation) -> None:
         """Add a generation that became a leaf, or a leaf of the other kind."""
@@ -215,8 +214,7 @@ class Leaves:
             return
         kind = generation.retrieved
         heap = self._heaps[kind]
-        self._pushes += 1
-        heapq.heappush(heap, (generation.tick, self._pushes, generation))
+        heapq.heappush(heap, (generation.tick, generation.serial, generation))
         if len(heap) > 2 * self._kept[kind] + _FEW_ENTRIES:
             heap[:] = [entry for entry in heap if _current(entry, kind)]
             heapq.heapify(heap)
