@@ -75,12 +75,13 @@ class Path(NamedTuple):
                 visits -= 1
                 if not top.replied:
                     continue
-                if node.ends is not newest:
+                if node.ends is not None and node.ends is not newest:
                     for generation in islice(reversed(node.generations()), MOST_CANDIDATES):
                         if generation.continues is line and generation not in seen:
                             seen.add(generation)
                             yield generation, limit
-                below += reversed([*islice(reversed(node.each_child()), visits)])
+                if node.children is not None:
+                    below += reversed([*islice(reversed(node.each_child()), visits)])
             if not visits:
                 return
             walked = top
