@@ -145,6 +145,8 @@ class Path(NamedTuple):
 
     def is_ambiguous(self, continues: Generation, start: int, measure: Measure) -> bool:
         """Return whether a chain that does not continue this reply has whole sampled tokens of the text behind `start`."""
+        if not any(node.replied for node, _ in self.upward(start)):
+            return False  # and there may be hundreds of lines: equal samples, with one observation behind them
         for node, limit in self.upward(start):
             for other in node.lines():
                 if other.continues is not continues and not _samples_nothing(other, limit):
