@@ -4,7 +4,7 @@ A client that sends ids (a partial rollout, resumed from what was retrieved) con
 need not be the text under which the chain was recorded: special tokens are spelled in one and may be silent in the other.
 So `IdsIndex` finds chains by a fingerprint of their ids: a polynomial over all of them modulo 2^64. It grows by the new
 tokens only, and all prefixes of a request cost one running sum. A hit is compared id for id before it counts. New replies wait
-until there are several, or until somebody asks: together they cost a fourth.
+until there are several, or until somebody asks: together they cost less than one by one.
 """
 
 from __future__ import annotations

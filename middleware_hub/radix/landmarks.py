@@ -26,7 +26,7 @@ FAR = 64
 BLOCK = 4_096
 """Characters between two places where landmarks may be."""
 MOST_LANDMARKS = 4_096
-"""How many are kept, of all conversations: about one megabyte."""
+"""How many are kept, of all conversations: one or two megabytes, and the edges of nodes that are gone meanwhile."""
 
 _Key = tuple[RadixNode, int, int]
 
