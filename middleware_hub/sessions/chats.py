@@ -110,8 +110,8 @@ class _ChatReply:
         await send_json(self._send, 200, body, self._headers(answered, _recorded(self._exchange.generations)))
 
     async def stream(self) -> None:
-        await self._exchange.begun()
-        if self._exchange.over and not self._exchange.answers:
+        begun = await self._exchange.begun()
+        if not begun and not self._exchange.answers:
             raise self._exchange.failure
         generations = self._exchange.generations
         headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
