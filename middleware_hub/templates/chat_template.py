@@ -25,12 +25,15 @@ one): short conversations show it, and it is cut off. A turn with an unknown ope
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.renderer import Messages, Options, RenderingError, Tools, check_options
+from middleware_hub.templates.slots import Slots
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL
 from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms, options_key, remember
 from router.errors import BadRequestError
@@ -68,6 +71,7 @@ class ChatTemplate(TurnForms):
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         super().__init__(template, special_tokens)
+        self._slots = Slots(template, f"slot{secrets.token_hex(12)}")
         self._plans: dict[tuple[object, ...], _Plan | None] = {}
         for tools in (False, True):
             for called in (False, True):
@@ -109,7 +113,14 @@ class ChatTemplate(TurnForms):
             shown = tools if plan.tools else None
             if plan.short:
                 own = self._own_of(calls, tools, shown, options) if calls else None
-                text = self._behind(SHORT, calls, own, following, shown, options, continue_final=continue_final)
+                behind_short = partial(
+                    self._behind, SHORT, calls, own, tools=shown, options=options, continue_final=continue_final
+                )
+                if shown or continue_final or not all(map(_plain_option, options.values())):
+                    text = behind_short(following)
+                else:
+                    key = (own, self._called(calls), options_key(options))
+                    text = self._slots.rendered(key, following, behind_short)
             else:
                 text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
         for message in following:
@@ -276,6 +287,10 @@ class ChatTemplate(TurnForms):
             except (BadRequestError, RenderingError):
                 found.append(None)
         return found
+
+
+def _plain_option(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
 
 def _holds(text: str, content: str | list[Message]) -> bool:

@@ -71,10 +71,14 @@ class Reads(NamedTuple):
         return any(word in text for word in self.words)
 
 
+def without_generation_tags(template: str) -> str:
+    return _GENERATION.sub("", template)
+
+
 def reads_of(template: str) -> Reads:
     """Return what a template reads. A template that cannot be parsed here is opaque."""
     try:
-        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))
+        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(without_generation_tags(template))
         return _Decisions(tree).read()
     except (TemplateSyntaxError, RecursionError):
         return Reads(opaque=True)

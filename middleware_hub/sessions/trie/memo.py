@@ -197,9 +197,7 @@ class MessageMemo:
             if items < len(known.ends):  # it continues differently
                 ends, counts = known.ends[:items], known.counts[:items]
                 rest = (known.rest, known.request, known.front) if again else ()
-                known = KnownBody(
-                    known.text, known.begin, ends, counts, list(recalled.messages), Landmark(), *rest
-                )
+                known = KnownBody(known.text, known.begin, ends, counts, list(recalled.messages), Landmark(), *rest)
         else:
             again, front = False, self._keyed(request.messages)
             known = KnownBody(b"", _place(body, listed), [], [], [], Landmark())
@@ -224,9 +222,7 @@ class MessageMemo:
     def _keyed(self, messages: Sequence[Message]) -> list[KeyedMessage]:
         return [KeyedMessage(message, self._key(message)) for message in messages]
 
-    def _around(
-        self, known: KnownBody, body: bytes, request: ChatRequest, front: Sequence[KeyedMessage]
-    ) -> None:
+    def _around(self, known: KnownBody, body: bytes, request: ChatRequest, front: Sequence[KeyedMessage]) -> None:
         """Note what stands around the messages of a body, if a mark in their place is all of `messages`."""
         rest = body[known.ends[-1] :]
         try:
