@@ -18,8 +18,8 @@ _HELD = {
 class SessionMetrics:
     """Counters of events, and gauges of what is held.
 
-    `turn`, `token`, `reply` and `step` return the series of some labels. Finding one takes longer than counting in it, so each is
-    found once; labels are words of this program, and few.
+    `turn`, `token`, `reply` and `step` return the series of some labels. Finding one takes longer than counting in it, so
+    each is found once; labels are words of this program, and few.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

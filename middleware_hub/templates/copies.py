@@ -272,7 +272,8 @@ class _Copying:
                 self._read.add(_string(against) or "")
             return
         _require(operator in ("eq", "ne"))
-        if _string(against) is not None:
+        if _string(against):
+            _require(kinds[0] is not _Kind.WRITTEN and kinds[1] is not _Kind.WRITTEN)
             self._look_for(_string(against))
 
     def _look_for(self, word: str | None) -> None:
