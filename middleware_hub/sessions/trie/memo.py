@@ -11,9 +11,9 @@
 If a body begins with the same bytes as an earlier one, up to the end of a message, only the rest is parsed. If it also ends
 with the same bytes behind its messages, that is the list of the new messages: all other fields say what they said before.
 Otherwise a mark replaces the messages that are known. Nothing is guessed: a JSON parser is in the same state behind the mark
-as behind those messages. If the client wrote `messages` twice, or the same list in another field as well, the mark is not where it is
-expected, and the body is parsed as it came; so the same end counts only if a mark in the place of all messages was found there.
-The mark is random: no client can write it.
+as behind those messages. If the client wrote `messages` twice, or the same list in another field as well, the mark is not where
+it is expected, and the body is parsed as it came; so the same end counts only if a mark in the place of all messages was found
+there. The mark is random: no client can write it.
 """
 
 from __future__ import annotations
