@@ -54,34 +54,6 @@ def setting_of(request: ChatRequest) -> bytes:
     return b"".join(map(_digest, (named, request.tools or None, request.template)))
 
 
-class Settings:
-    """Works out settings, and remembers those of the last lists of tools: a conversation has the same list at every turn.
-
-    A list is known by its identity, which holds because it is kept, and because nobody changes a request's tools.
-    """
-
-    def __init__(self, most: int = 256) -> None:
-        self._most = most
-        self._known: dict[int, tuple[ChatRequest, bytes]] = {}
-
-    def of(self, request: ChatRequest) -> bytes:
-        """Return `setting_of(request)`."""
-        tools = request.tools
-        if not tools:
-            return setting_of(request)
-        known = self._known.get(id(tools))
-        if known is not None:
-            first, setting = known
-            if first.template is request.template and first.extra is request.extra:
-                return setting
-        setting = setting_of(request)
-        if len(self._known) >= self._most:
-            del self._known[next(iter(self._known))]
-        # Without its messages, which would stay as long as the tools do.
-        self._known[id(tools)] = msgspec.structs.replace(request, messages=()), setting
-        return setting
-
-
 def adapter_of(setting: bytes) -> bytes:
     return setting[:_DIGEST]
 

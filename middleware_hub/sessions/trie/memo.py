@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.chat.keys import KeyFunction, setting_of
 from middleware_hub.chat.memo import Recalled
 from middleware_hub.chat.messages import ChatRequest, KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.nodes import MessageNode
@@ -53,12 +53,16 @@ class WalkedMessages(list[Message]):
     Args:
         front: keyed messages in front of the others (a system prompt that a dialect keeps elsewhere).
         landmark: shared by requests of which one begins with the other, `front` left aside.
+        setting: `setting_of` their request; empty if it was not worked out.
     """
 
-    __slots__ = ("_front", "_landmark")
+    __slots__ = ("_front", "_landmark", "setting")
 
-    def __init__(self, front: Sequence[KeyedMessage], messages: Sequence[Message], landmark: Landmark) -> None:
+    def __init__(
+        self, front: Sequence[KeyedMessage], messages: Sequence[Message], landmark: Landmark, setting: bytes = b""
+    ) -> None:
         super().__init__((*front, *messages) if front else messages)
+        self.setting = setting
         self._front = tuple(message.key for message in front)
         self._landmark = landmark
 
@@ -75,6 +79,26 @@ class WalkedMessages(list[Message]):
         mark.setting, mark.front, mark.node = setting, self._front, node
 
 
+def setting_in(request: ChatRequest) -> bytes:
+    """Return `setting_of(request)`, which may be known: its tools are the same at every turn, and may be long."""
+    messages = request.messages
+    return (messages.setting if isinstance(messages, WalkedMessages) else b"") or setting_of(request)
+
+
+class Around(msgspec.Struct, frozen=True, eq=False):
+    """What all fields but `messages` were read into.
+
+    Attributes:
+        request: as of `Memo.keep`.
+        front: its messages, which stand in front of all others.
+        setting: `setting_of(request)`.
+    """
+
+    request: ChatRequest
+    front: Sequence[KeyedMessage]
+    setting: bytes
+
+
 class KnownBody(msgspec.Struct, eq=False):
     """A body.
 
@@ -86,8 +110,7 @@ class KnownBody(msgspec.Struct, eq=False):
         messages: all parsed messages.
         landmark: the place of these messages in the session's trie.
         rest: what stood behind the last message.
-        request: what all other fields were read into, if it is certain where they stand: in front of `begin` and in `rest`.
-        front: the messages of `request`, which stand in front of all others.
+        around: the other fields, if it is certain where they stand: in front of `begin` and in `rest`.
     """
 
     text: bytes
@@ -97,8 +120,7 @@ class KnownBody(msgspec.Struct, eq=False):
     messages: list[Message]
     landmark: Landmark
     rest: bytes = b""
-    request: ChatRequest | None = None
-    front: Sequence[KeyedMessage] = ()
+    around: Around | None = None
 
     @property
     def size(self) -> int:
@@ -172,11 +194,11 @@ class MessageMemo:
         if best is None or not most:
             return None
         end, messages = best.ends[most - 1], best.messages[: best.counts[most - 1]]
-        if best.request is not None and body.endswith(best.rest):
+        if best.around is not None and body.endswith(best.rest):
             new = _BETWEEN.match(body, end)
             if new is not None:
                 listed = b"[%b]" % body[new.end() : len(body) - len(best.rest)]
-                return Recalled(listed, b"", most, messages, best.request, best)
+                return Recalled(listed, b"", most, messages, best.around.request, best)
         short = b"%b%b%b" % (best.text[: best.begin], self._mark, body[end:])
         return Recalled(short, self._mark, most, messages, None, best)
 
@@ -189,17 +211,18 @@ class MessageMemo:
         recalled: Recalled | None,
     ) -> WalkedMessages:
         known = None if recalled is None else recalled.source
+        around = known.around if isinstance(known, KnownBody) else None
+        if around is None or around.request is not request:
+            around = Around(request, self._keyed(request.messages), setting_of(request))
         if recalled is not None and isinstance(known, KnownBody):
-            items, again = recalled.items, recalled.request is not None
-            front = known.front if again else self._keyed(request.messages)
+            items = recalled.items
             if len(known.ends) == items + len(listed) and body.startswith(known.text):
-                return WalkedMessages(front, known.messages, known.landmark)  # the same messages again
+                return _walked(known, around)  # the same messages again
             if items < len(known.ends):  # it continues differently
-                ends, counts = known.ends[:items], known.counts[:items]
-                rest = (known.rest, known.request, known.front) if again else ()
-                known = KnownBody(known.text, known.begin, ends, counts, list(recalled.messages), Landmark(), *rest)
+                text, begin, ends, counts = known.text, known.begin, known.ends[:items], known.counts[:items]
+                old = list(recalled.messages)
+                known = KnownBody(text, begin, ends, counts, old, Landmark(), known.rest, known.around)
         else:
-            again, front = False, self._keyed(request.messages)
             known = KnownBody(b"", _place(body, listed), [], [], [], Landmark())
         self.drop(known)
         whole = True  # if the body has `messages` twice, its place may be that of the other
@@ -211,26 +234,24 @@ class MessageMemo:
             known.ends.append(begin + len(text))
             known.counts.append(len(known.messages))
         if whole:
-            if not again:
-                self._around(known, body, request, front)
+            if known.around is not around:
+                known.rest = body[known.ends[-1] :]
+                known.around = around if self._all_of_them(body[: known.begin], known.rest) else None
             self._bodies.append(known)
             self._room.use(self, known, body[: known.ends[-1]])
         if len(self._bodies) > self._most:
             self.drop(self._bodies[0])
-        return WalkedMessages(front, known.messages, known.landmark)
+        return _walked(known, around)
 
     def _keyed(self, messages: Sequence[Message]) -> list[KeyedMessage]:
         return [KeyedMessage(message, self._key(message)) for message in messages]
 
-    def _around(self, known: KnownBody, body: bytes, request: ChatRequest, front: Sequence[KeyedMessage]) -> None:
-        """Note what stands around the messages of a body, if a mark in their place is all of `messages`."""
-        rest = body[known.ends[-1] :]
+    def _all_of_them(self, front: bytes, rest: bytes) -> bool:
+        """Return whether what stands between these two is all that a body has as `messages`."""
         try:
-            found = _decode_marked(b"%b%b%b" % (body[: known.begin], self._mark, rest)).messages
+            return _decode_marked(b"%b%b%b" % (front, self._mark, rest)).messages == [Raw(self._mark)]
         except JSON_ERRORS:
-            found = []
-        certain = found == [Raw(self._mark)]
-        known.rest, known.request, known.front = (rest, request, front) if certain else (b"", None, ())
+            return False
 
     def drop(self, known: KnownBody) -> None:
         if known in self._bodies:
@@ -240,6 +261,10 @@ class MessageMemo:
     def clear(self) -> None:
         for known in list(self._bodies):
             self.drop(known)
+
+
+def _walked(known: KnownBody, around: Around) -> WalkedMessages:
+    return WalkedMessages(around.front, known.messages, known.landmark, around.setting)
 
 
 def _next(body: bytes, end: int) -> int:

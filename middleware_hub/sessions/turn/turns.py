@@ -9,13 +9,13 @@ from typing import Protocol
 import msgspec
 from starlette.types import Scope
 
-from middleware_hub.chat.keys import Settings
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
+from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
@@ -63,7 +63,6 @@ class Turns:
         self._parsers = parsers
         self._registry = registry
         self._metrics = metrics
-        self._settings = Settings()
         self._orphan_grace = config.orphan_grace
         self._sampling = TurnSampling(backend.judge.vocabulary, max_context=config.max_context)
 
@@ -85,7 +84,7 @@ class Turns:
             self._registry.require_room()
         begun = time.perf_counter()
         with self._backend.tracer.span("prepare", messages=len(request.messages)) as span:
-            turn = session.trie.prepare(self._settings.of(request), request.messages, parent=key.parent)
+            turn = session.trie.prepare(setting_in(request), request.messages, parent=key.parent)
             # From here on, while the tail is encoded, handles hold what the turn may continue.
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
             span.set(covered=turn.covered)
