@@ -16,7 +16,8 @@ The rendered conversation is a short one, a user's message in front and no tools
 neither on earlier messages nor on tools. `_probe` finds out by trying, and the result is remembered; if they do, everything
 is rendered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word
 that the template spells, everything is rendered, too (see `reads`). What is still missed is found by comparing
-(`composing`), and from then on (`distrust`) this template has no short conversations any more.
+(`composing`), and from then on (`distrust`) this template has no short conversations any more. Where a template only copies
+the texts behind the turn, other texts are put into what it wrote around the first ones (see `slots`).
 
 A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. In front of a sentinel
 stands the opening of the turn, which is not always what the model was asked with (history has lost a `<think>`, or gained

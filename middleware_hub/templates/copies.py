@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
-from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2 import TemplateSyntaxError, nodes
 
-from middleware_hub.templates.reads import without_generation_tags
+from middleware_hub.templates.dataflow import parsed
 
 
 class Copies(NamedTuple):
@@ -43,8 +43,7 @@ class Copies(NamedTuple):
 def copies_of(template: str) -> Copies | None:
     """Return how a template copies texts; None if it may do anything else with them."""
     try:
-        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(without_generation_tags(template))
-        return _Copying(tree).found()
+        return _Copying(parsed(template)).found()
     except (TemplateSyntaxError, RecursionError, _NotCopiedError):
         return None
 

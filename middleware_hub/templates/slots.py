@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.copies import copies_of
-from middleware_hub.templates.renderer import Messages
 
 REMEMBERED = 1024
 """How many renderings are remembered, by the roles of their messages and all else that shapes them. Clients choose these."""
@@ -53,7 +52,7 @@ class Slots:
         texts = (message["content"] for message in messages)
         return around[0] + "".join([piece for pair in zip(texts, around[1:], strict=True) for piece in pair])
 
-    def _copied(self, messages: Messages) -> bool:
+    def _copied(self, messages: Sequence[Message]) -> bool:
         copies = self._copies
         return copies is not None and all(
             message["role"] in _ROLES
