@@ -11,6 +11,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RequestTimeoutError
+from router.http.disconnect import ClientMessages, served_client
 
 
 class BodyTimeout:
@@ -21,7 +22,16 @@ class BodyTimeout:
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        more = scope["type"] == "http"
+        if scope["type"] == "http":
+            client = served_client(scope)
+            if client is None or not client.all_here:
+                receive = self._in_time(receive)
+            else:  # as nearly all requests
+                receive = ClientMessages(receive, client)
+        await self._app(scope, receive, send)
+
+    def _in_time(self, receive: Receive) -> Receive:
+        more = True
 
         async def receive_in_time() -> Message:
             nonlocal more
@@ -37,4 +47,4 @@ class BodyTimeout:
             more = message.get("more_body", False)
             return message
 
-        await self._app(scope, receive_in_time if more else receive, send)
+        return receive_in_time
