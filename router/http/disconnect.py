@@ -64,12 +64,6 @@ class ClientMessages:
         return self._receive()
 
 
-def whole_request(scope: Mapping[str, Any], receive: Receive) -> ClientMessages | None:
-    """Return a `receive` for a request that has come as a whole; None if the server does not say that it has."""
-    client = served_client(scope)
-    return ClientMessages(receive, client) if client is not None and client.all_here else None
-
-
 class ClientConnection:
     """Cancels the work inside its `async with` block as soon as the client is gone.
 

@@ -64,7 +64,7 @@ class Upstream(Protocol):
     async def send(
         self, method: str, url: str, headers: Headers, body: Body = None, *, fresh: bool = False
     ) -> UpstreamResponse:
-        """Send, and wait for the head of the reply, and for the first of its body. Raises one of the three failures.
+        """Send, and wait for the head of the reply. Raises one of the three failures.
 
         `url` is sent as it is, its escapes untouched. `fresh` asks for a connection that was never used before.
         """

@@ -11,14 +11,11 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RequestTimeoutError
-from router.http.disconnect import whole_request
+from router.http.disconnect import ClientMessages, ServedClient, served_client
 
 
 class BodyTimeout:
-    """Stands in front of all routes. Reading a body raises RequestTimeoutError when the next piece does not come in time.
-
-    Nearly all requests are here as a whole when their turn comes, and need no limit.
-    """
+    """Stands in front of all routes. Reading a body raises RequestTimeoutError when the next piece does not come in time."""
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
         self._app = app
@@ -26,8 +23,14 @@ class BodyTimeout:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            receive = whole_request(scope, receive) or self._in_time(receive)
+            receive = self._limited(receive, served_client(scope))
         await self._app(scope, receive, send)
+
+    def _limited(self, receive: Receive, client: ServedClient | None) -> Receive:
+        """Return a `receive` with the limit. Nearly all requests are here as a whole when their turn comes, and need none."""
+        if client is not None and client.all_here:
+            return ClientMessages(receive, client)
+        return self._in_time(receive)
 
     def _in_time(self, receive: Receive) -> Receive:
         more = True

@@ -24,7 +24,6 @@ from router.app import RouterApp, create_app
 from router.config import RadixConfig, RouterConfig, SessionsConfig, WorkersConfig
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
-from router.http.disconnect import EXTENSION, ServedClient
 
 ROOT = f"{Path(__file__).parents[2]}/"
 OURS = (f"{ROOT}router/", f"{ROOT}middleware_hub/")
@@ -74,9 +73,6 @@ async def _call(app: RouterApp, path: str, body: dict[str, Any], way: Way | None
     raw, sent = json.dumps(body).encode(), list[Message]()
     unread: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
 
-    client = ServedClient()
-    client.all_here = True
-
     async def receive() -> Message:
         if not unread:
             await asyncio.Event().wait()
@@ -92,7 +88,6 @@ async def _call(app: RouterApp, path: str, body: dict[str, Any], way: Way | None
         "raw_path": path.encode(),
         "query_string": b"",
         "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))],
-        "extensions": {EXTENSION: client},  # as the router's own server tells it
     }
     sys.setprofile(way)
     try:

@@ -72,20 +72,17 @@ class Exchange(UpstreamResponse):
         self._failure: UpstreamFailure | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def begun(self) -> None:
-        """Wait for the head, and for the first piece of the body or its end: a head alone is of no use to anybody.
-
-        Raises ClosedBeforeReplyError and NotHttpError.
-        """
-        if not self._pieces and self.state is not State.OVER:
-            await self._next()
+    async def head(self) -> None:
+        """Wait for the head. Raises ClosedBeforeReplyError and NotHttpError."""
+        while self.state is State.WAITING:
+            await self._more()
         if not self.status and self._failure is not None:
             raise self._failure
 
     async def read(self) -> bytes:
         """Return what has come of the body, or wait for it; empty at the end. Raises UpstreamBrokenError."""
-        if not self._pieces and self.state is State.REPLYING:
-            await self._next()
+        while not self._pieces and self.state is State.REPLYING:
+            await self._more()
         if not self._pieces:
             if self._failure is not None:
                 raise self._failure
@@ -93,8 +90,7 @@ class Exchange(UpstreamResponse):
         found = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._buffered = 0
-        if self._paused:
-            self._resume()
+        self._resume()
         return found
 
     def close(self) -> None:
@@ -106,6 +102,7 @@ class Exchange(UpstreamResponse):
         """Take the head. `framed`: the head says where the body ends; otherwise the connection does."""
         self.status, self.headers, self.framed = status, headers, framed
         self.state = State.REPLYING
+        self._wake()
 
     def add(self, piece: bytes) -> None:
         """Take a piece of the body."""
@@ -114,30 +111,27 @@ class Exchange(UpstreamResponse):
         if self._buffered > READ_BUFFER_BYTES and not self._paused:
             self._paused = True
             self.connection.transport.pause_reading()
-        if self._waiter is not None:
-            self._wake()
+        self._wake()
 
     def end(self, failure: UpstreamFailure | None) -> None:
         """Take the end. `failure`: why it is no good one."""
         self.state, self._failure = State.OVER, failure
-        if self._paused:  # what comes now belongs to another exchange
-            self._resume()
-        if self._waiter is not None:
-            self._wake()
+        self._resume()
+        self._wake()
 
     def _resume(self) -> None:
-        self._paused = False
-        self.connection.transport.resume_reading()
+        """Read on. What comes after the end of this exchange belongs to another one."""
+        if self._paused:
+            self._paused = False
+            self.connection.transport.resume_reading()
 
-    def _next(self) -> asyncio.Future[None]:
-        """Return what is done with the next piece, or with the end."""
+    async def _more(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter
+        await self._waiter
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -153,7 +147,6 @@ class WorkerConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._served = 0
         self._headers: list[tuple[bytes, bytes]] = []
-        self._framed = False  # the headers say where the body ends
         self._head_bytes = 0
         self._unsent = False
         self._room: asyncio.Future[None] | None = None  # while the transport takes no more
@@ -165,12 +158,12 @@ class WorkerConnection(asyncio.Protocol):
         return self._exchange is None and not self.transport.is_closing()
 
     async def send(self, head: bytes, body: bytes | None, *, bodiless: bool) -> Exchange:
-        """Send a request and wait until its reply has begun. A cancellation closes the connection.
+        """Send a request and wait for the head of its reply. A cancellation closes the connection.
 
         Raises ClosedBeforeReplyError and NotHttpError.
         """
         exchange = self._exchange = Exchange(self, bodiless=bodiless)
-        self._headers, self._framed, self._head_bytes = [], False, 0
+        self._headers, self._head_bytes = [], 0
         try:
             if not body:
                 self.transport.write(head)
@@ -179,7 +172,7 @@ class WorkerConnection(asyncio.Protocol):
             else:
                 self.transport.write(head)
                 await self._write_in_pieces(exchange, body)
-            await exchange.begun()
+            await exchange.head()
         except BaseException:
             exchange.close()
             raise
@@ -276,11 +269,6 @@ class WorkerConnection(asyncio.Protocol):
         self._headers.append((name, value))
         if len(self._headers) > MAX_HEADERS or len(name) + len(value) > MAX_HEADER_BYTES:
             self._refuse("its headers are too many, or too long")
-        match name.lower():
-            case b"content-length":
-                self._framed = True
-            case b"transfer-encoding":
-                self._framed = value.strip().lower().endswith(b"chunked")
 
     def on_headers_complete(self) -> None:
         status, headers, exchange = self._parser.get_status_code(), self._headers, self._exchange
@@ -289,7 +277,7 @@ class WorkerConnection(asyncio.Protocol):
         if not 200 <= status < 600 or _CONTROL.search(b"\t".join([value for _, value in headers])):
             self._refuse(f"status {status}, or a header that no client may be sent")
             return
-        exchange.begin(status, headers, framed=self._framed)
+        exchange.begin(status, headers, framed=any(_frames(name.lower(), value) for name, value in headers))
         if exchange.bodiless:
             self._end()  # the parser would wait for the body that the head describes
 
@@ -301,4 +289,9 @@ class WorkerConnection(asyncio.Protocol):
         if self._exchange is not None and self._exchange.state is State.REPLYING:
             self._end(keep=self._parser.should_keep_alive())
         else:
-            self._headers, self._framed = [], False  # those of an interim reply, such as 100 Continue
+            self._headers = []  # those of an interim reply, such as 100 Continue
+
+
+def _frames(name: bytes, value: bytes) -> bool:
+    """Return whether a header says where the body ends."""
+    return name == b"content-length" or (name == b"transfer-encoding" and value.strip().lower().endswith(b"chunked"))

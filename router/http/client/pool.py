@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -165,7 +165,7 @@ class PooledUpstream:
     def lost(self, connection: WorkerConnection) -> None:
         self._all.discard(connection)
 
-    def freed(self, place: _Place, connection: WorkerConnection) -> None:
+    def freed(self, connection: WorkerConnection, place: _Place) -> None:
         """Keep a connection for the next request to that worker."""
         self._free.setdefault(place, []).append(connection)
         if self._sweep_due is None:
@@ -192,7 +192,7 @@ class _PooledConnection(WorkerConnection):
     """A connection that its pool knows as long as it lasts."""
 
     def __init__(self, pool: PooledUpstream, place: _Place, *, keep: bool) -> None:
-        super().__init__(partial(pool.freed, place) if keep else None)
+        super().__init__((lambda connection: pool.freed(connection, place)) if keep else None)
         self._pool = pool
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
