@@ -224,7 +224,7 @@ class WorkerConnection(asyncio.Protocol):
         waiting = exchange.state is State.WAITING
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserError as error:
             self._refuse(str(error))
             self.transport.abort()
             return
