@@ -21,7 +21,7 @@ from router.errors import BadRequestError
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
-from router.http.client.pool import PooledUpstream
+from router.http.upstream import AiohttpUpstream
 from router.kv_cache.watch import KvWatch
 from router.observability.logs import configure_logging
 from router.observability.loop_lag import LoopLag
@@ -97,7 +97,7 @@ def create_app(
     queue = RequestQueue(pool, workers.queue, metrics.waited)
     registry.register(WorkerCollector(pool.list, queue))
     ProcessCollector(registry=registry)
-    upstream = PooledUpstream(connect_timeout=workers.connect_timeout, permits=allowed.permits)
+    upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout, permits=allowed.permits)
     prober = Prober(upstream, seconds=workers.health.timeout, headers=instance.headers)
     checks = HealthChecks(pool, prober, workers.health, metrics.probed)
     kv_watch = KvWatch(pool, prober, policy.index if isinstance(policy, CacheAware) else None)

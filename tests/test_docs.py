@@ -23,7 +23,7 @@ from router.embedded.models.ngram import shipped_tokenizer
 from router.engines.sglang.request import UNRECORDABLE
 from router.flags import parser
 from router.generate.fleet import Fleet
-from router.http.client.pool import PooledUpstream
+from router.http.upstream import AiohttpUpstream
 from router.observability.requests import Requests
 from router.policies import create_policy
 from router.routes import ControlRoutes, Lifecycle
@@ -95,14 +95,14 @@ def flags(command: str = "") -> set[str]:
 def routes() -> set[str]:
     """Return the paths of the router and of the middleware. The latter come from its source: making one takes a tokenizer."""
     pool = WorkerPool(create_policy("random"))
-    prober = Prober(PooledUpstream(connect_timeout=1.0), seconds=1.0)
+    prober = Prober(AiohttpUpstream(connect_timeout=1.0), seconds=1.0)
     admission = Admission(pool, prober, HealthChecks(pool, prober, HealthConfig()))
     control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle(), Requests())
     own = {route.path.replace("{key:path}", "{id}") for route in control.routes()}
     source = (ROOT / "middleware_hub" / "radix_tree_middleware.py").read_text()
     hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))
     assert hub, "the middleware's source has another form: read its routes in another way"
-    fleet = Fleet(pool, PooledUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False)
+    fleet = Fleet(pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False)
     return (
         own
         | hub

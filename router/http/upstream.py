@@ -1,4 +1,4 @@
-"""What the HTTP client towards the workers does, and how it fails. `router/http/client` is that client.
+"""The HTTP client towards the workers: aiohttp behind a small protocol, and the only file that imports it.
 
 Three things can go wrong with a worker. They differ in how far the request got, because that decides what may be done
 about it: `ConnectFailedError` (nothing was sent: try anywhere), `ClosedBeforeReplyError` (sent, but not a byte came
@@ -7,14 +7,40 @@ back: may be tried again if doing it twice does no harm) and `UpstreamBrokenErro
 
 from __future__ import annotations
 
+import asyncio
+import io
+import re
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
+from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from types import TracebackType
 from typing import Protocol
+
+import aiohttp
+from yarl import URL
+
+from router.http.decompression import Unpacker, UnpackingError
 
 Headers = Sequence[tuple[bytes, bytes]]
 Body = bytes | None
+
+# SGLang's server (uvicorn) closes a connection that was idle for 5 s.
+IDLE_SECONDS = 4.0
+DNS_SECONDS = 30
+KEEPALIVE_SECONDS = 30
+"""Seconds of silence after which a worker's machine is probed; after twice as many it counts as gone."""
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 1000
+READ_BUFFER_BYTES = 1024 * 1024
+# A larger body is written in pieces, with other requests in between.
+PIECEWISE_BYTES = 1024 * 1024
+
+# What aiohttp would add to a request by itself.
+_AUTO_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
 
 
 class UpstreamFailure(Exception):
@@ -100,3 +126,177 @@ async def fetch(
             if len(content) > limit:
                 raise UpstreamBrokenError(f"the reply is longer than {limit} bytes")
         return response.status, bytes(content)
+
+
+class AiohttpUpstream:
+    """Connections to all workers, usable inside its `async with` block.
+
+    None of aiohttp's own limits (100 connections, 300 s a request) is in force: a generation may take hours, a pause may last,
+    and the policy decides how much a worker gets.
+    """
+
+    def __init__(self, *, connect_timeout: float, permits: Callable[[str], bool] = lambda _: True) -> None:
+        """`permits(address)`: whether a worker may be there. It is called for each connection: names change their addresses."""
+        self._connect_timeout = connect_timeout
+        self._permits = permits
+
+    async def __aenter__(self) -> AiohttpUpstream:
+        self._pooled = self._session(
+            aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket
+            )
+        )
+        self._fresh = self._session(
+            aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket)
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.gather(self._pooled.close(), self._fresh.close())
+
+    async def send(
+        self, method: str, url: str, headers: Headers, body: Body = None, *, fresh: bool = False
+    ) -> UpstreamResponse:
+        """Send on a pooled or on a new connection. aiohttp's errors become the three of this file."""
+        session = self._fresh if fresh else self._pooled
+        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > PIECEWISE_BYTES else body
+        connection = _ConnectionUse()
+        _CONNECTION.set(connection)
+        try:
+            response = await session.request(
+                method,
+                _parsed(url),
+                headers=_decoded(headers),
+                data=data,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise ConnectFailedError(_describe(error)) from error
+        except aiohttp.ClientResponseError as error:
+            raise NotHttpError(f"not a valid HTTP reply: {error.message}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
+        if not 200 <= response.status < 600 or _CONTROL.search(
+            b"\t".join([value for _, value in response.raw_headers])
+        ):
+            response.close()
+            raise NotHttpError(
+                f"not a valid HTTP reply: status {response.status}, or a header that no client may be sent"
+            )
+        try:
+            return _AiohttpResponse(response)
+        except UnpackingError as error:
+            response.close()
+            raise UpstreamBrokenError(str(error)) from error
+
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        host = str(address[4][0])
+        if not self._permits(host):
+            raise PermissionError(f"workers may not be at {host} (--worker-allow)")
+        _CONNECTION.get().kept = False
+        return _watched_socket(address)
+
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,  # see `_AiohttpResponse`
+            skip_auto_headers=_AUTO_HEADERS,
+            read_bufsize=READ_BUFFER_BYTES,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""Bytes that no value of a header may hold."""
+
+
+def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket with TCP keepalive.
+
+    A machine that is gone sends nothing, and a generation may be silent for hours: only keepalive distinguishes them. The
+    system of a worker that merely hangs still answers.
+    """
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family=family, type=kind, proto=protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_SECONDS // 3),
+        ("TCP_KEEPCNT", 3),
+    ):
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
+
+
+class _ConnectionUse:
+    """Whether the connection of a request had served another one: it was kept, unless a socket was made for it."""
+
+    kept = True
+
+
+_CONNECTION: ContextVar[_ConnectionUse] = ContextVar("connection")
+"""That of the request which the current task sends. aiohttp's own hooks would cost a quarter of the request."""
+
+
+class _AiohttpResponse:
+    """Unpacks a reply that is compressed although the router asked for none: its content-encoding is not passed on."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        self._response = response
+        self.status = response.status
+        self.headers: Headers = response.raw_headers
+        self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding)
+
+    async def read(self) -> bytes:
+        try:
+            if self._unpacker is None:
+                return await self._response.content.readany()
+            return await self._unpacked(self._unpacker)
+        except (aiohttp.ClientError, OSError, UnpackingError) as error:
+            raise UpstreamBrokenError(_describe(error)) from error
+
+    async def _unpacked(self, unpacker: Unpacker) -> bytes:
+        while not (piece := unpacker.take()):
+            data = await self._response.content.readany()
+            if not data:
+                unpacker.end()
+                return b""
+            unpacker.feed(data)
+        await asyncio.sleep(0)  # a few bytes may unpack to many pieces
+        return piece
+
+    def close(self) -> None:
+        self._response.close()
+
+
+@lru_cache(maxsize=1024)
+def _parsed(url: str) -> URL:
+    """Nearly all requests go to the same few URLs."""
+    return URL(url, encoded=True)
+
+
+def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """As text for aiohttp, which encodes it in UTF-8: bytes that are UTF-8 arrive as they left."""
+    decoded = []
+    for name, value in headers:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = value.decode("latin-1")
+        decoded.append((name.decode("latin-1"), text))
+    return decoded
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error)
+    return str(error) or type(error).__name__

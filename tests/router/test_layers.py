@@ -95,8 +95,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
 FRAMEWORKS = frozenset({"starlette", "aiohttp", "transformers", "tenacity", "asyncio", "uvicorn"})
 ONLY_IN = {
     "aiohttp": ("router.http.upstream",),
-    "aiohappyeyeballs": ("router.http.client.pool",),
-    "httptools": ("router.http.client.connection",),
     "opentelemetry": ("router.observability.otel",),
     "uvicorn": ("router.serving.server", "router.serving.connection", "router.embedded.http.serve"),
     "transformers": (

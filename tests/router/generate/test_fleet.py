@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from router.config import HealthConfig
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
-from router.http.client.pool import PooledUpstream
+from router.http.upstream import AiohttpUpstream
 from router.policies.least_inflight import LeastInflight
 from router.proxy.in_flight import InFlight
 from router.workers.pool import WorkerPool
@@ -218,7 +218,7 @@ def test_a_generation_that_begins_while_only_a_quarantined_worker_is_waited_for_
         async def send(message: Message) -> None:
             sent.append(message)
 
-        async with serving(well) as one, serving(hung) as two, PooledUpstream(connect_timeout=1) as upstream:
+        async with serving(well) as one, serving(hung) as two, AiohttpUpstream(connect_timeout=1) as upstream:
             pool = WorkerPool(LeastInflight(), health=HealthConfig(failure_threshold=1))
             for url, complaint in ((one, None), (two, "no answer within 5 s")):
                 pool.probed(pool.add(url), None)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.config import HealthConfig
 from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
-from router.http.client.pool import PooledUpstream
+from router.http.upstream import AiohttpUpstream
 from router.workers.probe import Prober
 from router.workers.worker import Worker, WorkerState
 from tests.router.conftest import PROBED, answer
@@ -59,7 +59,7 @@ async def sent(app: Slow, seconds: float = SECONDS, state: str = "healthy") -> A
 
 @contextlib.asynccontextmanager
 async def sender(seconds: float = SECONDS) -> AsyncIterator[CallSender]:
-    async with PooledUpstream(connect_timeout=1) as upstream:
+    async with AiohttpUpstream(connect_timeout=1) as upstream:
         yield CallSender(upstream, Prober(upstream, seconds=0.05), seconds=seconds)
 
 

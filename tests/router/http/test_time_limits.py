@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from router.http.client.pool import PooledUpstream
 from router.http.time_limits import patience
+from router.http.upstream import AiohttpUpstream
 from router.workers.probe import Prober
 from tests.support.serving import read_request, serve_socket
 
@@ -69,7 +69,7 @@ def test_an_answer_that_was_there_before_the_router_looked_counts() -> None:
         answered.set()
 
     async def main(url: str) -> None:
-        async with PooledUpstream(connect_timeout=10) as upstream:
+        async with AiohttpUpstream(connect_timeout=10) as upstream:
             probing = asyncio.create_task(Prober(upstream, seconds=0.5).probe(url))
             await asyncio.to_thread(arrived.wait)
             may_answer.set()

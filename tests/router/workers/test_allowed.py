@@ -9,8 +9,7 @@ import pytest
 from router.app import create_app
 from router.config import RouterConfig, WorkersConfig
 from router.errors import BadRequestError
-from router.http.client.pool import PooledUpstream
-from router.http.upstream import ConnectFailedError, fetch
+from router.http.upstream import AiohttpUpstream, ConnectFailedError, fetch
 from router.workers.allowed import AllowedWorkers
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
@@ -92,7 +91,7 @@ def test_addresses_are_checked_again_at_each_connection() -> None:
         worker, inside = EchoWorker(), True
         async with (
             serving(worker) as url,
-            PooledUpstream(connect_timeout=1, permits=lambda address: inside and address == "127.0.0.1") as upstream,
+            AiohttpUpstream(connect_timeout=1, permits=lambda address: inside and address == "127.0.0.1") as upstream,
         ):
             for host in ("localhost", "127.0.0.1"):
                 named, inside = url.replace("127.0.0.1", host), True

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.http.client.pool import PooledUpstream
+from router.http.upstream import AiohttpUpstream
 from router.workers.probe import Prober
 from tests.router.workers.watched import NO_ENGINES, AnsweringServer, web_server
 from tests.support.serving import serving
@@ -26,7 +26,7 @@ from tests.support.serving import serving
 def test_any_path_of_an_engine_answers_a_probe(answers: dict[str, Any], asked: list[str]) -> None:
     async def main() -> None:
         server = AnsweringServer(**answers)
-        async with serving(server) as url, PooledUpstream(connect_timeout=1) as upstream:
+        async with serving(server) as url, AiohttpUpstream(connect_timeout=1) as upstream:
             found = await Prober(upstream, seconds=5).probe(url)
             assert found.complaint is None
             assert server.asked == asked
@@ -39,7 +39,7 @@ def test_a_probe_of_another_server_is_bad(get: tuple[int, bytes], post: tuple[in
     """For example a page with status 200 in place of the worker's ping."""
 
     async def main() -> None:
-        async with serving(web_server(get, post)) as url, PooledUpstream(connect_timeout=1) as upstream:
+        async with serving(web_server(get, post)) as url, AiohttpUpstream(connect_timeout=1) as upstream:
             for wants_version in (False, True):
                 found = await Prober(upstream, seconds=5).probe(url, wants_version=wants_version)
                 assert found.refusal is None, "it was a worker once, and may be one again"

@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import HealthConfig
-from router.http.client.pool import PooledUpstream
+from router.http.upstream import AiohttpUpstream
 from router.policies.least_inflight import LeastInflight
 from router.workers.admission import Admission
 from router.workers.health import HealthChecks
@@ -44,7 +44,7 @@ class AnsweringServer:
 class Watched:
     """A pool with its admission and its health checks."""
 
-    def __init__(self, upstream: PooledUpstream, config: HealthConfig, patience: float) -> None:
+    def __init__(self, upstream: AiohttpUpstream, config: HealthConfig, patience: float) -> None:
         self.pool = WorkerPool(LeastInflight(), health=config)
         prober = Prober(upstream, seconds=config.timeout)
         self.probes: list[bool] = []
@@ -64,7 +64,7 @@ class Watched:
 
 @contextlib.asynccontextmanager
 async def watching(config: HealthConfig = QUICK, patience: float = 1.0) -> AsyncIterator[Watched]:
-    async with PooledUpstream(connect_timeout=1) as upstream:
+    async with AiohttpUpstream(connect_timeout=1) as upstream:
         watched = Watched(upstream, config, patience)
         try:
             yield watched

@@ -1,1 +1,0 @@
-"""The HTTP/1.1 client towards the workers: httptools on connections that are kept."""
