@@ -68,7 +68,8 @@ class HistogramTally(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(*self._about, labels=self._labels)
-        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
+        bounds = (*self._bounds, float("inf"))
+        names = [str(floatToGoString(bound)) for bound in bounds]  # type: ignore[no-untyped-call]  # a library without types
         for labels, (counts, total) in self._series.items():
             family.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total[0])
         yield family

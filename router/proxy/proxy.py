@@ -315,9 +315,9 @@ class Proxy:
 
 
 async def _more(response: UpstreamResponse, first: bytes, *, whole: bool) -> tuple[bytes, bytes]:
-    """Read on behind the `first` piece, to the end of an event or of the `whole` body. Return what has come, and the last piece."""
+    """Read on behind the `first` piece, to the end of an event or of the `whole` body. Return it all, and the last piece."""
     begun, piece = [first], first
-    last = b""  # the last byte of the pieces before: an event may end between two pieces
+    last = b""  # byte of the piece before: an event may end between two pieces
     while piece and (whole or (last + piece).find(b"\n\n") < 0):
         last = piece[-1:]
         piece = await response.read()

@@ -11,7 +11,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RequestTimeoutError
-from router.http.disconnect import ClientMessages, served_client
+from router.http.disconnect import ClientMessages, ServedClient, served_client
 
 
 class BodyTimeout:
@@ -23,12 +23,14 @@ class BodyTimeout:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            client = served_client(scope)
-            if client is None or not client.all_here:
-                receive = self._in_time(receive)
-            else:  # as nearly all requests
-                receive = ClientMessages(receive, client)
+            receive = self._limited(receive, served_client(scope))
         await self._app(scope, receive, send)
+
+    def _limited(self, receive: Receive, client: ServedClient | None) -> Receive:
+        """Return a `receive` with the limit. Nearly all requests are here as a whole when their turn comes, and need none."""
+        if client is not None and client.all_here:
+            return ClientMessages(receive, client)
+        return self._in_time(receive)
 
     def _in_time(self, receive: Receive) -> Receive:
         more = True

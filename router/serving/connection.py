@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import TimerHandle
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -142,7 +142,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._stop_waiting()
         super().on_message_begin()
         self._client = ServedClient()
-        self.scope["extensions"] = {EXTENSION: self._client}
+        self.scope["extensions"] = {EXTENSION: cast(Any, self._client)}  # an object, where the standard has a dict
 
     def on_headers_complete(self) -> None:
         """Note that the application gets the request now, or after the requests before it."""
