@@ -59,7 +59,7 @@ class Generations:
         self._isolated = isolated
         self._fleet = fleet
         self._retries = Retries(abort, metrics)
-        self._outcomes = metrics.generations
+        self._metrics = metrics
         self._policy = abort.policy
         self._max_body_bytes = server.max_body_bytes
         self._limits = PromptLimits(server.max_batch)
@@ -114,7 +114,7 @@ class Generations:
             raise
         finally:
             self._fleet.in_flight.over(in_flight)
-            self._outcomes.labels(outcome.word).inc(1 if request is None else request.replies)
+            self._metrics.generated(outcome.word, 1 if request is None else request.replies)
 
 
 def _checked(policy: str) -> AbortPolicy:
