@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 from msgspec import Raw
 
 from router.engines.json import JSON_ERRORS, decode_object, is_null
+from router.engines.sglang.numbers import Numbers, read_numbers
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""
@@ -61,7 +63,6 @@ def read_fields(body: bytes | Raw) -> tuple[dict[str, Raw], dict[str, Raw]]:
 
 
 decode_entries = msgspec.json.Decoder(list[LogprobEntry]).decode
-_decode_flat = msgspec.json.Decoder(list[float | int | None]).decode
 
 
 class _VersionSpan(msgspec.Struct):
@@ -85,7 +86,7 @@ class Meta(msgspec.Struct):
 class _ReplyBody(msgspec.Struct):
     text: str
     meta_info: Meta
-    output_ids: list[int] | None = None
+    output_ids: list[int] | int | None = None
 
 
 _reply = msgspec.json.Decoder(_ReplyBody)
@@ -110,10 +111,10 @@ class Reply(msgspec.Struct, frozen=True):
         other_text: the second possible text, for a stream without logprobs that can be read in two ways.
     """
 
-    ids: list[int]
+    ids: Sequence[int]
     text: str
-    logprobs: list[float | None] | None
-    logprob_ids: list[int] | None
+    logprobs: Sequence[float | None] | None
+    logprob_ids: Sequence[int] | None
     request_id: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -123,9 +124,9 @@ class Reply(msgspec.Struct, frozen=True):
     matched: int | str | None
     other_text: str | None = None
 
-    def checked_logprobs(self) -> list[float]:
+    def checked_logprobs(self) -> Sequence[float]:
         """Return the logprobs of a reply that has no `fault`."""
-        return cast(list[float], self.logprobs or [])
+        return cast(Sequence[float], self.logprobs or [])
 
     def fault(self, prompt_tokens: int, *, logprobs_asked: bool) -> str | None:
         """Return how this reply contradicts the request or itself; None if it is consistent."""
@@ -133,24 +134,29 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
-        if min(self.ids, default=0) < 0:
+        if _smallest(self.ids) < 0:
             return "a negative token id"
         if self.logprobs is None:
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
         if len(self.logprobs) != len(self.ids):
             return f"{len(self.logprobs)} logprobs, {len(self.ids)} ids"
-        if self.logprob_ids != self.ids:
+        if self.logprob_ids is not self.ids and self.logprob_ids != self.ids:
             return "the ids of output_token_logprobs are not output_ids"
         if not _all_finite(self.logprobs):
             return "a logprob that is not a finite number"
         return None
 
 
+def _smallest(ids: Sequence[int]) -> int:
+    if isinstance(ids, Numbers) and ids:
+        return int(np.frombuffer(ids, dtype=np.int32).min())
+    return min(ids, default=0)
+
+
 def _all_finite(values: Sequence[float | None]) -> bool:
-    try:
-        return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
-    except (TypeError, ValueError, OverflowError):
-        return all(value is not None and math.isfinite(value) for value in values)
+    if isinstance(values, Numbers):
+        return bool(np.isfinite(np.frombuffer(values)).all())
+    return all(value is not None and math.isfinite(value) for value in values)
 
 
 def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
@@ -158,47 +164,55 @@ def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
 
     Raises UnreadableReplyError.
 
-    Nine tenths of a long reply are `output_token_logprobs`. SGLang always prints them in the same form, so they can be cut out
-    and parsed separately, and the rest is short:
+    Nine tenths of a long reply are lists of numbers. SGLang always prints them in the same form, so they can be cut out and
+    read separately, and the rest is short:
 
-        {"text":"..","output_ids":[..],"meta_info":{..,"output_token_logprobs":[[-3.25,13,null],..],..}}
-        {"text":"..","output_ids":[..],"meta_info":{..,"output_token_logprobs":0,..}}       [-3.25,13,null,..]
+        {"text":"..","output_ids":[13],"meta_info":{..,"output_token_logprobs":[[-3.25,13,null]],..}}
+        {"text":"..","output_ids":CUT,"meta_info":{..,"output_token_logprobs":CUT,..}}
     """
-    cut = _cut_logprobs(bytes(body))
-    if cut is not None:
-        short, values, ids = cut
-        reply = _decode_reply(short)
-        # The ids match and the 0 stands in `meta_info`: these were the logprobs, and not another field of the same name.
-        if reply.meta_info.output_token_logprobs == 0 and ids == reply.output_ids:
-            return _assembled(reply, values, ids), short
-    reply = _decode_reply(body)
-    entries = _entries(reply.meta_info)
-    if entries is None:
-        return _assembled(reply, None, None), body
-    return _assembled(reply, [entry[0] for entry in entries], [entry[1] for entry in entries]), body
+    body = bytes(body)
+    return _read_cut(body) or _read_in_place(body)
 
 
+_IDS = b'"output_ids":['
 _ENTRIES = b'"output_token_logprobs":[['
 _END = b",null]]"
+_CUT = -(2**62)
+"""Stands where a list was cut out. No worker sends it in the place of a list."""
+_PRINTED_CUT = b"%d" % _CUT
 
 
-def _cut_logprobs(body: bytes) -> tuple[bytes, list[float | None], list[int]] | None:
-    """Return the body with 0 in place of the logprobs, their values, and their ids; None if they are not in that form."""
-    begin = body.find(_ENTRIES) + len(_ENTRIES)
-    end = body.rfind(_END) + len(_END) - 2
-    if begin < len(_ENTRIES) or end < begin:
+def _read_cut(body: bytes) -> tuple[Reply, bytes] | None:
+    """Read a reply by cutting it; None if its lists are not in SGLang's form, or their ids differ."""
+    # Quotes are escaped inside strings, so these bytes can only be a key.
+    ids_begin = body.find(_IDS) + len(_IDS) - 1
+    ids_end = body.find(b"]", ids_begin) + 1
+    begin = body.find(_ENTRIES, ids_end) + len(_ENTRIES) - 2
+    end = body.rfind(_END) + len(_END)
+    if ids_begin < len(_IDS) or ids_end < ids_begin or begin < ids_end or end < begin:
         return None
-    entries = body[begin:end]
-    flat = entries.translate(None, b"[]")
-    try:
-        items: list[Any] = _decode_flat(b"[%b]" % flat)
-    except JSON_ERRORS:
+    numbers = read_numbers(body[ids_begin:ids_end], memoryview(body)[begin:end])
+    if numbers is None:
         return None
-    values, ids, texts = items[0::3], items[1::3], items[2::3]
-    count = len(texts)
-    if len(items) != 3 * count or texts.count(None) != count or len(entries) - len(flat) != 2 * (count - 1):
-        return None
-    return b"%b0%b" % (body[: begin - 2], body[end + 2 :]), values, ids
+    ids, logprobs = numbers
+    before, behind = body[:begin], body[end:]
+    reply = _decode_reply(b"".join((body[:ids_begin], _PRINTED_CUT, body[ids_end:begin], _PRINTED_CUT, behind)))
+    if reply.output_ids != _CUT or reply.meta_info.output_token_logprobs != _CUT:
+        return None  # those were other fields of the same names
+    return assemble(reply.meta_info, ids, reply.text, logprobs, ids), b"".join((before, _PRINTED_CUT, behind))
+
+
+def _read_in_place(body: bytes) -> tuple[Reply, bytes]:
+    reply = _decode_reply(body)
+    ids, entries = reply.output_ids, reply.meta_info.output_token_logprobs
+    for key, value in (("output_ids", ids), ("output_token_logprobs", entries)):
+        if isinstance(value, int):
+            raise UnreadableReplyError(f"{key} is {value}, not a list")
+    logprobs = None if entries is None else [entry[0] for entry in entries]
+    logprob_ids = None if entries is None else [entry[1] for entry in entries]
+    if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
+        ids = list(logprob_ids or ())
+    return assemble(reply.meta_info, ids, reply.text, logprobs, logprob_ids), body
 
 
 def _decode_reply(body: bytes | Raw) -> _ReplyBody:
@@ -208,26 +222,12 @@ def _decode_reply(body: bytes | Raw) -> _ReplyBody:
         raise UnreadableReplyError(str(error)) from error
 
 
-def _entries(meta: Meta) -> list[LogprobEntry] | None:
-    entries = meta.output_token_logprobs
-    if isinstance(entries, int):
-        raise UnreadableReplyError(f"output_token_logprobs is {entries}, not a list")
-    return entries
-
-
-def _assembled(reply: _ReplyBody, logprobs: list[float | None] | None, logprob_ids: list[int] | None) -> Reply:
-    ids = reply.output_ids
-    if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
-        ids = list(logprob_ids or ())
-    return assemble(reply.meta_info, ids, reply.text, logprobs, logprob_ids)
-
-
 def assemble(
     meta: Meta,
-    ids: list[int],
+    ids: Sequence[int],
     text: str,
-    logprobs: list[float | None] | None,
-    logprob_ids: list[int] | None,
+    logprobs: Sequence[float | None] | None,
+    logprob_ids: Sequence[int] | None,
     other_text: str | None = None,
 ) -> Reply:
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
