@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import simdjson
@@ -19,12 +18,11 @@ from numpy.typing import NDArray
 
 _SEPARATOR = b",null],["
 _BLANK = b",       "
-_WORD = np.dtype("S8")
-"""Both are one word, so one array operation compares them, and one replaces them."""
+_SIZE = len(_SEPARATOR)
 
 _OPENING = ord("[")
 _NOT_NUMBERS = (ValueError, TypeError, RuntimeError)
-"""What simdjson raises for what is no list of numbers, and numpy for an odd number of them."""
+"""What simdjson raises for what is no list of numbers."""
 
 _parser = simdjson.Parser()  # it holds the GIL, and refuses to parse while a result of its own is in use
 
@@ -33,7 +31,6 @@ class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Pyt
     """An array that can stand for a list: it equals every sequence of the same numbers."""
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, array):
@@ -45,33 +42,46 @@ class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Pyt
 
 
 def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | None:
-    """Read the ids of a list, and the logprobs of `[[logprob, id, null], ...]`; None if their ids differ, or are no int32."""
+    """Read token ids, and the logprobs of the same tokens. Return None if the ids differ, or are no int32.
+
+    Args:
+        ids: from one bracket to the next.
+        entries: from `[[` to `,null]]`: `[[logprob, id, null], ...]`.
+    """
     flat = _flattened(entries)
     if flat is None:
         return None
     try:
-        own = np.frombuffer(_parser.parse(ids).as_buffer(of_type="i"), dtype=np.int64).astype(np.int32)
-        pairs = np.frombuffer(_parser.parse(flat).as_buffer(of_type="d")).reshape(-1, 2)
+        own = np.frombuffer(_numbers(ids).as_buffer(of_type="i"), dtype=np.int64)
+        pairs = np.frombuffer(_numbers(flat).as_buffer(of_type="d"))
     except _NOT_NUMBERS:
         return None
-    # An id beyond int32 has become another one, and differs.
-    if len(pairs) != len(own) or not (pairs[:, 1] == own).all():
+    if len(pairs) != 2 * len(own) or not (pairs[1::2] == own).all() or own.view(np.uint64).max() >= 2**31:
         return None
-    return Numbers("i", own.tobytes()), Numbers("d", pairs[:, 0].tobytes())
+    return Numbers("i", own.astype(np.int32).tobytes()), Numbers("d", pairs[0::2].copy().tobytes())
+
+
+def _numbers(raw: bytes | bytearray) -> simdjson.Array:
+    found = _parser.parse(raw)
+    if not isinstance(found, simdjson.Array):
+        raise ValueError("not a list")
+    return found
 
 
 def _flattened(entries: memoryview) -> bytearray | None:
     """Return the numbers of `entries` as one list; None if anything else stands between them.
 
-        [[-3.25,13,null],[-0.5,7,null]]
-         [-3.25,13,       -0.5,7]
+    [[-3.25,13,null],[-0.5,7,null]]
+     [-3.25,13,       -0.5,7]
     """
     flat = bytearray(entries[1:-6])
     flat[-1] = ord("]")
-    begins = np.flatnonzero(np.frombuffer(flat, dtype=np.uint8) == _OPENING)[1:] - (len(_SEPARATOR) - 1)
-    words: NDArray[Any] = np.ndarray((max(0, len(flat) - 7),), _WORD, flat, strides=(1,))
+    begins = (np.frombuffer(flat, dtype=np.uint8) == _OPENING).nonzero()[0][1:]
+    begins -= _SIZE - 1
     if len(begins):
-        if begins[0] < 0 or (words[begins] != _SEPARATOR).any():
+        # One item for each place of the text: what stands there in the length of a separator.
+        places: NDArray[np.bytes_] = np.ndarray((len(flat) - _SIZE + 1,), f"S{_SIZE}", flat, strides=(1,))
+        if begins[0] < 0 or places[begins].tobytes() != _SEPARATOR * len(begins):
             return None
-        words[begins] = _BLANK
+        places[begins] = _BLANK
     return flat

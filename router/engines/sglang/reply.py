@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ LOGPROB_FIELDS = frozenset(
 )
 """Fields of `meta_info` that are there only if the request asked for logprobs."""
 
+Item = TypeVar("Item")
 LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
 
@@ -126,7 +127,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     def checked_logprobs(self) -> Sequence[float]:
         """Return the logprobs of a reply that has no `fault`."""
-        return cast(Sequence[float], self.logprobs or [])
+        return cast("Sequence[float]", self.logprobs or [])
 
     def fault(self, prompt_tokens: int, *, logprobs_asked: bool) -> str | None:
         """Return how this reply contradicts the request or itself; None if it is consistent."""
@@ -204,15 +205,19 @@ def _read_cut(body: bytes) -> tuple[Reply, bytes] | None:
 
 def _read_in_place(body: bytes) -> tuple[Reply, bytes]:
     reply = _decode_reply(body)
-    ids, entries = reply.output_ids, reply.meta_info.output_token_logprobs
-    for key, value in (("output_ids", ids), ("output_token_logprobs", entries)):
-        if isinstance(value, int):
-            raise UnreadableReplyError(f"{key} is {value}, not a list")
+    ids = _listed(reply.output_ids, "output_ids")
+    entries = _listed(reply.meta_info.output_token_logprobs, "output_token_logprobs")
     logprobs = None if entries is None else [entry[0] for entry in entries]
     logprob_ids = None if entries is None else [entry[1] for entry in entries]
     if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
         ids = list(logprob_ids or ())
     return assemble(reply.meta_info, ids, reply.text, logprobs, logprob_ids), body
+
+
+def _listed(value: list[Item] | int | None, key: str) -> list[Item] | None:
+    if isinstance(value, int):
+        raise UnreadableReplyError(f"{key} is {value}, not a list")
+    return value
 
 
 def _decode_reply(body: bytes | Raw) -> _ReplyBody:
