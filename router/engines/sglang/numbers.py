@@ -9,12 +9,16 @@ Other forms are left to the caller: these functions return None for them, and ne
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
+from typing import Literal, TypeVar
 
 import numpy as np
 import simdjson
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 _SEPARATOR = b",null],["
 _BLANK = b",       "
@@ -39,6 +43,29 @@ class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Pyt
 
     def __ne__(self, other: object) -> bool:
         return not self == other
+
+
+def packed(kind: Literal["i", "d"], values: Sequence[T]) -> Sequence[T]:
+    """Return int32 numbers or floats as `Numbers`; unchanged if one of them is not such a number."""
+    if isinstance(values, Numbers):
+        return values
+    try:
+        return Numbers(kind, values)
+    except (TypeError, OverflowError):
+        return values
+
+
+def smallest(ids: Sequence[int]) -> int:
+    """Return the smallest of some ids; 0 if there are none."""
+    if isinstance(ids, Numbers) and ids:
+        return int(np.frombuffer(ids, dtype=np.int32).min())
+    return min(ids, default=0)
+
+
+def all_finite(values: Sequence[float | None]) -> bool:
+    if isinstance(values, Numbers):
+        return bool(np.isfinite(np.frombuffer(values)).all())
+    return all(value is not None and math.isfinite(value) for value in values)
 
 
 def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from router.engines.json import JSON_ERRORS, decode_object, is_null
-from router.engines.sglang.numbers import Numbers, read_numbers
+from router.engines.sglang.numbers import all_finite, packed, read_numbers, smallest
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""
@@ -135,7 +133,7 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
-        if _smallest(self.ids) < 0:
+        if smallest(self.ids) < 0:
             return "a negative token id"
         if self.logprobs is None:
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
@@ -143,21 +141,9 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{len(self.logprobs)} logprobs, {len(self.ids)} ids"
         if self.logprob_ids is not self.ids and self.logprob_ids != self.ids:
             return "the ids of output_token_logprobs are not output_ids"
-        if not _all_finite(self.logprobs):
+        if not all_finite(self.logprobs):
             return "a logprob that is not a finite number"
         return None
-
-
-def _smallest(ids: Sequence[int]) -> int:
-    if isinstance(ids, Numbers) and ids:
-        return int(np.frombuffer(ids, dtype=np.int32).min())
-    return min(ids, default=0)
-
-
-def _all_finite(values: Sequence[float | None]) -> bool:
-    if isinstance(values, Numbers):
-        return bool(np.isfinite(np.frombuffer(values)).all())
-    return all(value is not None and math.isfinite(value) for value in values)
 
 
 def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
@@ -239,10 +225,10 @@ def assemble(
     matched = finish.get("matched")
     runs = meta.weight_versions
     return Reply(
-        ids=ids,
+        ids=packed("i", ids),
         text=text,
-        logprobs=logprobs,
-        logprob_ids=logprob_ids,
+        logprobs=None if logprobs is None else packed("d", logprobs),
+        logprob_ids=None if logprob_ids is None else packed("i", logprob_ids),
         request_id=meta.id,
         prompt_tokens=meta.prompt_tokens,
         completion_tokens=meta.completion_tokens,
