@@ -79,7 +79,8 @@ class Vocabulary:
 
     def learn(self, ids: Sequence[int]) -> None:
         """Accept ids that a worker sampled as valid, whatever the tokenizer's folder says."""
-        self.size = max(self.size, int(_as_array(ids).max(initial=0)) + 1)
+        if ids:
+            self.size = max(self.size, int(_as_array(ids).max()) + 1)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of one id; empty for an unknown one."""
@@ -239,7 +240,7 @@ class Vocabulary:
 
 def _as_array(ids: Sequence[int]) -> NDArray[np.int32]:
     try:
-        return np.frombuffer(array("i", ids), dtype=np.int32)
+        return np.frombuffer(ids if isinstance(ids, array) else array("i", ids), dtype=np.int32)
     except OverflowError:
         return np.array([i if abs(i) < 2**31 else -1 for i in ids], dtype=np.int32)
 

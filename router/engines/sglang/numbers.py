@@ -12,13 +12,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from typing import Literal, TypeVar
 
 import numpy as np
 import simdjson
 from numpy.typing import NDArray
-
-T = TypeVar("T")
 
 _SEPARATOR = b",null],["
 _BLANK = b",       "
@@ -32,7 +29,7 @@ _parser = simdjson.Parser()  # it holds the GIL, and refuses to parse while a re
 
 
 class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Python 3.12
-    """An array that can stand for a list: it equals every sequence of the same numbers."""
+    """Token ids, none of them negative, or finite floats: an array that equals every sequence of the same numbers."""
 
     __slots__ = ()
 
@@ -45,27 +42,38 @@ class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Pyt
         return not self == other
 
 
-def packed(kind: Literal["i", "d"], values: Sequence[T]) -> Sequence[T]:
-    """Return int32 numbers or floats as `Numbers`; unchanged if one of them is not such a number."""
-    if isinstance(values, Numbers):
-        return values
+def packed_ids(ids: Sequence[int]) -> Sequence[int]:
+    """Return token ids as `Numbers`; unchanged if one of them is negative, or beyond int32."""
+    if isinstance(ids, Numbers) or min(ids, default=0) < 0:
+        return ids
     try:
-        return Numbers(kind, values)
-    except (TypeError, OverflowError):
-        return values
+        return Numbers("i", ids)
+    except OverflowError:
+        return ids
 
 
-def smallest(ids: Sequence[int]) -> int:
-    """Return the smallest of some ids; 0 if there are none."""
-    if isinstance(ids, Numbers) and ids:
-        return int(np.frombuffer(ids, dtype=np.int32).min())
-    return min(ids, default=0)
+def packed_logprobs(logprobs: Sequence[float | None]) -> Sequence[float | None]:
+    """Return logprobs as `Numbers`; unchanged if one of them is no finite number."""
+    if isinstance(logprobs, Numbers) or not _all_finite(logprobs):
+        return logprobs
+    return Numbers("d", logprobs)
 
 
-def all_finite(values: Sequence[float | None]) -> bool:
-    if isinstance(values, Numbers):
-        return bool(np.isfinite(np.frombuffer(values)).all())
-    return all(value is not None and math.isfinite(value) for value in values)
+def are_ids(ids: Sequence[int]) -> bool:
+    """Return whether no id is negative."""
+    return isinstance(ids, Numbers) or min(ids, default=0) >= 0
+
+
+def are_finite(logprobs: Sequence[float | None]) -> bool:
+    """Return whether every logprob is a finite number."""
+    return isinstance(logprobs, Numbers) or _all_finite(logprobs)
+
+
+def _all_finite(values: Sequence[float | None]) -> bool:
+    try:
+        return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
+    except (TypeError, ValueError, OverflowError):
+        return all(value is not None and math.isfinite(value) for value in values)
 
 
 def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | None:

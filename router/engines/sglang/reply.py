@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.json import JSON_ERRORS, decode_object, is_null
-from router.engines.sglang.numbers import all_finite, packed, read_numbers, smallest
+from router.engines.sglang.numbers import are_finite, are_ids, packed_ids, packed_logprobs, read_numbers
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""
@@ -133,7 +133,7 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
-        if smallest(self.ids) < 0:
+        if not are_ids(self.ids):
             return "a negative token id"
         if self.logprobs is None:
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
@@ -141,7 +141,7 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{len(self.logprobs)} logprobs, {len(self.ids)} ids"
         if self.logprob_ids is not self.ids and self.logprob_ids != self.ids:
             return "the ids of output_token_logprobs are not output_ids"
-        if not all_finite(self.logprobs):
+        if not are_finite(self.logprobs):
             return "a logprob that is not a finite number"
         return None
 
@@ -225,10 +225,10 @@ def assemble(
     matched = finish.get("matched")
     runs = meta.weight_versions
     return Reply(
-        ids=packed("i", ids),
+        ids=packed_ids(ids),
         text=text,
-        logprobs=None if logprobs is None else packed("d", logprobs),
-        logprob_ids=None if logprob_ids is None else packed("i", logprob_ids),
+        logprobs=None if logprobs is None else packed_logprobs(logprobs),
+        logprob_ids=None if logprob_ids is None else packed_ids(logprob_ids),
         request_id=meta.id,
         prompt_tokens=meta.prompt_tokens,
         completion_tokens=meta.completion_tokens,
