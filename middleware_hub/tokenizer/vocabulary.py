@@ -240,7 +240,7 @@ class Vocabulary:
 
 def _as_array(ids: Sequence[int]) -> NDArray[np.int32]:
     try:
-        return np.frombuffer(ids if isinstance(ids, array) else array("i", ids), dtype=np.int32)
+        return np.frombuffer(ids if isinstance(ids, array) and ids.typecode == "i" else array("i", ids), dtype=np.int32)
     except OverflowError:
         return np.array([i if abs(i) < 2**31 else -1 for i in ids], dtype=np.int32)
 

@@ -6,10 +6,21 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
+import numpy as np
 from msgspec import Raw
+from numpy.typing import NDArray
 
 from router.engines.json import JSON_ERRORS, decode_object, is_null
-from router.engines.sglang.numbers import are_finite, are_ids, packed_ids, packed_logprobs, read_numbers
+from router.engines.numbers import (
+    NotNumbersError,
+    Numbers,
+    are_finite,
+    are_ids,
+    packed_ids,
+    packed_logprobs,
+    read_floats,
+    read_integers,
+)
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""
@@ -168,6 +179,10 @@ _CUT = -(2**62)
 """Stands where a list was cut out. No worker sends it in the place of a list."""
 _PRINTED_CUT = b"%d" % _CUT
 
+_SEPARATOR = b",null],["
+_BLANK = b",       "
+_SIZE = len(_SEPARATOR)
+
 
 def _read_cut(body: bytes) -> tuple[Reply, bytes] | None:
     """Read a reply by cutting it; None if its lists are not in SGLang's form, or their ids differ."""
@@ -187,6 +202,46 @@ def _read_cut(body: bytes) -> tuple[Reply, bytes] | None:
     if reply.output_ids != _CUT or reply.meta_info.output_token_logprobs != _CUT:
         return None  # those were other fields of the same names
     return assemble(reply.meta_info, ids, reply.text, logprobs, ids), b"".join((before, _PRINTED_CUT, behind))
+
+
+def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | None:
+    """Read token ids, and the logprobs of the same tokens. Return None if the ids differ, or are no int32.
+
+    Args:
+        ids: from one bracket to the next.
+        entries: from `[[` to `,null]]`: `[[logprob, id, null], ...]`.
+    """
+    flat = _flattened(entries)
+    if flat is None:
+        return None
+    try:
+        own, pairs = read_integers(ids), read_floats(flat)
+    except NotNumbersError:
+        return None
+    if len(pairs) != 2 * len(own) or not (pairs[1::2] == own).all() or own.view(np.uint64).max() >= 2**31:
+        return None
+    return Numbers("i", own.astype(np.int32).tobytes()), Numbers("d", pairs[0::2].copy().tobytes())
+
+
+def _flattened(entries: memoryview) -> bytearray | None:
+    """Return the numbers of `entries` as one list; None if anything else stands between them.
+
+        [[-3.25,13,null],[-0.5,7,null]]
+         [-3.25,13,       -0.5,7]
+
+    Only the last id is followed by a bracket.
+    """
+    flat = bytearray(entries[1:-6])
+    flat[-1] = ord("]")
+    begins = (np.frombuffer(flat, dtype=np.uint8) == ord("[")).nonzero()[0][1:]
+    begins -= _SIZE - 1
+    if len(begins):
+        # One item for each place of the text: what stands there in the length of a separator.
+        places: NDArray[np.bytes_] = np.ndarray((len(flat) - _SIZE + 1,), f"S{_SIZE}", flat, strides=(1,))
+        if begins[0] < 0 or places[begins].tobytes() != _SEPARATOR * len(begins):
+            return None
+        places[begins] = _BLANK
+    return flat
 
 
 def _read_in_place(body: bytes) -> tuple[Reply, bytes]:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.engines.sglang.numbers import Numbers, read_numbers
-from router.engines.sglang.reply import LOGPROB_FIELDS, UnreadableReplyError, edit_meta, read_reply
+from router.engines.numbers import Numbers
+from router.engines.sglang.reply import LOGPROB_FIELDS, UnreadableReplyError, edit_meta, read_numbers, read_reply
 from tests.router.engines.sglang.json_values import compact
 
 KEY, SPACED = b'"output_ids":[', b'"output_ids" :['

@@ -1,0 +1,87 @@
+"""Long lists of numbers, read and kept without a Python object for each number."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import simdjson
+from numpy.typing import NDArray
+
+# It keeps its buffers, which saves allocating them each time. A second thread gets an error, and never another's numbers.
+_parser = simdjson.Parser()
+
+
+class NotNumbersError(Exception):
+    """Something else than a list of such numbers."""
+
+
+class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Python 3.12
+    """Token ids, none of them negative, or finite floats: an array that equals every sequence of the same numbers."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, array):
+            return super().__eq__(other)
+        return isinstance(other, Sequence) and self.tolist() == list(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def packed_ids(ids: Sequence[int]) -> Sequence[int]:
+    """Return token ids as `Numbers`; unchanged if one of them is negative, or beyond int32."""
+    if isinstance(ids, Numbers) or min(ids, default=0) < 0:
+        return ids
+    try:
+        return Numbers("i", ids)
+    except OverflowError:
+        return ids
+
+
+def packed_logprobs(logprobs: Sequence[float | None]) -> Sequence[float | None]:
+    """Return logprobs as `Numbers`; unchanged if one of them is no finite number."""
+    if isinstance(logprobs, Numbers) or not _all_finite(logprobs):
+        return logprobs
+    return Numbers("d", logprobs)
+
+
+def are_ids(ids: Sequence[int]) -> bool:
+    """Return whether no id is negative."""
+    return isinstance(ids, Numbers) or min(ids, default=0) >= 0
+
+
+def are_finite(logprobs: Sequence[float | None]) -> bool:
+    """Return whether every logprob is a finite number."""
+    return isinstance(logprobs, Numbers) or _all_finite(logprobs)
+
+
+def _all_finite(values: Sequence[float | None]) -> bool:
+    try:
+        return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
+    except (TypeError, ValueError, OverflowError):
+        return all(value is not None and math.isfinite(value) for value in values)
+
+
+def read_integers(raw: bytes | bytearray) -> NDArray[np.int64]:
+    """Read a JSON list of integers. Raises NotNumbersError; lists in it are read as if they had no brackets."""
+    return np.frombuffer(_buffer(raw, "i"), dtype=np.int64)
+
+
+def read_floats(raw: bytes | bytearray) -> NDArray[np.float64]:
+    """Read a JSON list of numbers as the floats that Python reads. Raises NotNumbersError; brackets: see `read_integers`."""
+    return np.frombuffer(_buffer(raw, "d"))
+
+
+def _buffer(raw: bytes | bytearray, kind: Literal["d", "i"]) -> bytes:
+    try:
+        found = _parser.parse(raw)
+        if isinstance(found, simdjson.Array):
+            return found.as_buffer(of_type=kind)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise NotNumbersError(str(error)) from error
+    raise NotNumbersError("not a list")
