@@ -89,11 +89,12 @@ class Judge:
             return Judgement(Verdict("no", ENGINE_MISMATCH, fault))
         if not reply.ids:
             return Judgement(Verdict("no", "no tokens were sampled", reply.finish_type or ""))
-        self.vocabulary.learn(reply.ids)
+        ids = pack_ids(reply.ids)
+        self.vocabulary.learn(ids)
         alignment, text = self._align(reply, asked.skips_special)
         versions, certain = self._versions(reply, worker, asked.sent_at)
         sampled = SampledReply(
-            ids=pack_ids(reply.ids),
+            ids=ids,
             text=text,
             versions=versions,
             logprobs=None if reply.logprobs is None else pack_logprobs(reply.checked_logprobs()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import simdjson
@@ -45,43 +45,28 @@ def packed_ids(ids: Sequence[int]) -> Sequence[int]:
 
 def packed_logprobs(logprobs: Sequence[float | None]) -> Sequence[float | None]:
     """Return logprobs as `Numbers`; unchanged if one of them is no finite number."""
-    if isinstance(logprobs, Numbers) or not _all_finite(logprobs):
+    if isinstance(logprobs, Numbers) or not all_finite(logprobs):
         return logprobs
     return Numbers("d", logprobs)
 
 
-def are_ids(ids: Sequence[int]) -> bool:
-    """Return whether no id is negative."""
-    return isinstance(ids, Numbers) or min(ids, default=0) >= 0
-
-
-def are_finite(logprobs: Sequence[float | None]) -> bool:
-    """Return whether every logprob is a finite number."""
-    return isinstance(logprobs, Numbers) or _all_finite(logprobs)
-
-
-def _all_finite(values: Sequence[float | None]) -> bool:
+def all_finite(values: Sequence[float | None]) -> bool:
+    """Return whether every one of them is a number, and finite."""
     try:
         return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
     except (TypeError, ValueError, OverflowError):
         return all(value is not None and math.isfinite(value) for value in values)
 
 
-def read_integers(raw: bytes | bytearray) -> NDArray[np.int64]:
-    """Read a JSON list of integers. Raises NotNumbersError; lists in it are read as if they had no brackets."""
-    return np.frombuffer(_buffer(raw, "i"), dtype=np.int64)
+def read_list(raw: bytes | bytearray, kind: Literal["i", "d"]) -> NDArray[Any]:
+    """Read a JSON list of integers (`i`, as int64) or of any numbers (`d`, as the floats that Python reads).
 
-
-def read_floats(raw: bytes | bytearray) -> NDArray[np.float64]:
-    """Read a JSON list of numbers as the floats that Python reads. Raises NotNumbersError; brackets: see `read_integers`."""
-    return np.frombuffer(_buffer(raw, "d"))
-
-
-def _buffer(raw: bytes | bytearray, kind: Literal["d", "i"]) -> bytes:
+    Raises NotNumbersError. Brackets inside of the list are read as if they were not there.
+    """
     try:
         found = _parser.parse(raw)
         if isinstance(found, simdjson.Array):
-            return found.as_buffer(of_type=kind)
+            return np.frombuffer(found.as_buffer(of_type=kind), dtype=np.int64 if kind == "i" else np.float64)
     except (ValueError, TypeError, RuntimeError) as error:
         raise NotNumbersError(str(error)) from error
     raise NotNumbersError("not a list")

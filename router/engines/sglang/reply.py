@@ -11,16 +11,7 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from router.engines.json import JSON_ERRORS, decode_object, is_null
-from router.engines.numbers import (
-    NotNumbersError,
-    Numbers,
-    are_finite,
-    are_ids,
-    packed_ids,
-    packed_logprobs,
-    read_floats,
-    read_integers,
-)
+from router.engines.numbers import NotNumbersError, Numbers, all_finite, packed_ids, packed_logprobs, read_list
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""
@@ -144,7 +135,7 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
-        if not are_ids(self.ids):
+        if not isinstance(self.ids, Numbers) and min(self.ids, default=0) < 0:
             return "a negative token id"
         if self.logprobs is None:
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
@@ -152,7 +143,7 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{len(self.logprobs)} logprobs, {len(self.ids)} ids"
         if self.logprob_ids is not self.ids and self.logprob_ids != self.ids:
             return "the ids of output_token_logprobs are not output_ids"
-        if not are_finite(self.logprobs):
+        if not isinstance(self.logprobs, Numbers) and not all_finite(self.logprobs):
             return "a logprob that is not a finite number"
         return None
 
@@ -215,7 +206,7 @@ def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | N
     if flat is None:
         return None
     try:
-        own, pairs = read_integers(ids), read_floats(flat)
+        own, pairs = read_list(ids, "i"), read_list(flat, "d")
     except NotNumbersError:
         return None
     if len(pairs) != 2 * len(own) or not (pairs[1::2] == own).all() or own.view(np.uint64).max() >= 2**31:
@@ -248,11 +239,17 @@ def _read_in_place(body: bytes) -> tuple[Reply, bytes]:
     reply = _decode_reply(body)
     ids = _listed(reply.output_ids, "output_ids")
     entries = _listed(reply.meta_info.output_token_logprobs, "output_token_logprobs")
-    logprobs = None if entries is None else [entry[0] for entry in entries]
-    logprob_ids = None if entries is None else [entry[1] for entry in entries]
+    logprobs, logprob_ids = columns(entries)
     if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
         ids = list(logprob_ids or ())
-    return assemble(reply.meta_info, ids, reply.text, logprobs, logprob_ids), body
+    return assemble(reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids), body
+
+
+def columns(entries: list[LogprobEntry] | None) -> tuple[Sequence[float | None] | None, Sequence[int] | None]:
+    """Return the logprobs of some tokens, and their ids."""
+    if entries is None:
+        return None, None
+    return packed_logprobs([entry[0] for entry in entries]), packed_ids([entry[1] for entry in entries])
 
 
 def _listed(value: list[Item] | int | None, key: str) -> list[Item] | None:
@@ -280,10 +277,10 @@ def assemble(
     matched = finish.get("matched")
     runs = meta.weight_versions
     return Reply(
-        ids=packed_ids(ids),
+        ids=ids,
         text=text,
-        logprobs=None if logprobs is None else packed_logprobs(logprobs),
-        logprob_ids=None if logprob_ids is None else packed_ids(logprob_ids),
+        logprobs=logprobs,
+        logprob_ids=logprob_ids,
         request_id=meta.id,
         prompt_tokens=meta.prompt_tokens,
         completion_tokens=meta.completion_tokens,
