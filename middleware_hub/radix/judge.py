@@ -89,12 +89,11 @@ class Judge:
             return Judgement(Verdict("no", ENGINE_MISMATCH, fault))
         if not reply.ids:
             return Judgement(Verdict("no", "no tokens were sampled", reply.finish_type or ""))
-        ids = pack_ids(reply.ids)
-        self.vocabulary.learn(ids)
+        self.vocabulary.learn(reply.ids)
         alignment, text = self._align(reply, asked.skips_special)
         versions, certain = self._versions(reply, worker, asked.sent_at)
         sampled = SampledReply(
-            ids=ids,
+            ids=pack_ids(reply.ids),
             text=text,
             versions=versions,
             logprobs=None if reply.logprobs is None else pack_logprobs(reply.checked_logprobs()),

@@ -77,9 +77,10 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def learn(self, ids: bytes) -> None:
-        """Accept packed ids that a worker sampled as valid, whatever the tokenizer's folder says. There is at least one."""
-        self.size = max(self.size, int(np.frombuffer(ids, dtype=np.int32).max()) + 1)
+    def learn(self, ids: Sequence[int]) -> None:
+        """Accept ids that a worker sampled as valid, whatever the tokenizer's folder says."""
+        if ids:
+            self.size = max(self.size, int(_as_array(ids).max()) + 1)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of one id; empty for an unknown one."""
