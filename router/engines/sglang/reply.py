@@ -10,8 +10,17 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from router.engines.json import JSON_ERRORS, decode_object, is_null
-from router.engines.numbers import NotNumbersError, Numbers, all_finite, packed_ids, packed_logprobs, read_list
+from router.engines.json import (
+    JSON_ERRORS,
+    NotNumbersError,
+    Numbers,
+    all_finite,
+    decode_object,
+    is_null,
+    packed_ids,
+    packed_logprobs,
+    read_list,
+)
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""

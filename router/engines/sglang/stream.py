@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.events import DONE
-from router.engines.json import JSON_ERRORS, decode_any, decode_object, is_null
-from router.engines.numbers import packed_ids
+from router.engines.json import JSON_ERRORS, decode_any, decode_object, is_null, packed_ids
 from router.engines.sglang.reply import (
     LogprobEntry,
     Meta,

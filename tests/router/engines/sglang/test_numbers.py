@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.engines.numbers import Numbers
+from router.engines.json import Numbers
 from router.engines.sglang.reply import LOGPROB_FIELDS, UnreadableReplyError, edit_meta, read_numbers, read_reply
 from tests.router.engines.sglang.json_values import compact
 
@@ -38,7 +38,7 @@ def read_whole(body: bytes) -> Any:
 
 def is_cut(body: bytes) -> bool:
     try:
-        return isinstance(read_reply(body)[0].logprobs, Numbers)
+        return read_reply(body)[1] != body
     except UnreadableReplyError:
         return False
 
@@ -98,12 +98,22 @@ def test_a_broken_reply_is_read_as_if_nothing_had_been_cut(pairs: list[tuple[str
         assert read(body) == read_whole(body)
 
 
-ITEM = st.one_of(st.none(), st.sampled_from([-1.5, 0, 7, -888, "a", "],[", True, [7], []]))
+NEARLY = st.tuples(
+    st.sampled_from([-1.5, -1.5, 0, None]),
+    st.sampled_from([7, 7, 7, None, [7]]),
+    st.sampled_from([None, None, None, True, "a", 0, "],["]),
+)
+ENTRY = st.one_of(st.just((-1.5, 7, None)), NEARLY, NEARLY.map(lambda entry: (*entry, None)), st.just(()), st.none())
 
 
-@given(st.lists(st.lists(ITEM, max_size=4), max_size=4), st.permutations(["text", "output_ids", "meta_info", "more"]))
-def test_other_entries_are_not_taken_for_numbers(entries: list[Any], order: list[str]) -> None:
-    meta = {"output_token_logprobs": entries, "output_top_logprobs": [[[-1.0, 7, None]]]}
+@given(
+    st.lists(ENTRY, min_size=1, max_size=4),
+    st.booleans(),
+    st.permutations(["text", "output_ids", "meta_info", "more"]),
+)
+@example([(-1.5, 7, True), (-1.5, 7, None)], False, ["text", "output_ids", "meta_info", "more"])
+def test_other_entries_are_not_taken_for_numbers(entries: list[Any], tops: bool, order: list[str]) -> None:
+    meta = {"output_token_logprobs": entries, **({"output_top_logprobs": [[[-1.0, 7, None]]]} if tops else {})}
     made = {
         "text": '"output_ids":[7],',
         "output_ids": [7] * len(entries),
@@ -112,6 +122,8 @@ def test_other_entries_are_not_taken_for_numbers(entries: list[Any], order: list
     }
     body = compact({key: made[key] for key in order})
     assert read(body) == read_whole(body)
+    if is_cut(body):
+        assert {entry[2] for entry in entries} == {None}
 
 
 @pytest.mark.parametrize(
