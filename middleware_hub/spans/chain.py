@@ -104,8 +104,10 @@ def unpack_ids(ids: bytes) -> list[int]:
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     """Return logprobs as bytes: float32 if every one of them is exactly a float32, else float64. Lossless either way."""
-    short = array("f", logprobs)
-    return short.tobytes() if short.tolist() == list(logprobs) else array("d", logprobs).tobytes()
+    exact = np.frombuffer(array("d", logprobs))
+    with np.errstate(over="ignore"):
+        short = exact.astype(np.float32)
+    return short.tobytes() if (short == exact).all() else exact.tobytes()
 
 
 class TokenSpan(msgspec.Struct, gc=False, eq=False):
