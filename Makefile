@@ -75,13 +75,16 @@ lint: $(VENV)/.test ## ruff and mypy
 	$(PY) -m mypy || status=1; \
 	exit $$status
 
-bench: $(VENV)/.test ## measure, half an hour; results go to benchmarks/results, docs/performance.md and docs/routing.md
+# Each part writes its tables between the marks of its name. What other routers are compared with, the first run installs.
+BENCHES := load open_loop cluster streams sessions profile
+bench: $(VENV)/.bench ## measure, half an hour; results go to benchmarks/results and docs/performance.md
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
 		--benchmark-json=benchmarks/results/micro.json -q $(ARGS)
-	@$(PY) -m benchmarks.serving.load --out benchmarks/results/load.json --page docs/performance.md
-	@$(PY) -m benchmarks.serving.sessions --out benchmarks/results/sessions.json --page docs/performance.md
-	@$(PY) -m benchmarks.routing.load --out benchmarks/results/routing.json --page docs/routing.md
+	@for part in $(BENCHES); do \
+		echo "benchmarks.serving.$$part"; \
+		$(PY) -m benchmarks.serving.$$part --out benchmarks/results/$$part.json --page docs/performance.md || exit 1; \
+	done
 
 soak: $(VENV)/.bench ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
 	@$(PY) -m benchmarks.soaking.soak --page docs/performance.md $(ARGS)

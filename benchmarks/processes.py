@@ -1,4 +1,4 @@
-"""Processes of this machine's interpreter that serve HTTP."""
+"""Processes that serve HTTP on this machine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,27 +18,58 @@ ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60
 
 
+class DidNotStartError(Exception):
+    """A process did not come up; the message says why."""
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], ready: Callable[[], bool], stdin: bytes = b"") -> Iterator[psutil.Process]:
+    """Run a command for a block, which starts when `ready` returns True.
+
+    Raises DidNotStartError with the last line that the command printed if that does not happen in time.
+    """
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
+    ):
+        try:
+            assert process.stdin is not None
+            process.stdin.write(stdin)
+            process.stdin.close()
+            deadline = time.monotonic() + START_SECONDS
+            while not ready():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    lines = log.read().decode(errors="replace").strip().splitlines()
+                    raise DidNotStartError(f"did not start: {lines[-1] if lines else 'its log is empty'}")
+                time.sleep(0.1)
+            yield psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def python(*arguments: str) -> list[str]:
+    """Return the command of `python -m ARGUMENTS` with this interpreter."""
+    return [sys.executable, "-m", *arguments]
+
+
 @contextlib.contextmanager
 def running(*arguments: str, port: int, stdin: bytes = b"") -> Iterator[psutil.Process]:
     """Run `python -m ARGUMENTS` for a block, which starts when `GET /health` answers 200 at this port of localhost.
 
     Raises SystemExit if that does not happen in time.
     """
-    command = [sys.executable, "-m", *arguments]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE) as process:
-        try:
-            assert process.stdin is not None
-            process.stdin.write(stdin)
-            process.stdin.close()
-            deadline = time.monotonic() + START_SECONDS
-            while get(f"http://127.0.0.1:{port}/health") is None:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(f"{' '.join(command)} did not come up")
-                time.sleep(0.1)
-            yield psutil.Process(process.pid)
-        finally:
-            process.terminate()
+    command = python(*arguments)
+    try:
+        with started(command, lambda: get(f"http://127.0.0.1:{port}/health") is not None, stdin) as process:
+            yield process
+    except DidNotStartError as error:
+        raise SystemExit(f"{' '.join(command)} {error}") from error
 
 
 def get(url: str) -> bytes | None:

@@ -76,6 +76,48 @@ def test_match_among_siblings(benchmark: BenchmarkFixture, talk: Talk, siblings:
     benchmark(match)
 
 
+def add_group(talk: Talk, prompt: str, count: int) -> tuple[str, list[str]]:
+    """Record samples of one prompt that begin alike and go apart word by word, as those of a group do.
+
+    Return how all of them begin, and all of them.
+    """
+    tree, random = talk.tree, talk.random
+    ids = pack_ids(talk.tokenizer.encode_start(prompt))
+    opening = talk.tokens(20)
+    replies: dict[str, None] = {}
+    while len(replies) < count:
+        words = (random.choice((" one", " two", " three", " four", " then", " the", " thesis", " a")) for _ in range(8))
+        replies[opening + "".join(words) + talk.tokens(100)] = None
+    for reply in replies:
+        match = tree.match(NAMESPACE, prompt)
+        tree.pin(match)
+        sampled = talk.tokenizer.encode_tail(reply)
+        context = Context(ids) if match.cut.start < len(prompt) else None
+        tree.record(match, context, SampledReply(pack_ids(sampled), reply, "1", pack_logprobs([-1.0] * len(sampled))))
+        tree.unpin(match)
+    return opening, list(replies)
+
+
+@pytest.mark.parametrize("asked", ["again", "sample", "alike", "apart"])
+@pytest.mark.parametrize("samples", [16, 64, 512])
+def test_match_in_a_group(benchmark: BenchmarkFixture, talk: Talk, samples: int, asked: str) -> None:
+    """Aim: 10 us, however many samples there are.
+
+    again: the prompt itself; sample: with one whole reply behind it, and new text; alike: the text leaves all replies in
+    their common opening; apart: it leaves several of them within a word, whose tokens differ.
+    """
+    prompt = talk.text(1_000)
+    opening, replies = add_group(talk, prompt, samples)
+    text = {
+        "again": prompt,
+        "sample": prompt + replies[samples // 2] + talk.text(100),
+        "alike": prompt + opening[:60] + "#" + talk.text(50),
+        "apart": prompt + opening + " th",
+    }[asked]
+    match = benchmark(talk.tree.match, NAMESPACE, text)
+    assert match.cut.start >= {"again": len(prompt), "sample": len(prompt) + 200, "alike": 1_050}.get(asked, 1_060)
+
+
 def _recorder(talk: Talk, text: str) -> tuple[Callable[[], tuple[tuple, dict]], Callable[..., None]]:
     tree = talk.tree
     reply = talk.text(500)
@@ -121,6 +163,14 @@ def test_match_deep(benchmark: BenchmarkFixture, talk: Talk, turns: int) -> None
         return chain_ids(cut.span, cut.take)
 
     benchmark.pedantic(match, rounds=30)
+
+
+@pytest.mark.parametrize("turns", [50, 500, 5_000])
+def test_find_deep(benchmark: BenchmarkFixture, talk: Talk, turns: int) -> None:
+    """The same without laying the chain flat: it begins at a landmark, and costs little more than the hash of the text."""
+    text = conversation(talk, turns * 100, turn=100) + " go on"
+    match = benchmark.pedantic(talk.tree.match, (NAMESPACE, text), rounds=30)
+    assert match.cut.start == len(text) - len(" go on")
 
 
 @pytest.mark.parametrize("remembered", [False, True])

@@ -25,6 +25,7 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
+from middleware_hub.spans.chain import printed_ids
 from middleware_hub.tokenizer import id_checks
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.request import GenerateRequest, new_weight_version
@@ -121,18 +122,14 @@ class RadixTreeMiddleware:
         parents = _parents(headers.get(b"x-radix-parent", b"").decode("latin-1"), request.prompts)
         routing_key = headers.get(b"x-smg-routing-key")
         prompts: list[Prompt] = []
+        printed: list[Raw] = []
         try:
             for number, parent in enumerate(parents):
                 prompts.append(await self._prompt(namespace, request, number, parent, encoded))
+                printed.append(Raw(printed_ids(prompts[-1].packed)))
                 if number:
                     await asyncio.sleep(0)
-            ids = [prompt.ids for prompt in prompts]
-            if sum(map(len, ids)) <= MANY_TOKENS:
-                out, sent = request.for_worker(ids, state.request, force_logprobs=self.force_logprobs)
-            else:
-                out, sent = await offload(
-                    True, request.for_worker, ids, state.request, force_logprobs=self.force_logprobs
-                )
+            out, sent = request.for_worker(printed, state.request, force_logprobs=self.force_logprobs)
             hint = RouteHint(
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )

@@ -133,6 +133,8 @@ class SessionsMiddleware:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 self._sweeper = asyncio.create_task(self.registry.keep_sweeping())
+                if self._chats is not None:
+                    self._chats.warm()
             elif message["type"] == "lifespan.shutdown":
                 if self._sweeper is not None:
                     self._sweeper.cancel()

@@ -29,9 +29,13 @@ settings.register_profile("explore", max_examples=examples(100), print_blob=True
 settings.load_profile("explore" if MORE else "same")
 
 
+gc.disable()  # while tests are imported and collected: all of that stays
+
+
 def pytest_collection_finish() -> None:
     """Keep Python's garbage collector away from what is there for the whole run: it took an eighth of the time."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 20)
 
 

@@ -16,12 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,9 +25,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from benchmarks import foreign_routers
 from benchmarks.pages import machine
-from benchmarks.processes import ROOT, cpu_seconds, get, running
-from benchmarks.routing import foreign_routers
+from benchmarks.processes import DidNotStartError, cpu_seconds, get, python, running, started
 from benchmarks.routing.conversations import VOCABULARY, ConversationLoad, Words
 from benchmarks.routing.simulation import CROWD, DECODE, LOADS
 from benchmarks.routing.table import Result, Row, write
@@ -41,15 +36,10 @@ from tests.support.sglang_server import free_port
 from tests.support.vocabularies import vocabulary
 
 WORKERS = 4
-START_SECONDS = 40
 KEYED = {"consistent_hashing", "manual"}  # route by the key of a conversation only
 BLIND = {"least_inflight", "random", "round_robin", "power_of_two", "least_load"}  # do not recognise conversations
 WITH_KEY = ", with a key"
 MEAN_REPLY = 495  # tokens, of a log-normal length around 300
-
-
-class DidNotStartError(Exception):
-    """A router did not start; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +58,7 @@ class Target:
         name = self.router.removesuffix(WITH_KEY)
         if name in foreign_routers.POLICIES:
             return foreign_routers.command(name, self.policy, worker_urls, port, free_port())
-        ours = [sys.executable, "-m", "router", "--policy", self.policy, "--port", str(port), "--log-level", "warning"]
+        ours = python("router", "--policy", self.policy, "--port", str(port), "--log-level", "warning")
         ours += ["--worker-urls", *worker_urls]
         if self.router == "ours":
             return [*ours, "--middleware", "none"]
@@ -94,25 +84,8 @@ def router(target: Target, worker_urls: Sequence[str]) -> Iterator[tuple[str, ps
         known = msgspec.json.decode(get(f"{url}/workers") or b"{}").get("workers", [])
         return len(known) == WORKERS and get(f"{url}/health") is not None
 
-    with tempfile.TemporaryFile() as log:
-        command = target.command(worker_urls, port)
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log) as process:
-            try:
-                deadline = time.monotonic() + START_SECONDS
-                while not complete():
-                    if process.poll() is not None or time.monotonic() > deadline:
-                        log.seek(0)
-                        lines = log.read().decode(errors="replace").strip().splitlines()
-                        raise DidNotStartError(f"did not start: {lines[-1] if lines else 'its log is empty'}")
-                    time.sleep(0.1)
-                yield url, psutil.Process(process.pid)
-            finally:
-                process.terminate()
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+    with started(target.command(worker_urls, port), complete) as process:
+        yield url, process
 
 
 def measure(target: Target, words: Words, load: str, inflight: int, args: argparse.Namespace, seed: int) -> Result:

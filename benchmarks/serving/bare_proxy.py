@@ -1,7 +1,7 @@
 """A proxy of uvicorn, Starlette and aiohttp that does nothing else: the minimal cost of this stack.
 
 `python -m benchmarks.serving.bare_proxy --port 0 --worker-url URL [--json]`. With `--json` it parses and prints both bodies,
-as a naive middleware that changes them would.
+as a naive middleware that changes them would. Streams it passes on as they come.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+
+HEADERS = {"content-type": "application/json"}
 
 
 def create_app(worker_url: str, *, parses: bool) -> Starlette:
@@ -29,12 +31,18 @@ def create_app(worker_url: str, *, parses: bool) -> Starlette:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             yield
 
+    async def stream(body: bytes) -> AsyncIterator[bytes]:
+        async with session.post(f"{worker_url}/generate", data=body, headers=HEADERS) as response:
+            async for chunk in response.content.iter_any():
+                yield chunk
+
     async def generate(request: Request) -> Response:
         body = await request.body()
+        if b'"stream":true' in body:
+            return StreamingResponse(stream(body), media_type="text/event-stream")
         if parses:
             body = msgspec.json.encode(msgspec.json.decode(body))
-        headers = {"content-type": "application/json"}
-        async with session.post(f"{worker_url}/generate", data=body, headers=headers) as response:
+        async with session.post(f"{worker_url}/generate", data=body, headers=HEADERS) as response:
             content = await response.read()
         if parses:
             content = msgspec.json.encode(msgspec.json.decode(content))

@@ -157,7 +157,7 @@ def main() -> None:
         "--router", action="append", default=[], help="further flags of the router, each as --router=FLAG"
     )
     arguments = parser.parse_args()
-    folder = str(vocabulary("qwen"))
+    folder = str(vocabulary("qwen-whole"))
     with ExitStack() as entered:
         logs = Path(entered.enter_context(tempfile.TemporaryDirectory()))
         worker = entered.enter_context(Program("worker", "demo-worker", "--tokenizer-path", folder, folder=logs))

@@ -1,4 +1,4 @@
-"""What a dialect may remember of earlier bodies: the messages that they were parsed into."""
+"""What a dialect may remember of earlier bodies: the messages that they were parsed into, and the request around them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.messages import ChatRequest, Message
 
 
 class Recalled(msgspec.Struct, frozen=True):
     """The part of a body that is known already.
 
     Attributes:
-        body: the body to read instead: a mark replaces all messages that are known.
+        body: what to read instead. If `request` is known, it is the list of the messages that are not; else the body, in which
+            a mark replaces all messages that are known.
         mark: the mark as it is written in `body`.
-        items: how many of the client's messages the mark replaces.
+        items: how many of the client's messages are known.
         messages: the messages that they were parsed into.
+        request: what all other fields were read into: they are the same, byte for byte. None if they are not.
         source: where the memo found them; only the memo reads it.
     """
 
@@ -26,11 +28,12 @@ class Recalled(msgspec.Struct, frozen=True):
     mark: bytes
     items: int
     messages: Sequence[Message]
+    request: ChatRequest | None = None
     source: object = None
 
 
 class Memo(Protocol):
-    """Remembers what the first messages of earlier bodies were parsed into."""
+    """Remembers what earlier bodies were parsed into."""
 
     def recall(self, body: bytes) -> Recalled | None:
         """Return what is known of the body's messages. At least one message is left to parse."""
@@ -38,7 +41,7 @@ class Memo(Protocol):
     def keep(
         self,
         body: bytes,
-        front: Sequence[Message],
+        request: ChatRequest,
         listed: Sequence[Raw],
         read: Sequence[Sequence[Message]],
         recalled: Recalled | None,
@@ -47,7 +50,8 @@ class Memo(Protocol):
 
         Args:
             body: the body as it came.
-            front: messages that the dialect keeps elsewhere in the body (a system prompt), in front of all others.
+            request: what all other fields were read into: `recalled.request`, or a new one that nothing in `messages` has
+                shaped. Its messages are those that the dialect keeps elsewhere in the body (a system prompt), in front of all.
             listed: its other messages, without the recalled ones.
             read: what each of `listed` was parsed into: one message, or several that a dialect folds into one.
             recalled: what `recall` returned, if the dialect used it.

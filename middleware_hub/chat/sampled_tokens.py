@@ -100,7 +100,8 @@ def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
         meta: its `meta_info`, raw.
         fields: of the answer, where the reply does not say them or the caller knows better.
     """
-    usage = msgspec.json.decode(msgspec.json.encode(meta), type=Usage)
+    counted = {key: meta[key] for key in Usage.__struct_fields__ if key in meta}
+    usage = msgspec.json.decode(msgspec.json.encode(counted), type=Usage)
     found: dict[str, Any] = {
         "generation_id": reply.request_id or "",
         "finish": finish_of(reply),

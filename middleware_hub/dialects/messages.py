@@ -10,13 +10,15 @@ Several parts of what others wrote stay parts: rendering knows whether a templat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.memo import Memo, Recalled
-from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.chat.messages import ChatRequest, Message, Tool
 from middleware_hub.dialects.fields import DEEPEST, RAWS, Fields, check_depth, too_deep, unsupported, wrong
 from router.engines.json import JSON_ERRORS, decode_any
 from router.errors import BadRequestError
@@ -30,23 +32,29 @@ _TEXTS = {"text": "text", "refusal": "refusal"}
 
 
 class OpenedBody(NamedTuple):
-    """A body taken apart: its fields, and its messages except those that are recalled."""
+    """A body taken apart.
 
-    fields: Fields
+    Attributes:
+        rest: all fields but `messages`, or the request that they were read into earlier.
+        listed: its messages, except those that are recalled. At least one is listed.
+        recalled: what is known of its messages.
+    """
+
+    rest: Fields | ChatRequest
     listed: list[Raw]
     recalled: Recalled | None
 
 
 def open_body(body: bytes, memo: Memo | None) -> OpenedBody:
-    """Take a body apart. At least one message is listed. Raises BadRequestError."""
+    """Take a body apart. Raises BadRequestError."""
     recalled = None if memo is None else memo.recall(body)
     if recalled is not None:
-        try:
+        # If anything is wrong, reading the whole body reports the fault with its true place.
+        with suppress(BadRequestError, *JSON_ERRORS):
+            if recalled.request is not None:
+                return OpenedBody(recalled.request, RAWS.decode(recalled.body), recalled)
             fields = Fields(recalled.body)
             listed = fields.need("messages", RAWS)
-        except BadRequestError:
-            pass  # reading the whole body reports the fault with its true place
-        else:
             if len(listed) > 1 and bytes(listed[0]) == recalled.mark:
                 return OpenedBody(fields, listed[1:], recalled)
     fields = Fields(body)
@@ -57,19 +65,34 @@ def open_body(body: bytes, memo: Memo | None) -> OpenedBody:
 
 
 def each_message(
-    body: bytes,
-    opened: OpenedBody,
-    read: Callable[[str, dict[str, Any]], Sequence[Message]],
-    memo: Memo | None,
-    front: Sequence[Message] = (),
-) -> list[Message]:
-    """Return `front`, the recalled messages, and what `read` makes of each listed entry and its place."""
+    opened: OpenedBody, read: Callable[[str, dict[str, Any]], Sequence[Message]]
+) -> list[Sequence[Message]]:
+    """Return what `read` makes of each listed entry and its place."""
     first = 0 if opened.recalled is None else opened.recalled.items
     places = [f"messages[{at}]" for at in range(first, first + len(opened.listed))]
-    found = [read(place, _object(place, raw)) for place, raw in zip(places, opened.listed, strict=True)]
+    return [read(place, _object(place, raw)) for place, raw in zip(places, opened.listed, strict=True)]
+
+
+def whole_request(
+    body: bytes,
+    opened: OpenedBody,
+    request: ChatRequest,
+    read: Sequence[Sequence[Message]],
+    memo: Memo | None,
+    *,
+    continue_final: bool,
+) -> ChatRequest:
+    """Return the request of a body with all of its messages: its own in front, the recalled ones, and those that were read.
+
+    Args:
+        request: what all other fields say, as of `Memo.keep`.
+        read: what each listed entry was read into.
+    """
     if memo is None:
-        return [*front, *chain.from_iterable(found)]
-    return memo.keep(body, front, opened.listed, found, opened.recalled)
+        messages = [*request.messages, *chain.from_iterable(read)]
+    else:
+        messages = memo.keep(body, request, opened.listed, read, opened.recalled)
+    return msgspec.structs.replace(request, messages=messages, continue_final=continue_final)
 
 
 def _object(place: str, raw: Raw) -> dict[str, Any]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 
 from middleware_hub.chat.messages import Call
-from middleware_hub.parsers.json_text import is_json, json_members
+from middleware_hub.parsers.json_text import FLAT_OBJECT, STRING, is_json, json_members
 from middleware_hub.parsers.reader import WHITE, Malformed, Reader, Reading
 
 ARGUMENTS = ("arguments", "parameters")
 _BESIDES = ("type", "id")
+
+_WHITE = r"[ \t\r\n]*+"
+_USUAL = re.compile(
+    rf'{_WHITE}"name"{_WHITE}:{_WHITE}({STRING}){_WHITE},{_WHITE}"({"|".join(ARGUMENTS)})"{_WHITE}:{_WHITE}({FLAT_OBJECT}){_WHITE}\}}'
+)
+"""Most calls, behind their `{`, in one step: a name, and arguments that are a flat object."""
 
 
 def json_call(reader: Reader, *, strict: bool) -> Reading[Call]:
@@ -26,7 +33,12 @@ def json_call(reader: Reader, *, strict: bool) -> Reading[Call]:
             return first in ("{" if strict else '{"n')
         return not strict or key in _BESIDES
 
-    members = yield from json_members(reader, allowed)
+    usual = _USUAL.match(reader.text, reader.at)
+    if usual is not None:
+        reader.at = usual.end()
+        members = {"name": usual[1], usual[2]: usual[3]}
+    else:
+        members = yield from json_members(reader, allowed)
     given = [members[key] for key in ARGUMENTS if key in members]
     if "name" not in members or len(given) > 1 or (strict and not given):
         raise Malformed

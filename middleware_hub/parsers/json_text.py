@@ -43,10 +43,11 @@ _WORDS = ("true", "false", "null")
 
 # Most values, in one step: a string, or a flat object, without numeric escapes. Nothing is matched
 # that the scanner would refuse, or that could go on in text that is still to come.
-_STRING = r'"[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+"'
-_SCALAR = rf"(?:{_STRING}|(?:true|false|null|-?(?:0|[1-9][0-9]{{0,15}}+)(?:\.[0-9]{{1,20}}+)?)(?=[ \t\r\n,}}]))"
-_MEMBER = rf"{_STRING}[ \t\r\n]*+:[ \t\r\n]*+{_SCALAR}[ \t\r\n]*+"
-_SIMPLE = re.compile(rf"{_STRING}|\{{[ \t\r\n]*+(?:{_MEMBER}(?:,[ \t\r\n]*+{_MEMBER})*+)?+\}}")
+STRING = r'"[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+"'
+_SCALAR = rf"(?:{STRING}|(?:true|false|null|-?(?:0|[1-9][0-9]{{0,15}}+)(?:\.[0-9]{{1,20}}+)?)(?=[ \t\r\n,}}]))"
+_MEMBER = rf"{STRING}[ \t\r\n]*+:[ \t\r\n]*+{_SCALAR}[ \t\r\n]*+"
+FLAT_OBJECT = rf"\{{[ \t\r\n]*+(?:{_MEMBER}(?:,[ \t\r\n]*+{_MEMBER})*+)?+\}}"
+_SIMPLE = re.compile(rf"{STRING}|{FLAT_OBJECT}")
 
 _CLOSE = Tags("}")
 _COLON = Tags(":")

@@ -41,6 +41,15 @@ class Tags:
     def __repr__(self) -> str:
         return f"Tags{self.tags}"
 
+    def search(self, text: str, at: int) -> re.Match[str] | None:
+        """Return what comes first from `at` on."""
+        if len(self.tags) == 1:
+            # `find` passes over other text ten times as fast as a pattern. Where no tag is whole, one may begin at the end.
+            (tag,) = self.tags
+            place = text.find(tag, at)
+            at = place if place >= 0 else max(at, len(text) - len(tag) + 1)
+        return self.pattern.search(text, at)
+
 
 def _beginning(tag: str) -> str:
     """Return a pattern of the beginnings of a tag, from its first character up to all but its last."""
@@ -141,7 +150,7 @@ class Reader:
 
     def ahead(self, tags: Tags) -> tuple[str, str]:
         """Read what certainly precedes the next tag. Return it, and the tag, which is not read, if it is complete."""
-        found = tags.pattern.search(self.text, self.at)
+        found = tags.search(self.text, self.at)
         tag = "" if found is None else found[1] or ""
         end = len(self.text) if found is None or (self.ended and not tag) else found.start()
         before = self.text[self.at : end]

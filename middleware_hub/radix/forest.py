@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from middleware_hub.radix.indexes import Leaves
+from middleware_hub.radix.landmarks import Landmarks
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import TokenSpan
 
@@ -35,6 +36,7 @@ class Forest:
     def __init__(self) -> None:
         self.stats = TreeStats()
         self.leaves = Leaves()
+        self.marks = Landmarks()
         self.roots: dict[tuple[str, ...], RadixNode] = {}
 
     @property
@@ -49,7 +51,7 @@ class Forest:
             found = self.roots[namespace] = RadixNode("", None)
         return found
 
-    def descend(self, node: RadixNode, text: str, position: int, path: list[RadixNode]) -> RadixNode:
+    def descend(self, node: RadixNode, text: str, position: int) -> RadixNode:
         """Descend along `text[position:]`, making and splitting nodes, so that a node ends exactly where the text does."""
         while position < len(text):
             child = node.child(text[position])
@@ -62,9 +64,23 @@ class Forest:
                 child = child.split(common_length(child.edge, text, position))
                 self.stats.nodes += 1
             position += len(child.edge)
-            path.append(child)
             node = child
         return node
+
+    def note_passes(self, generation: Generation, *, foreign: bool) -> None:
+        """Note a new reply in the nodes between it and the reply that it continues.
+
+        The tokens of a `foreign` chain are not where its text has them, so that its context counts as a reply.
+        """
+        line, span = generation.continues, generation.span
+        top = None if line is None else line.node
+        node, end = generation.node, span.text_end
+        while node is not top and node.parent is not None:
+            node.note_pass(generation)
+            if foreign or end > span.start:
+                node.replied = True
+            end -= len(node.edge)
+            node = node.parent
 
     def add_span(self, span: TokenSpan) -> None:
         if span.parent is not None:
@@ -120,6 +136,7 @@ class Forest:
             node.parent = node.children = node.ends = node.contexts = node._through = None
         self.roots.clear()
         self.leaves = Leaves()
+        self.marks = Landmarks()
         self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
 
 

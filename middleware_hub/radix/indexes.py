@@ -3,15 +3,14 @@
 A client that sends ids (a partial rollout, resumed from what was retrieved) continues a chain although the text of its ids
 need not be the text under which the chain was recorded: special tokens are spelled in one and may be silent in the other.
 So `IdsIndex` finds chains by a fingerprint of their ids: a polynomial over all of them modulo 2^64. It grows by the new
-tokens only, and all prefixes of a request cost one running sum. A hit is compared id for id before it counts.
+tokens only, and all prefixes of a request cost one running sum. A hit is compared id for id before it counts. New replies wait
+until there are several, or until somebody asks: together they cost less than one by one.
 """
 
 from __future__ import annotations
 
 import heapq
-import operator
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,9 @@ from middleware_hub.spans.chain import ID_BYTES, TokenSpan, links, names_of
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers never vanish
 _MASK = (1 << 64) - 1
-_FEW_TOKENS = 8
-"""Up to this many tokens, Python sums faster than numpy starts."""
+_MOST_WAITING = 64
+_MOST_WAITING_TOKENS = 20_000
+"""A step of the index holds up the event loop no longer than .5 ms."""
 _Entry = tuple[int, int, Generation]
 _FEW_ENTRIES = 64
 
@@ -33,19 +33,22 @@ class IdsIndex:
     def __init__(self) -> None:
         self._powers: NDArray[np.uint64] = np.ones(1, dtype=np.uint64)
         self._chains: dict[tuple[str, ...], dict[int, Generation]] = {}
+        self._waiting: list[Generation] = []
+        self._waiting_tokens = 0
 
     def add(self, namespace: tuple[str, ...], generation: Generation) -> None:
         """Add a reply; of equal chains the newest answers."""
+        generation.namespace = namespace
+        self._waiting.append(generation)
         span = generation.span
-        whole = self._fingerprint(span)
-        generation.namespace, generation.fingerprints = namespace, (whole,)
-        if span.width and 0 < span.visible < span.count:
-            # An empty reply is not there at all without its hidden tail.
-            generation.fingerprints = whole, (whole - self._sum(span, span.visible, span.count)) & _MASK
-        self._chains.setdefault(namespace, {}).update(dict.fromkeys(generation.fingerprints, generation))
+        self._waiting_tokens += span.count if span.parent is None else span.count + span.parent.count
+        if len(self._waiting) >= _MOST_WAITING or self._waiting_tokens >= _MOST_WAITING_TOKENS:
+            self._take_in()
 
     def remove(self, generation: Generation) -> None:
         """Remove a reply; an equal chain with the same text takes its place."""
+        if not generation.fingerprints:
+            self._take_in()
         chains = self._chains[generation.namespace]
         for fingerprint in generation.fingerprints:
             if chains.get(fingerprint) is generation:
@@ -61,10 +64,14 @@ class IdsIndex:
 
         `parent` restricts the search to replies with this request id.
         """
+        if self._waiting:
+            self._take_in()
         chains = self._chains.get(namespace)
         if not chains:
             return None
-        for fingerprint in reversed(np.cumsum(np.multiply(*self._factors(ids, 0)), dtype=np.uint64).tolist()):
+        self._reach(len(ids) // ID_BYTES)
+        sums = np.cumsum(_values(ids) * self._powers[: len(ids) // ID_BYTES], dtype=np.uint64)
+        for fingerprint in reversed(sums.tolist()):
             found = chains.get(fingerprint)
             if found is None:
                 continue
@@ -78,40 +85,66 @@ class IdsIndex:
                         return generation, take
         return None
 
-    def _fingerprint(self, span: TokenSpan) -> int:
-        """Return the fingerprint of a whole chain, computed from the last reply in it whose own fingerprint is known."""
-        total = self._sum(span, 0, span.count)
-        for part, count in links(span.parent, span.take):
-            owner: Any = part.owner
-            if isinstance(owner, Generation) and owner.fingerprints:
-                total += owner.fingerprints[0]
-                if count < part.count:
-                    total -= self._sum(part, count, part.count)
-                break
-            total += self._sum(part, 0, count)
-        return total & _MASK
+    def _take_in(self) -> None:
+        """Add the replies that wait. What is new in all of them is summed at once, because numpy is slow to start."""
+        waiting, self._waiting, self._waiting_tokens = self._waiting, [], 0
+        known: list[Generation | None] = []
+        runs: list[tuple[bytes, int]] = []
+        for generation in waiting:
+            before, new, dropped = _since_last_reply(generation.span)
+            known.append(before)
+            runs += (new, _run(generation.span, generation.span.visible), dropped)
+        sums = iter(self._sums(runs))
+        for generation, before in zip(waiting, known, strict=True):
+            span = generation.span
+            seen = (before.fingerprints[0] if before else 0) + next(sums)
+            whole = seen + next(sums)
+            less = next(sums)
+            generation.fingerprints = ((whole - less) & _MASK,)
+            if span.width and 0 < span.visible < span.count:
+                # An empty reply is not there at all without its hidden tail.
+                generation.fingerprints += ((seen - less) & _MASK,)
+            chains = self._chains.setdefault(generation.namespace, {})
+            chains.update(dict.fromkeys(generation.fingerprints, generation))
 
-    def _sum(self, span: TokenSpan, begin: int, end: int) -> int:
-        """Return what some tokens of a span add to the fingerprint of their chain."""
-        if end - begin > _FEW_TOKENS:
-            return int(np.dot(*self._factors(span.ids[ID_BYTES * begin : ID_BYTES * end], span.offset + begin)))
-        self._reach(span.offset + end)
-        ids = memoryview(span.ids).cast("i")
-        powers: list[int] = self._powers[span.offset + begin : span.offset + end].tolist()
-        values: list[int] = ids[begin:end].tolist()
-        return sum(powers) + int(sum(map(operator.mul, values, powers)))
-
-    def _factors(self, ids: bytes, offset: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the two factors of what each token adds at its place (modulo 2^64, as uint64 wraps)."""
-        values = np.frombuffer(ids, dtype=np.int32).astype(np.uint64) + np.uint64(1)
-        end = offset + len(values)
-        self._reach(end)
-        return values, self._powers[offset:end]
+    def _sums(self, runs: list[tuple[bytes, int]]) -> list[int]:
+        """Return what each run of packed ids adds to the fingerprint of its chain; its offset counts the tokens before it."""
+        values = _values(b"".join([ids for ids, _ in runs]))
+        found, begin = [], 0
+        for ids, offset in runs:
+            size = len(ids) // ID_BYTES
+            if size:
+                self._reach(offset + size)
+                found.append(int(np.dot(values[begin : begin + size], self._powers[offset : offset + size])))
+                begin += size
+            else:
+                found.append(0)
+        return found
 
     def _reach(self, end: int) -> None:
         while len(self._powers) < end:
             grown = self._powers * _power(len(self._powers))
             self._powers = np.concatenate([self._powers, grown])
+
+
+def _values(ids: bytes) -> NDArray[np.uint64]:
+    """Return what a fingerprint multiplies by the power of a token's place (modulo 2^64, as uint64 wraps)."""
+    return np.frombuffer(ids, dtype=np.int32).astype(np.uint64) + np.uint64(1)
+
+
+def _run(span: TokenSpan, begin: int) -> tuple[bytes, int]:
+    """Return the ids of a span from its token `begin` on, with the number of tokens before them."""
+    return span.ids[ID_BYTES * begin :], span.offset + begin
+
+
+def _since_last_reply(span: TokenSpan) -> tuple[Generation | None, tuple[bytes, int], tuple[bytes, int]]:
+    """Return the reply before this one, the visible ids behind it in the chain, and those of its own that the chain lacks."""
+    parts = [span.ids[: ID_BYTES * span.visible]]
+    for part, take in links(span.parent, span.take):
+        if isinstance(part.owner, Generation):
+            return part.owner, (b"".join(reversed(parts)), part.offset + take), _run(part, take)
+        parts.append(part.ids[: ID_BYTES * take])
+    return None, (b"".join(reversed(parts)), 0), (b"", 0)
 
 
 def _power(exponent: int) -> np.uint64:
@@ -174,7 +207,6 @@ class Leaves:
     def __init__(self) -> None:
         self._heaps: dict[bool, list[_Entry]] = {True: [], False: []}
         self._kept = {True: 0, False: 0}
-        self._pushes = 0
 
     def offer(self, generation: Generation) -> None:
         """Add a generation that became a leaf, or a leaf of the other kind."""
@@ -182,8 +214,7 @@ class Leaves:
             return
         kind = generation.retrieved
         heap = self._heaps[kind]
-        self._pushes += 1
-        heapq.heappush(heap, (generation.tick, self._pushes, generation))
+        heapq.heappush(heap, (generation.tick, generation.serial, generation))
         if len(heap) > 2 * self._kept[kind] + _FEW_ENTRIES:
             heap[:] = [entry for entry in heap if _current(entry, kind)]
             heapq.heapify(heap)

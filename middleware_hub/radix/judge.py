@@ -17,13 +17,14 @@ UNREADABLE = "unreadable reply"
 INTERNAL_ERROR = "internal error"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct):
     """The verdict on a reply.
 
     Attributes:
         outcome: `exact`, `inexact` (recorded, but its ids do not explain its text) or `no`.
         reason: a label for a counter; empty for `exact`.
         detail: what was wrong, for a person.
+        generation: the reply as it was recorded in a tree.
         text: the reply's text, as it was recorded.
     """
 

@@ -12,12 +12,172 @@ from typing import NamedTuple
 
 import msgspec
 
-from middleware_hub.radix.cut import FRESH, Cut, end_of, resolve_complete, resolve_partial
+from middleware_hub.radix.cut import FRESH, Cut, end_of, ends_by, resolve_complete, resolve_partial
+from middleware_hub.radix.landmarks import FAR, Landmarks
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 
 MOST_CANDIDATES = 16
 """How many chains that a text could cut are tried: nodes, and replies of one text."""
+
+
+class Path(NamedTuple):
+    """How far a text goes down the tree."""
+
+    text: str
+    at: RadixNode
+    """The node in whose edge, or at whose end, the text leaves the tree."""
+    end: int
+    """Characters from the root to the end of that node."""
+    limit: int
+    """Characters of the text that agree."""
+
+    def upward(self, floor: int = 0) -> Iterator[tuple[RadixNode, int]]:
+        """Yield the nodes of the path, last one first, with the characters agreed there, while these exceed `floor`.
+
+        A chain that runs through one of them and not through the one below agrees with the text exactly to its end.
+        """
+        node: RadixNode | None = self.at
+        limit, end = self.limit, self.end
+        while node is not None and limit > floor:
+            yield node, limit
+            limit = end = end - len(node.edge)
+            node = node.parent
+
+    def stops(self) -> Iterator[tuple[RadixNode, int]]:
+        """Yield the nodes of the path at which generations end, last one first, with the characters down to there."""
+        for node, position in self.upward():
+            if node.ends is not None and (node is not self.at or position == self.end):
+                yield node, position
+
+    def candidates(self, line: Generation | None, floor: int) -> Iterator[tuple[Generation, int]]:
+        """Yield generations behind `line` that leave the path above `floor`, with the characters agreed, furthest first.
+
+        Of those that leave it in the same place the newest come first. There may be 100,000 siblings, so this ends after
+        `MOST_CANDIDATES`: few chains differ in their tokens before they differ in their text. Where no reply runs, they do
+        not differ at all, and the newest is enough: what it reuses of another reply, that reply has itself, further up.
+        """
+        seen: set[Generation] = set()
+        visits = MOST_CANDIDATES
+        walked: RadixNode | None = None
+        for top, limit in self.upward(floor):
+            below = [top]
+            while below and visits:
+                node = below.pop()
+                newest = None if node is walked else node.through(line)
+                if newest is None:
+                    continue
+                if newest not in seen:
+                    seen.add(newest)
+                    yield newest, limit
+                elif not top.replied:
+                    continue
+                visits -= 1
+                if not top.replied:
+                    continue
+                if node.ends is not None and node.ends is not newest:
+                    for generation in islice(reversed(node.generations()), MOST_CANDIDATES):
+                        if generation.continues is line and generation not in seen:
+                            seen.add(generation)
+                            yield generation, limit
+                if node.children is not None:
+                    below += reversed([*islice(reversed(node.each_child()), visits)])
+            if not visits:
+                return
+            walked = top
+
+    def longest_complete(self, request_id: str | None, limit: int | None = None) -> tuple[Cut, Generation | None]:
+        """Return the longest complete reply that this text may continue, the newest of equal texts.
+
+        It has the name `request_id` and ends within `limit` characters, where these are given. A reply whose ids do not
+        spell its text is not continued: the text that the client saw is encoded instead.
+        """
+        for node, position in self.stops():
+            if limit is not None and position > limit:
+                continue
+            for generation in reversed(node.generations()):
+                if generation.span.flags & SpanFlag.MISMATCH:
+                    continue
+                if request_id is None or generation.span.named(request_id):
+                    cut = resolve_complete(generation, self.text, position)
+                    if cut is not None:
+                        return cut, generation
+        return FRESH, None
+
+    def further(self, line: Generation | None, cut: Cut, measure: Measure, *, boundaries: bool = True) -> Cut | None:
+        """Return tokens behind `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
+
+        Sampled tokens come first. Context, whose encoding would be the same anyway, counts only where there are none.
+        """
+        best: Cut | None = None
+        newest: tuple[Generation, int] | None = None
+        for generation, limit in self.candidates(line, cut.start):
+            if best is not None and limit <= best.start:
+                break
+            newest = newest or (generation, limit)
+            if _samples_nothing(generation, limit):
+                continue
+            if best is not None and ends_by(generation.span, limit, best.start, measure):
+                continue
+            found = self._whole_literals(generation, limit, line, measure, boundaries=False)
+            if found is not None and found.start > (cut if best is None else best).start:
+                best = found
+        if best is None and boundaries and newest is not None:
+            found = self._whole_literals(*newest, line, measure, boundaries=True)
+            if found is not None and found.start > cut.start:
+                return found
+        return best
+
+    def _whole_literals(
+        self, generation: Generation, limit: int, line: Generation | None, measure: Measure, *, boundaries: bool
+    ) -> Cut | None:
+        """Cut by `resolve_partial`, but never inside an added token that the text spells.
+
+        A sampled `<` and the text `<|im_end|>` have a character in common. If that token were kept, the rest would be
+        encoded as `|im_end|>`, which ends nothing.
+        """
+        while True:
+            cut = resolve_partial(generation, limit, line, measure, boundaries=boundaries)
+            begin = None if cut is None else measure.straddled(self.text, cut.start)
+            if begin is None:
+                return cut
+            limit = begin
+
+    def is_ambiguous(self, continues: Generation, start: int, measure: Measure) -> bool:
+        """Return whether a chain that does not continue this reply has whole sampled tokens of the text behind `start`."""
+        if not any(node.replied for node, _ in self.upward(start)):
+            return False  # and there may be hundreds of lines: equal samples, with one observation behind them
+        for node, limit in self.upward(start):
+            for other in node.lines():
+                if other.continues is not continues and not _samples_nothing(other, limit):
+                    cut = resolve_partial(other, limit, other.continues, measure, boundaries=False)
+                    if cut is not None and cut.start > start:
+                        return True
+        return False
+
+    def passes_mismatch(self, line: Generation | None) -> bool:
+        """Return whether a reply whose ids do not spell its text ends on the path behind `line`."""
+        for node, _ in self.stops():
+            if line is not None and node is line.node:
+                return False
+            if any(generation.span.flags & SpanFlag.MISMATCH for generation in node.generations()):
+                return True
+        return False
+
+    def resume(self) -> tuple[RadixNode, int] | None:
+        """Return the last node of the path, and the characters down to its end; None if it is gone, or only the root is left.
+
+        Splits and merges change neither the text nor the end of a node that stays.
+        """
+        node, end = self.at, self.end
+        while node.parent is not None and end > self.limit:
+            end -= len(node.edge)
+            node = node.parent
+        return None if node.parent is None else (node, end)
+
+    def ends_on_node(self) -> bool:
+        """Return whether the whole text is in the tree and ends where a node does."""
+        return self.limit == len(self.text) == self.end
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):
@@ -32,6 +192,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         ambiguous: another chain matched further by whole sampled tokens (`ambiguous_parent`).
         unknown_parent: the request named a parent whose tokens are not in the prompt.
         edited: the prompt keeps only a part of the parent that the request named: the text leaves the reply in its middle.
+        path: how far the text goes down the tree, from where `RadixTree.record` goes on.
         mismatched: the text holds a reply whose ids do not spell it (`engine_mismatch`), encoded as the client saw it.
         foreign: the chain was recorded under another text than this one (the ids of both are the same).
     """
@@ -46,6 +207,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     foreign: bool = False
     edited: bool = False
     mismatched: bool = False
+    path: Path | None = None
 
     @property
     def tail_left_out(self) -> bool:
@@ -76,151 +238,34 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         return tuple(name for name, holds in found if holds)
 
 
-class Path(NamedTuple):
-    """How far a text goes down the tree."""
-
-    text: str
-    stops: list[tuple[RadixNode, int]]
-    """The nodes on the path at which generations end, with the characters matched up to there."""
-    at: RadixNode
-    """The node in whose edge, or at whose end, the text leaves the tree."""
-    inside: int
-    """Characters of that edge that agree."""
-    limit: int
-    """Characters of the text that agree."""
-
-    def upward(self, floor: int) -> Iterator[tuple[RadixNode, int]]:
-        """Yield the nodes of the path, last one first, with the characters agreed there, while these exceed `floor`.
-
-        A chain that runs through one of them and not through the one below agrees with the text exactly to its end.
-        """
-        node: RadixNode | None = self.at
-        limit, inside = self.limit, self.inside
-        while node is not None and limit > floor:
-            yield node, limit
-            limit -= inside
-            node = node.parent
-            inside = 0 if node is None else len(node.edge)
-
-    def candidates(self, line: Generation | None, floor: int) -> Iterator[tuple[Generation, int]]:
-        """Yield generations behind `line` that leave the path above `floor`, with the characters agreed, furthest first.
-
-        Of those that leave it in the same place the newest come first. There may be 100,000 siblings, so this ends after
-        `MOST_CANDIDATES`: few chains differ in their tokens before they differ in their text.
-        """
-        seen: set[Generation] = set()
-        visits = MOST_CANDIDATES
-        walked: RadixNode | None = None
-        for top, limit in self.upward(floor):
-            below = [top]
-            while below and visits:
-                node = below.pop()
-                newest = node.through(line)
-                if newest is None or node is walked:
-                    continue
-                visits -= 1
-                for generation in (newest, *islice(reversed(node.generations()), MOST_CANDIDATES)):
-                    if generation.continues is line and generation not in seen:
-                        seen.add(generation)
-                        yield generation, limit
-                below += reversed([*islice(reversed(node.each_child()), visits)])
-            walked = top
-
-    def longest_complete(self, request_id: str | None, limit: int | None = None) -> tuple[Cut, Generation | None]:
-        """Return the longest complete reply that this text may continue, the newest of equal texts.
-
-        It has the name `request_id` and ends within `limit` characters, where these are given. A reply whose ids do not
-        spell its text is not continued: the text that the client saw is encoded instead.
-        """
-        for node, position in reversed(self.stops):
-            if limit is not None and position > limit:
-                continue
-            for generation in reversed(node.generations()):
-                if generation.span.flags & SpanFlag.MISMATCH:
-                    continue
-                if request_id is None or generation.span.named(request_id):
-                    cut = resolve_complete(generation, self.text, position)
-                    if cut is not None:
-                        return cut, generation
-        return FRESH, None
-
-    def further(self, line: Generation | None, cut: Cut, measure: Measure, *, boundaries: bool = True) -> Cut | None:
-        """Return tokens behind `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
-
-        Sampled tokens come first. Context, whose encoding would be the same anyway, counts only where there are none.
-        """
-        best: Cut | None = None
-        newest: tuple[Generation, int] | None = None
-        for generation, limit in self.candidates(line, cut.start):
-            if best is not None and limit <= best.start:
-                break
-            newest = newest or (generation, limit)
-            found = self._whole_literals(generation, limit, line, measure, boundaries=False)
-            if found is not None and found.start > (cut if best is None else best).start:
-                best = found
-        if best is None and boundaries and newest is not None:
-            found = self._whole_literals(*newest, line, measure, boundaries=True)
-            if found is not None and found.start > cut.start:
-                return found
-        return best
-
-    def _whole_literals(
-        self, generation: Generation, limit: int, line: Generation | None, measure: Measure, *, boundaries: bool
-    ) -> Cut | None:
-        """Cut by `resolve_partial`, but never inside an added token that the text spells.
-
-        A sampled `<` and the text `<|im_end|>` have a character in common. If that token were kept, the rest would be
-        encoded as `|im_end|>`, which ends nothing.
-        """
-        while True:
-            cut = resolve_partial(generation, limit, line, measure, boundaries=boundaries)
-            begin = None if cut is None else measure.straddled(self.text, cut.start)
-            if begin is None:
-                return cut
-            limit = begin
-
-    def is_ambiguous(self, continues: Generation, start: int, measure: Measure) -> bool:
-        """Return whether a chain that does not continue this reply has whole sampled tokens of the text behind `start`."""
-        for node, limit in self.upward(start):
-            for other in node.lines():
-                if other.continues is not continues:
-                    cut = resolve_partial(other, limit, other.continues, measure, boundaries=False)
-                    if cut is not None and cut.start > start:
-                        return True
-        return False
-
-    def passes_mismatch(self, line: Generation | None) -> bool:
-        """Return whether a reply whose ids do not spell its text ends on the path behind `line`."""
-        for node, _ in reversed(self.stops):
-            ended = node.generations()
-            if line in ended:
-                return False
-            if any(generation.span.flags & SpanFlag.MISMATCH for generation in ended):
-                return True
-        return False
-
-    def ends_on_node(self) -> bool:
-        """Return whether the whole text is in the tree and ends where a node does."""
-        return self.limit == len(self.text) and self.inside == len(self.at.edge)
-
-
-def walk_down(root: RadixNode, text: str) -> Path:
-    """Follow a text as far as the tree goes."""
-    stops: list[tuple[RadixNode, int]] = []
-    node, position, size = root, 0, len(text)
+def walk_down(root: RadixNode, text: str, marks: Landmarks | None = None) -> Path:
+    """Follow a text as far as the tree goes, through the landmarks of a deep conversation if there are any."""
+    node, position, size, steps = root, 0, len(text), 0
     while position < size:
         child = node.child(text[position])
         if child is None:
             break
         edge = child.edge
         if not text.startswith(edge, position):
-            inside = common_length(edge, text, position)
-            return Path(text, stops, child, inside, position + inside)
+            limit = position + common_length(edge, text, position)
+            return Path(text, child, position + len(edge), limit)
         position += len(edge)
         node = child
-        if node.ends is not None:
-            stops.append((node, position))
-    return Path(text, stops, node, len(node.edge), position)
+        steps += 1
+        if steps == FAR and marks is not None:
+            node, position = marks.deepest(root, text, node, position)
+    if steps >= 2 * FAR and marks is not None:
+        marks.place(root, text, node, position)
+    return Path(text, node, position, position)
+
+
+def _samples_nothing(generation: Generation, limit: int) -> bool:
+    """Return whether the reply, and nothing before it, was sampled behind its line, and begins at `limit` or later."""
+    span, line = generation.span, generation.continues
+    if span.start < limit:
+        return False
+    before, stop = span.parent, None if line is None else line.span
+    return before is stop or (before is not None and before.parent is stop and not before.sampled)
 
 
 def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measure: Measure) -> PrefixMatch:
@@ -247,7 +292,7 @@ def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measu
     cut = further or cut if known is None else Cut(known, len(known), len(text))
     ambiguous = continues is not None and path.is_ambiguous(continues, cut.start, measure)
     mismatched = path.passes_mismatch(continues)
-    return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown, mismatched=mismatched)
+    return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown, mismatched=mismatched, path=path)
 
 
 def match_chain(
@@ -258,15 +303,15 @@ def match_chain(
     If the chain was recorded under another text, its longest reply that is on the path all the same is continued.
     """
     span, text = generation.span, path.text
-    for node, position in path.stops:
+    for node, position in path.stops():
         if node is generation.node:
             cut = resolve_complete(generation, text, position)
             if cut is None or (cut.span, cut.take) != (span, take):
                 cut = Cut(span, take, position)
-            return PrefixMatch(namespace, text, cut, generation)
+            return PrefixMatch(namespace, text, cut, generation, path=path)
     owners = {part.owner for part, _ in links(span.parent, span.take) if part.sampled}
-    line = next((g for node, _ in reversed(path.stops) for g in node.generations() if g in owners), None)
-    return PrefixMatch(namespace, text, Cut(span, take, width(span.offset + take)), line, foreign=True)
+    line = next((g for node, _ in path.stops() for g in node.generations() if g in owners), None)
+    return PrefixMatch(namespace, text, Cut(span, take, width(span.offset + take)), line, foreign=True, path=path)
 
 
 def _same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:

@@ -4,6 +4,7 @@ A node stands for one text: all edges from the root, joined. It owns characters 
 
     ends      generations whose prompt + reply is exactly this text, oldest first
     contexts  context spans of prompts that are exactly this text
+    replied   whether this text may end inside a reply, or at its end; else all that runs through it is context here
     through   for each generation R that is continued on this path (None: a fresh start), the newest generation
               behind R whose text runs through this node: the chain to cut when a text leaves the tree here
 
@@ -75,6 +76,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
     ends: Generation | list[Generation] | None = None
     contexts: TokenSpan | list[TokenSpan] | None = None
     _through: Generation | dict[Generation | None, Generation] | None = None
+    replied: bool = False
 
     def __repr__(self) -> str:
         edge = self.edge if len(self.edge) <= 20 else self.edge[:17] + "..."
@@ -195,6 +197,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         assert self.parent is not None
         assert 0 < at < len(self.edge)
         upper = RadixNode(self.edge[:at], self.parent)
+        upper.replied = self.replied
         upper._through = dict(self._through) if isinstance(self._through, dict) else self._through
         self.parent.attach(upper)
         self.edge = self.edge[at:]

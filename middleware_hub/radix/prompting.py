@@ -10,7 +10,7 @@ import msgspec
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Namespace
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, unpack_ids
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, pack_ids
 from middleware_hub.tokenizer.id_checks import check_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from router.engines.sglang.segments import FIELD, Segment, place
@@ -31,7 +31,7 @@ class Prompt(msgspec.Struct, frozen=True):
     Attributes:
         match: pinned; the maker of the prompt unpins it.
         context: what was put behind the matched chain; None if the chain is the whole prompt.
-        ids: all of them.
+        packed: all of the ids, as spans keep them.
         reused: how many of them were taken from memory.
         encoded: how many of them were encoded now.
         reasons: how the prompt was made, as answers and counters name it.
@@ -39,10 +39,15 @@ class Prompt(msgspec.Struct, frozen=True):
 
     match: PrefixMatch
     context: Context | None
-    ids: list[int]
+    packed: bytes
     reused: int
     encoded: int
     reasons: tuple[str, ...]
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All of the ids: a view of those that are packed."""
+        return memoryview(self.packed).cast("i")
 
 
 async def from_text(
@@ -61,16 +66,16 @@ async def from_text(
             start, rest = cut.span is None, text[cut.start :]
             with tracer.span("encode", characters=len(rest)) as span:
                 tail, alignment = await tokenizer.encode_aligned(rest, start=start)
-                encoded = len(tail)
+                encoded = len(tail) // ID_BYTES
                 span.set(tokens=encoded)
-            context = Context(pack_ids(tail), alignment.flags, alignment.ends)
-            packed += context.ids
+            context = Context(tail, alignment.flags, alignment.ends)
+            packed += tail
         if not packed:
             raise BadRequestError("`text` encodes to no token at all: there is nothing to send to a worker")
     except BaseException:
         tree.unpin(match)
         raise
-    return Prompt(match, context, unpack_ids(packed), reused, encoded, match.reasons)
+    return Prompt(match, context, packed, reused, encoded, match.reasons)
 
 
 async def from_ids(
@@ -107,7 +112,7 @@ async def from_ids(
         tree.unpin(match)
         raise
     new = sum(len(run[max(0, reused - run.start) :]) for run in encoded)
-    return Prompt(match, context, ids, reused, new, match.reasons)
+    return Prompt(match, context, packed, reused, new, match.reasons)
 
 
 class Assembled(msgspec.Struct, frozen=True):

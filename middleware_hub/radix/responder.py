@@ -35,12 +35,17 @@ class Recorder:
         self.judge = judge
 
     def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
-        """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned."""
-        found = self.judge.judge(asked, reply, worker)
-        if found.reply is None:
+        """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned. Raises nothing."""
+        try:
+            with self.tracer.span("record", tokens=len(reply.ids)) as span:
+                found = self.judge.judge(asked, reply, worker)
+                if found.reply is not None:
+                    found.verdict.generation = self.tree.record(prompt.match, prompt.context, found.reply)
+                span.set(outcome=found.verdict.outcome)
             return found.verdict
-        generation = self.tree.record(prompt.match, prompt.context, found.reply)
-        return msgspec.structs.replace(found.verdict, generation=generation)
+        except Exception:
+            logger.exception("a reply could not be recorded")
+            return Verdict("no", INTERNAL_ERROR)
 
 
 class Tally(Protocol):
@@ -109,13 +114,7 @@ class _ExpectedReply:
     def record(self, reply: Reply) -> None:
         if self._hint is not None and self._hint.replied is not None:
             self._hint.replied(reply.ids)
-        try:
-            with self._recorder.tracer.span("record", tokens=len(reply.ids)) as span:
-                self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
-                span.set(outcome=self.verdict.outcome)
-        except Exception:
-            logger.exception("a reply could not be recorded")
-            self.verdict = Verdict("no", INTERNAL_ERROR)
+        self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
 
     def _shown(self, raw: bytes | Raw, verdict: Verdict | None, bare: bytes | Raw) -> bytes | Raw:
         """Return a reply without the fields that only the router asked for, and with those that the client wants of the router.

@@ -81,7 +81,9 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        return self._checked_parent(match_text(namespace, walk_down(root, text), parent, self.measure), parent)
+        return self._checked_parent(
+            match_text(namespace, walk_down(root, text, self._forest.marks), parent, self.measure), parent
+        )
 
     def match_ids(
         self, namespace: Namespace, text: str, ids: bytes, width: Callable[[int], int], *, parent: str | None = None
@@ -93,7 +95,7 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        path = walk_down(root, text)
+        path = walk_down(root, text, self._forest.marks)
         found = PrefixMatch(namespace, text)
         longest = self._by_ids.longest(namespace, ids, parent)
         if longest is None and parent is not None:
@@ -122,9 +124,9 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         if root is None:
             return None if request_id is not None else Recall(FRESH, exact=False)
-        path = walk_down(root, text)
-        if path.stops and path.stops[-1][1] == len(text):
-            for generation in reversed(path.stops[-1][0].generations()):
+        path = walk_down(root, text, self._forest.marks)
+        if path.ends_on_node():
+            for generation in reversed(path.at.generations()):
                 if request_id is None or generation.span.named(request_id):
                     return self.recall_generation(generation)
         found = match_text(namespace, path, request_id, self.measure)
@@ -180,10 +182,13 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         if root is None:
             return Departure(0, "", (), 0)
-        path = walk_down(root, text)
-        ways = [(path.at, path.inside)] if path.inside < len(path.at.edge) else [(c, 0) for c in path.at.each_child()]
+        path = walk_down(root, text, self._forest.marks)
+        left = path.end - path.limit
+        ways = [(path.at, len(path.at.edge) - left)] if left else [(child, 0) for child in path.at.each_child()]
         after = tuple(node.first_characters(skip, context) for node, skip in ways[-8:])
-        return Departure(path.limit, text[max(0, path.limit - context) : path.limit], after, len(path.stops))
+        return Departure(
+            path.limit, text[max(0, path.limit - context) : path.limit], after, sum(1 for _ in path.stops())
+        )
 
     # Writing -----------------------------------------------------------------------------------------------------------
 
@@ -206,15 +211,14 @@ class RadixTree:
         else:
             self.stats.hits += 1
         node, position = self._start(match)
-        path: list[RadixNode] = []
         before, take = match.cut.span, match.cut.take
         if context is None:
-            node = self._forest.descend(node, match.text[position:] + reply.text, 0, path)
+            node = self._forest.descend(node, match.text[position:] + reply.text, 0)
         else:
-            node = self._forest.descend(node, match.text, position, path)
+            node = self._forest.descend(node, match.text, position)
             before = self._context_span(match, context, node)
             take = len(before)
-            node = self._forest.descend(node, reply.text, 0, path)
+            node = self._forest.descend(node, reply.text, 0)
         span = TokenSpan(
             before,
             take,
@@ -235,8 +239,7 @@ class RadixTree:
         span.users = 1
         self._forest.add_span(span)
         node.add_end(generation)
-        for passed in path:
-            passed.note_pass(generation)
+        self._forest.note_passes(generation, foreign=match.foreign)
         self.stats.generations += 1
         self._by_ids.add(match.namespace, generation)
         self._names.add(generation)
@@ -245,6 +248,9 @@ class RadixTree:
 
     def _start(self, match: PrefixMatch) -> tuple[RadixNode, int]:
         """Return the node and the character from which the text of a match has to be inserted."""
+        found = None if match.path is None else match.path.resume()
+        if found is not None:
+            return found
         if match.continues is not None:
             return match.continues.node, match.continues.span.text_end
         return self._forest.root(match.namespace), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,18 +46,30 @@ class Chats:
         self._turns = turns
         self._composer = composer
         self._room = MemoRoom()
+        self._warming: asyncio.Task[None] | None = None
+
+    def warm(self) -> None:
+        """Begin, in a thread, with what the first turn would hold up the event loop for. Turns wait until it is done."""
+        self._warming = asyncio.create_task(asyncio.to_thread(self._composer.warm))
+
+    async def _warmed(self, warming: asyncio.Task[None]) -> None:
+        with suppress(Exception):  # it goes wrong in the turn again, and is reported there
+            await asyncio.shield(warming)
+        self._warming = None
 
     async def talk(
         self, dialect: Dialect, session: Session, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Serve one turn whose body has been read. Raises RouterError only before anything is sent."""
+        if self._warming is not None:
+            await self._warmed(self._warming)
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
-        headers = {name: value.decode("latin-1") for name, value in first_values(scope).items()}
-        parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
-        idempotency = headers.get(b"idempotency-key")
+        headers = first_values(scope)
+        parent = _text(headers, b"x-parent-generation") or _text(headers, b"x-radix-parent")
+        idempotency = _text(headers, b"idempotency-key")
         key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)
-        retries = headers.get(b"x-stainless-retry-count", "")
+        retries = _text(headers, b"x-stainless-retry-count") or ""
         sent_again = idempotency or (retries.isdecimal() and int(retries) > 0)
         # No await until the exchange is known, so that the second of two equal requests finds the first.
         exchange = self._turns.adopt(session, key) if sent_again else None
@@ -74,6 +87,8 @@ class Chats:
 
     async def count(self, session: Session, request: ChatRequest) -> int:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
+        if self._warming is not None:
+            await self._warmed(self._warming)
         session.require(Act.GENERATE)
         turn = session.trie.prepare(setting_of(request), request.messages)
         handle = session.trie.open(turn, new_rid())
@@ -110,8 +125,8 @@ class _ChatReply:
         await send_json(self._send, 200, body, self._headers(answered, _recorded(self._exchange.generations)))
 
     async def stream(self) -> None:
-        await self._exchange.begun()
-        if self._exchange.over and not self._exchange.answers:
+        begun = await self._exchange.begun()
+        if not begun and not self._exchange.answers:
             raise self._exchange.failure
         generations = self._exchange.generations
         headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
@@ -172,6 +187,11 @@ class _ChatReply:
         if first.routed:
             headers.append((b"x-router-reason", first.routed.encode("latin-1")))
         return headers
+
+
+def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 def _recorded(generations: list[TurnGeneration]) -> str:

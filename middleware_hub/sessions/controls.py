@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from msgspec import Raw
@@ -85,7 +85,7 @@ class Controls:
                 f"`metadata` is larger than {MAX_METADATA} bytes: keep a name in it, and the rest elsewhere"
             )
         session = Session(
-            uuid4().hex if session_id is None else session_id,
+            secrets.token_hex(16) if session_id is None else session_id,
             tenant,
             self._key,
             ttl=self._config.ttl if ttl is None else ttl,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -15,7 +16,11 @@ _HELD = {
 
 
 class SessionMetrics:
-    """Counters of events, and gauges of what is held."""
+    """Counters of events, and gauges of what is held.
+
+    `turn`, `token`, `reply` and `step` return the series of some labels. Finding one takes longer than counting in it, so
+    each is found once; labels are words of this program, and few.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -26,7 +31,7 @@ class SessionMetrics:
             ("event",),
             registry=registry,
         )
-        self.turns = Counter(
+        turns = Counter(
             "tito_session_turns_total",
             "Prompts of chats by how they were made: first (nothing sampled before), continued, spliced and anew (for the "
             "reason given), and what is to be known of them: ambiguous, unknown_parent, left_out, rendered_whole, setting, "
@@ -35,7 +40,7 @@ class SessionMetrics:
             ("kind", "reason"),
             registry=registry,
         )
-        self.tokens = Counter(
+        tokens = Counter(
             "tito_session_tokens_total",
             "Tokens of chats by what became of them: reused from a checkpoint (spliced: in a new rendering), encoded, "
             "sampled and committed",
@@ -54,7 +59,7 @@ class SessionMetrics:
             ("reason",),
             registry=registry,
         )
-        self.replies = Counter(
+        replies = Counter(
             "tito_session_replies_total",
             "Generations of sessions by whether they were recorded (exact, inexact, no), and why not",
             ("recorded", "reason"),
@@ -66,7 +71,7 @@ class SessionMetrics:
             ("kind",),
             registry=registry,
         )
-        self.seconds = Histogram(
+        seconds = Histogram(
             "tito_session_step_seconds",
             "Time a turn spends in each step: prepare, tokenize, generate (of each sample; waiting for a worker counts) and "
             "commit (of each reply that came)",
@@ -74,6 +79,8 @@ class SessionMetrics:
             registry=registry,
             buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
         )
+        self.turn, self.token, self.reply = cache(turns.labels), cache(tokens.labels), cache(replies.labels)
+        self.step = cache(seconds.labels)
 
     def watch(self, *held: Callable[[], float]) -> None:
         """Register gauges that read how many sessions, messages, sampled turns and tokens are held."""

@@ -16,7 +16,8 @@ The rendered conversation is a short one, a user's message in front and no tools
 neither on earlier messages nor on tools. `_probe` finds out by trying, and the result is remembered; if they do, everything
 is rendered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word
 that the template spells, everything is rendered, too (see `reads`). What is still missed is found by comparing
-(`composing`), and from then on (`distrust`) this template has no short conversations any more.
+(`composing`), and from then on (`distrust`) this template has no short conversations any more. Where a template only copies
+the texts behind the turn, other texts are put into what it wrote around the first ones (see `slots`).
 
 A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. In front of a sentinel
 stands the opening of the turn, which is not always what the model was asked with (history has lost a `<think>`, or gained
@@ -25,12 +26,15 @@ one): short conversations show it, and it is cut off. A turn with an unknown ope
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.renderer import Messages, Options, RenderingError, Tools, check_options
+from middleware_hub.templates.slots import Slots
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL
 from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms, options_key, remember
 from router.errors import BadRequestError
@@ -68,11 +72,16 @@ class ChatTemplate(TurnForms):
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         super().__init__(template, special_tokens)
-        self._plans: dict[tuple[object, ...], _Plan | None] = {}
+        self._slots = Slots(template, f"slot{secrets.token_hex(12)}")
+        self._plans: dict[tuple[object, ...], _Plan | None] = {
+            (options_key({}), tools, called): None for tools in (False, True) for called in (False, True)
+        }
+
+    def warm(self) -> None:
+        """Do now what the first request would wait for: import transformers, and find out how to render tails."""
         for tools in (False, True):
             for called in (False, True):
-                # Made now, so that no request waits for these.
-                self._plans[options_key({}), tools, called] = self._probe({}, tools, called)
+                self._plan({}, tools, called)
 
     def tail(
         self,
@@ -109,7 +118,14 @@ class ChatTemplate(TurnForms):
             shown = tools if plan.tools else None
             if plan.short:
                 own = self._own_of(calls, tools, shown, options) if calls else None
-                text = self._behind(SHORT, calls, own, following, shown, options, continue_final=continue_final)
+                behind_short = partial(
+                    self._behind, SHORT, calls, own, tools=shown, options=options, continue_final=continue_final
+                )
+                if shown or continue_final or not all(map(_plain_option, options.values())):
+                    text = behind_short(following)
+                else:
+                    key = (own, self._called(calls), options_key(options))
+                    text = self._slots.rendered(key, following, behind_short)
             else:
                 text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
         for message in following:
@@ -276,6 +292,10 @@ class ChatTemplate(TurnForms):
             except (BadRequestError, RenderingError):
                 found.append(None)
         return found
+
+
+def _plain_option(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
 
 def _holds(text: str, content: str | list[Message]) -> bool:

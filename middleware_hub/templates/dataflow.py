@@ -6,16 +6,25 @@ than too little.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from jinja2 import nodes
+from jinja2 import Environment, nodes
 
 TEXT_FIELDS = frozenset({"content", "text", "reasoning_content"})
 FINDS = frozenset({"startswith", "endswith", "find", "rfind", "index", "rindex", "count"})
 
+_GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""A tag that transformers adds: it marks the assistant's text, and decides nothing."""
+
 N = TypeVar("N", bound=nodes.Node)
 _Assigned = tuple[list[str], nodes.Node]
+
+
+def parsed(template: str) -> nodes.Template:
+    """Return the tree of a template. Raises TemplateSyntaxError, and RecursionError if it is nested too deeply."""
+    return Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))
 
 
 class Dataflow:

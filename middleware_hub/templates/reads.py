@@ -14,14 +14,13 @@ decides by name; a false finding costs time, and never makes a wrong tail.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2 import TemplateSyntaxError, nodes
 
 from middleware_hub.chat.messages import KeyedMessage, Message
-from middleware_hub.templates.dataflow import FINDS, TEXT_FIELDS, Dataflow
+from middleware_hub.templates.dataflow import FINDS, TEXT_FIELDS, Dataflow, parsed
 
 _CUTS = frozenset({"split", "rsplit", "partition", "rpartition", "replace", "removeprefix", "removesuffix"})
 _FOLDS = frozenset({"lower", "upper", "casefold", "title", "capitalize", "swapcase"})
@@ -31,8 +30,6 @@ _COMPARISONS = frozenset(
 )
 _SMALL = frozenset({-1, 0, 1, 2})
 """The trials of `chat_template` go beyond these numbers."""
-_GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
-"""A tag that transformers adds: it marks the assistant's text, and decides nothing."""
 
 
 class Reads(NamedTuple):
@@ -74,8 +71,7 @@ class Reads(NamedTuple):
 def reads_of(template: str) -> Reads:
     """Return what a template reads. A template that cannot be parsed here is opaque."""
     try:
-        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))
-        return _Decisions(tree).read()
+        return _Decisions(parsed(template)).read()
     except (TemplateSyntaxError, RecursionError):
         return Reads(opaque=True)
 

@@ -7,15 +7,16 @@ How a template wants its messages (arguments as objects or as text, content as p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from typing import Any
 
+from jinja2 import Environment
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from middleware_hub.chat.messages import Message, Tool
 from middleware_hub.templates.trials import RESULT, SHORT, calling
+from middleware_hub.tokenizer.library_logs import quiet_their_handlers
 from router.errors import BadRequestError
 
 Messages = Sequence[Message]
@@ -69,6 +70,8 @@ class Renderer:
         self._template = template
         self._special_tokens = dict(special_tokens)
         self._end = end
+        if _compiles(template):
+            return
         try:
             self._run(SHORT, None, {}, generate=True)
         except TemplateSyntaxError as error:
@@ -177,7 +180,7 @@ class Renderer:
 
     def _run(self, messages: list[Message], tools: Tools, options: Options, *, generate: bool) -> str:
         """Render once. The compiled template is cached: transformers keeps the last 128."""
-        rendered, _ = render_jinja_template(
+        rendered, _ = _render_jinja_template()(
             [messages],
             tools=tools or None,
             chat_template=self._template,
@@ -186,6 +189,25 @@ class Renderer:
         )
         text: str = rendered[0]
         return text
+
+
+def _compiles(template: str) -> bool:
+    """Return whether Jinja compiles a template as it is; what transformers adds to Jinja, only transformers can compile."""
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).compile(template)
+    except (TemplateError, RecursionError):
+        return False
+    return True
+
+
+@cache
+def _render_jinja_template() -> Callable[..., Any]:
+    """Import transformers, which takes a second: not at a start, see `ChatTemplate.warm`."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    quiet_their_handlers()
+    render: Callable[..., Any] = render_jinja_template
+    return render
 
 
 def check_options(options: Options) -> None:

@@ -108,6 +108,9 @@ class _ReplyLayout:
 
     def align(self) -> Alignment:
         vocabulary, ids, trimmed = self.vocabulary, self.ids, self.trimmed
+        if REPLACEMENT not in self.text and vocabulary.spells(trimmed, self.text, skip_special=self.skips_special):
+            visible = self._without_textless(len(trimmed))
+            return Alignment(self.flags, None, visible, self._literals(visible))
         spelled = vocabulary.spell(ids, skip_special=self.skips_special)
         bare = spelled if trimmed is ids else vocabulary.spell(trimmed, skip_special=self.skips_special)
         # A decoder that does not see what precedes the reply takes its first space for the dummy one, and removes it.

@@ -13,12 +13,13 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Backend
 
+from middleware_hub.spans.chain import ID_BYTES, pack_ids
 from middleware_hub.tokenizer.settings import KNOWN_PARTS, parts
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits, TextTooLongError
 from router.errors import BadRequestError
@@ -40,8 +41,8 @@ _AWKWARD = (
     *(" the", " ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", " \n", "\u00a0", "\u3000", "def f(x):\n    return x\n"),
 )
 
-Encode = Callable[[str], list[int]]
-"""Returns a text's ids, with nothing added before or behind them."""
+Encode = Callable[[str], bytes]
+"""Returns a text's ids, packed as spans keep them, with nothing added before or behind them."""
 
 
 def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: PromptLimits = PROMPT_LIMITS) -> Encode:
@@ -63,6 +64,41 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: Pro
     return FastEncoder(slow, fast)
 
 
+class LateEncoder:
+    """Encodes by `tokenizers`, and has the encoder made that `encoder` chooses for `auto`. That takes a second or two.
+
+    It is begun with the first text, and in a thread. So neither a start nor a request waits for it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: dict[str, Any],
+        limits: PromptLimits,
+        run: Callable[[Callable[[], None]], object],
+        use: Callable[[Encode], None],
+    ) -> None:
+        """`run` calls a function in a thread; `use` is called there with the encoder that takes the place of this one."""
+        self._encode = _by_tokenizers(backend, limits)
+        self._run = run
+        self._use = use
+        self._make: Callable[[], Encode] | None = partial(encoder, backend, settings, "auto", limits)
+
+    def __call__(self, text: str) -> bytes:
+        if self._make is not None:
+            self._run(partial(self._replace, self._make))
+            self._make = None
+        return self._encode(text)
+
+    def _replace(self, make: Callable[[], Encode]) -> None:
+        try:
+            made = make()
+        except Exception:
+            logger.exception("no faster encoder could be made: Hugging Face's tokenizers encode all texts")
+            made = self._encode
+        self._use(made)
+
+
 class _UnfitError(Exception):
     """fastokens is not used for this tokenizer."""
 
@@ -75,7 +111,7 @@ class FastEncoder:
         self._fast: Encode | None = fast
         self._count = 0
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: str) -> bytes:
         if self._fast is None:
             return self._slow(text)
         try:
@@ -98,11 +134,10 @@ class FastEncoder:
 
 
 def _by_tokenizers(backend: Backend, limits: PromptLimits) -> Encode:
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> bytes:
         encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
         limits.check_tokens(len(encoding))  # before the list of ids is made
-        ids: list[int] = encoding.ids
-        return ids
+        return pack_ids(encoding.ids)
 
     return encode
 
@@ -120,10 +155,9 @@ def _by_fastokens(settings: dict[str, Any], limits: PromptLimits) -> Encode:
         raise _UnfitError(f"an added token is one of {', '.join(whims)}")
     fast = _built(msgspec.json.encode({**settings, "post_processor": None}).decode())
 
-    def encode(text: str) -> list[int]:
-        encoding = fast.encode(text, add_special_tokens=False)
-        limits.check_tokens(len(encoding))
-        ids: list[int] = encoding.ids
+    def encode(text: str) -> bytes:
+        ids: bytes = fast.encode_batch_flat([text])[0]  # little-endian, as are all machines that it is built for
+        limits.check_tokens(len(ids) // ID_BYTES)
         return ids
 
     return encode

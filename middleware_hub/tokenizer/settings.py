@@ -8,7 +8,18 @@ from typing import Any
 
 from tokenizers import pre_tokenizers
 
+from router.engines.json import decode_any, decode_object
+
 KNOWN_PARTS = frozenset({"Split", "ByteLevel", "Digits", "Sequence", "NFC"})
+
+
+def read_settings(tokenizer_json: str) -> dict[str, Any]:
+    """Return a tokenizer.json as a dict. The merges of its model, most of it, stay raw: nothing here looks at them."""
+    raw = decode_object(tokenizer_json)
+    model = decode_object(raw.pop("model"))
+    settings: dict[str, Any] = {name: decode_any(value) for name, value in raw.items()}
+    settings["model"] = {name: value if name == "merges" else decode_any(value) for name, value in model.items()}
+    return settings
 
 
 def parts(settings: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

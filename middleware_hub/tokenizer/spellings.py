@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Any
 
@@ -18,13 +19,13 @@ def read_vocabulary(backend: Backend, settings: dict[str, Any]) -> Vocabulary:
     added = backend.get_added_tokens_decoder()
     decoders = {part["type"] for part in parts(settings["decoder"])}
     if "ByteLevel" in decoders:
-        alphabet = _byte_alphabet()
+        alphabet = {ord(stand_in): byte for stand_in, byte in _byte_alphabet().items()}
         byte_tokens: dict[str, int] = {}
 
         def piece(token: str) -> bytes:
             try:
-                return bytes([alphabet[c] for c in token])
-            except KeyError:
+                return codecs.charmap_encode(token, "strict", alphabet)[0]
+            except UnicodeEncodeError:
                 return token.encode()
     elif decoders & {"Metaspace", "Replace", "ByteFallback"}:
         byte_tokens = {f"<0x{byte:02X}>": byte for byte in range(256)} if "ByteFallback" in decoders else {}
@@ -36,7 +37,8 @@ def read_vocabulary(backend: Backend, settings: dict[str, Any]) -> Vocabulary:
             f"--tokenizer-path: a tokenizer that decodes by {sorted(decoders) or 'nothing'} is not supported; "
             "byte-level BPE and SentencePiece styles are"
         )
-    vocabulary = backend.get_vocab(with_added_tokens=False)
+    listed = settings["model"]["vocab"]  # a unigram model's is a list, with scores
+    vocabulary = listed if isinstance(listed, dict) else backend.get_vocab(with_added_tokens=False)
     pieces = {i: piece(token) for token, i in vocabulary.items()}
     # Decoders treat added tokens like others (Gemma has `▁▁` among them), but a special token is spelled by its name.
     pieces |= {i: token.content.encode() if token.special else piece(token.content) for i, token in added.items()}

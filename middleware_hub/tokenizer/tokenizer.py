@@ -1,4 +1,4 @@
-"""The tokenizer: texts to ids. The only file of the hub's core that loads with transformers.
+"""The tokenizer: texts to ids.
 
 A text is encoded in one of two ways. A **start** is encoded as the worker itself would encode it: with BOS where the
 tokenizer adds one, with SentencePiece's dummy space. A **tail** follows tokens that are there already and must not gain
@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer, PreTrainedConfig
 
-from middleware_hub.spans.chain import SpanFlag
+from middleware_hub.spans.chain import SpanFlag, pack_ids, unpack_ids
+from middleware_hub.tokenizer import loaded
 from middleware_hub.tokenizer.alignment import Alignment, align_context
-from middleware_hub.tokenizer.encoder import FastEncoder, encoder
-from middleware_hub.tokenizer.settings import is_verbatim, tail_settings
+from middleware_hub.tokenizer.encoder import Encode, FastEncoder, LateEncoder, encoder
+from middleware_hub.tokenizer.settings import is_verbatim, read_settings, tail_settings
 from middleware_hub.tokenizer.spellings import read_vocabulary
 from router.config.radix import SpecialTokens, TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ LONG_FOR_FASTOKENS = 6 * LONG_TEXT
 """The same for the faster encoder."""
 
 _VERBATIM = Alignment(SpanFlag.NONE)
-_PROBES = ("Hello world", " leading space", "naïve café 你好 🙂\n\n\tend", "x")
 
 
 class Tokenizer:
@@ -49,6 +47,7 @@ class Tokenizer:
         vocabulary_size: the model's, if known: the limit for ids that clients send.
         encodes_by: see `encoder`.
         limits: of a text. A longer one raises TextTooLongError.
+        tokenizer_json: the backend as text, where that is known: to write it takes a while.
     """
 
     def __init__(
@@ -59,28 +58,30 @@ class Tokenizer:
         vocabulary_size: int | None = None,
         encodes_by: TokenizerBackend = "auto",
         limits: PromptLimits = PROMPT_LIMITS,
+        tokenizer_json: str | None = None,
     ) -> None:
         self._limits = limits
         backend.no_truncation()
         backend.no_padding()
-        settings = _settings(backend)
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
+        settings = read_settings(tokenizer_json or backend.to_str())
         tail = tail_settings(settings)
         self._start = backend
         self._starts_plain = all(settings[key] == tail[key] for key in ("normalizer", "pre_tokenizer"))
-        self._encode_start = encoder(backend, settings, encodes_by, limits)
-        self._encode_tail = self._encode_start if self._starts_plain else encoder(self._tail, tail, encodes_by, limits)
+        self._choose_encoder(backend, settings, encodes_by, self._use_for_starts)
+        if not self._starts_plain:
+            self._choose_encoder(self._tail, tail, encodes_by, self._use_for_tails)
         self._verbatim = is_verbatim(settings)
-        self._long = LONG_FOR_FASTOKENS if isinstance(self._encode_start, FastEncoder) else LONG_TEXT
         self._mode = add_special_tokens
-        probe = backend.encode(_PROBES[0])
+        probe = backend.encode(loaded.PROBES[0])
         added = probe.special_tokens_mask
         lead = next((i for i, flag in enumerate(added) if not flag), len(added))
         self.bos: list[int] = probe.ids[:lead]
+        self._packed_bos = pack_ids(self.bos)
         self.vocabulary = read_vocabulary(backend, settings)
         self.vocabulary.size = max(vocabulary_size or 0, len(self.vocabulary))
         self.chat_template: str | dict[str, str] | None = None  # of several, each has a name: `default`, `tool_use`
         self.special_tokens_map: dict[str, str] = {}
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
 
     @classmethod
     def load(
@@ -97,67 +98,85 @@ class Tokenizer:
         Raises:
             BadRequestError: it cannot be loaded, or it is of a kind whose tokens' text is not known here.
         """
-        _quiet_their_handlers()
-        try:
-            loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise BadRequestError(f"--tokenizer-path {path}: no tokenizer could be loaded from it: {error}") from error
-        backend = getattr(loaded, "backend_tokenizer", None)
-        if not isinstance(backend, Backend):
-            raise BadRequestError(
-                f"--tokenizer-path {path}: {type(loaded).__name__} is not a fast tokenizer; "
-                "a folder with a tokenizer.json is needed (save_pretrained of a fast tokenizer writes one)"
-            )
+        found, backend = loaded.load(path, trust_remote_code=trust_remote_code)
         tokenizer = cls(
             backend,
             add_special_tokens=add_special_tokens,
-            vocabulary_size=_model_vocabulary(path),
+            vocabulary_size=found.vocabulary_size,
             encodes_by=encodes_by,
             limits=limits,
+            tokenizer_json=found.tokenizer_json,
         )
-        tokenizer.chat_template = loaded.chat_template
-        tokenizer.special_tokens_map = {
-            name: token for name, token in loaded.special_tokens_map.items() if isinstance(token, str)
-        }
-        for text in _PROBES:
-            expected = list(loaded(text)["input_ids"])
-            mine = tokenizer.encode_start(text)
+        tokenizer.chat_template = found.chat_template
+        tokenizer.special_tokens_map = found.special_tokens_map
+        for text, expected in zip(loaded.PROBES, found.probes, strict=True):
+            mine = tokenizer.bos + backend.encode(text, add_special_tokens=False).ids
             if add_special_tokens == "auto" and expected[: len(mine)] != mine:
                 logger.warning("the tokenizer of %s encodes %r as %s, its backend as %s", path, text, expected, mine)
         return tokenizer
+
+    def _choose_encoder(
+        self, backend: Backend, settings: dict[str, Any], encodes_by: TokenizerBackend, use: Callable[[Encode], None]
+    ) -> None:
+        if encodes_by == "auto":
+            use(LateEncoder(backend, settings, self._limits, self._threads.submit, use))
+        else:
+            use(encoder(backend, settings, encodes_by, self._limits))
+
+    def _use_for_starts(self, encode: Encode) -> None:
+        self._encode_start = encode
+        self._long = LONG_FOR_FASTOKENS if isinstance(encode, FastEncoder) else LONG_TEXT
+        if self._starts_plain:
+            self._use_for_tails(encode)
+
+    def _use_for_tails(self, encode: Encode) -> None:
+        self._encode_tail = encode
 
     # Encoding ------------------------------------------------------------------------------------------------------------
 
     def encode_start(self, text: str) -> list[int]:
         """Return the ids that the worker itself would make of this text, with nothing appended."""
-        self._limits.check_text(text)
-        ids = self._encode_start(text)
-        if self._mode == "never" or (self._mode == "auto" and self.bos and ids[: len(self.bos)] == self.bos):
-            return ids
-        return self.bos + ids
+        return unpack_ids(self._packed_start(text))
 
     def encode_tail(self, text: str) -> list[int]:
         """Return the ids of a text that follows tokens that are there already."""
+        return unpack_ids(self._packed_tail(text))
+
+    def _packed_start(self, text: str) -> bytes:
+        self._limits.check_text(text)
+        ids = self._encode_start(text)
+        if self._mode == "never" or (self._mode == "auto" and ids.startswith(self._packed_bos)):
+            return ids
+        return self._packed_bos + ids
+
+    def _packed_tail(self, text: str) -> bytes:
         self._limits.check_text(text)
         return self._encode_tail(text)
 
     async def encode(self, text: str, *, start: bool) -> list[int]:
         """Encode a start or a tail; a long text in a thread, so that the event loop goes on."""
-        encode = self.encode_start if start else self.encode_tail
+        return unpack_ids(await self.encode_packed(text, start=start))
+
+    async def encode_packed(self, text: str, *, start: bool) -> bytes:
+        """Return what `encode` returns, packed as spans keep it."""
+        encode = self._packed_start if start else self._packed_tail
         if len(text) < self._long:
             return encode(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode, text)
 
-    async def encode_aligned(self, text: str, *, start: bool) -> tuple[list[int], Alignment]:
-        """Return what `encode` returns, and how it lies over the text. With a normalizer, that may cost as much again."""
+    async def encode_aligned(self, text: str, *, start: bool) -> tuple[bytes, Alignment]:
+        """Return what `encode_packed` returns, and how it lies over the text.
 
-        def both() -> tuple[list[int], Alignment]:
+        With a normalizer, that may cost as much again.
+        """
+
+        def both() -> tuple[bytes, Alignment]:
             ids = encode(text)
             if self._verbatim and text.isascii() and not (start and self.bos):
                 return ids, _VERBATIM
-            return ids, self.align(ids, text, start=start)
+            return ids, self.align(unpack_ids(ids), text, start=start)
 
-        encode = self.encode_start if start else self.encode_tail
+        encode = self._packed_start if start else self._packed_tail
         if len(text) < self._long:
             return both()
         return await asyncio.get_running_loop().run_in_executor(self._threads, both)
@@ -174,14 +193,14 @@ class Tokenizer:
 
     @cached_property
     def _tail(self) -> Backend:
-        return Backend.from_str(_dump(tail_settings(_settings(self._start))))
+        return Backend.from_str(_dump(tail_settings(read_settings(self._start.to_str()))))
 
     @cached_property
     def _untrimmed(self) -> Backend:
         """The encoder of a start without its post-processor, which may trim spaces off the offsets."""
         if self._starts_plain:
             return self._tail
-        return Backend.from_str(_dump({**_settings(self._start), "post_processor": None}))
+        return Backend.from_str(_dump({**read_settings(self._start.to_str()), "post_processor": None}))
 
     def spell_prompt(self, ids: Sequence[int]) -> str:
         """Return the text of a client's ids: special tokens spelled, without a leading BOS and the dummy space behind it."""
@@ -194,31 +213,6 @@ class Tokenizer:
         """Return whether a start gains a space, so that `x` at a start differs from `x` behind something."""
         first = self._start.encode("x", add_special_tokens=False).ids
         return self.vocabulary.spell(first).startswith(" ")
-
-
-def _quiet_their_handlers() -> None:
-    """Remove the handlers of libraries that write to stderr themselves, so that their messages take the form of our log."""
-    for name in ("transformers", "huggingface_hub"):
-        library = logging.getLogger(name)
-        library.handlers.clear()
-        library.propagate = True
-
-
-def _model_vocabulary(path: str) -> int | None:
-    """Return `vocab_size` of the tokenizer's model, which may be larger than the tokenizer's: models pad their vocabulary."""
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(path)
-    except OSError:
-        return None
-    for part in (settings, settings.get("text_config") or {}):
-        if isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
-    return None
-
-
-def _settings(backend: Backend) -> dict[str, Any]:
-    settings: dict[str, Any] = msgspec.json.decode(backend.to_str())
-    return settings
 
 
 def _dump(settings: dict[str, Any]) -> str:

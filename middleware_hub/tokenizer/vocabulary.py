@@ -62,6 +62,8 @@ class Vocabulary:
         joins = [] if byte_ids else [i for i, piece in enumerate(self._pieces) if piece and piece[0] & 0xC0 == 0x80]
         self._joins = _mask(joins, size)
         self._special = _mask(special, size)
+        self._spelled = np.array([*self._pieces, b""], dtype=object)
+        self._spelled_if_skipping = np.where(self._special, b"", self._spelled)
         self._boundary = _mask(boundaries, size)
         self._bytes = frozenset(byte_ids)
         literals = sorted({self.literal(i) for i in added} - {""}, key=len, reverse=True)
@@ -77,7 +79,8 @@ class Vocabulary:
 
     def learn(self, ids: Sequence[int]) -> None:
         """Accept ids that a worker sampled as valid, whatever the tokenizer's folder says."""
-        self.size = max(self.size, max(ids, default=0) + 1)
+        if ids:
+            self.size = max(self.size, int(_as_array(ids).max()) + 1)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of one id; empty for an unknown one."""
@@ -101,16 +104,14 @@ class Vocabulary:
         """Return the text of ids with one `�` per broken character, whatever the decoder's habit is."""
         return self._joined(ids, skip_special).decode("utf-8", "replace")
 
+    def spells(self, ids: Sequence[int], text: str, *, skip_special: bool = False) -> bool:
+        """Return whether the bytes of ids are exactly this text."""
+        return self._joined(ids, skip_special) == text.encode()
+
     def _joined(self, ids: Sequence[int], skip_special: bool) -> bytes:
-        pieces = self._pieces
-        if skip_special and not self.special_ids.isdisjoint(ids):
-            ids = [i for i in ids if i not in self.special_ids]
-        try:
-            if min(ids, default=0) >= 0:
-                return b"".join([pieces[i] for i in ids])
-        except IndexError:
-            pass
-        return b"".join([pieces[i] for i in ids if 0 <= i < len(pieces)])
+        table = self._spelled_if_skipping if skip_special else self._spelled
+        # As unsigned numbers, negative ids too are beyond the table, and get its last entry.
+        return b"".join(table.take(_as_array(ids).view(np.uint32), mode="clip").tolist())
 
     def _spell_runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[str]:
         for run, broken in self._runs(ids, skip_special):
@@ -239,7 +240,7 @@ class Vocabulary:
 
 def _as_array(ids: Sequence[int]) -> NDArray[np.int32]:
     try:
-        return np.frombuffer(array("i", ids), dtype=np.int32)
+        return np.frombuffer(ids if isinstance(ids, array) and ids.typecode == "i" else array("i", ids), dtype=np.int32)
     except OverflowError:
         return np.array([i if abs(i) < 2**31 else -1 for i in ids], dtype=np.int32)
 

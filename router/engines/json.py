@@ -1,19 +1,27 @@
 """Reading JSON only as far as needed.
 
 Objects are decoded into their keys and raw values, so what is passed on is byte for byte what came, except for fields that are
-taken out or put in. No float is parsed and printed again on its way through.
+taken out or put in. No float is parsed and printed again on its way through. Long lists of numbers become arrays, without a
+Python object for each number.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import simdjson
 from msgspec import Raw
+from numpy.typing import NDArray
 
 decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 decode_any = msgspec.json.Decoder().decode
-NULL = b"null"
+NULL = Raw(b"null")
 
 MAX_ITEMS = 500_000
 """Commas. Lists of token ids have more; they have a limit of their own and are parsed one by one."""
@@ -27,7 +35,7 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 def is_null(raw: Raw | None) -> bool:
     """Return whether a field is absent or null."""
-    return raw is None or bytes(raw) == NULL
+    return raw is None or raw == NULL
 
 
 def is_list(raw: Raw | bytes | None) -> bool:
@@ -38,3 +46,66 @@ def is_list(raw: Raw | bytes | None) -> bool:
 def is_nested(raw: Raw | bytes | None) -> bool:
     """Return whether a value looks like a list whose first item is a list."""
     return raw is not None and _NESTED.match(raw) is not None
+
+
+# Lists of numbers --------------------------------------------------------------------------------------------------------
+
+# It keeps its buffers, which saves allocating them each time. A second thread gets an error, and never another's numbers.
+_parser = simdjson.Parser()
+
+
+class NotNumbersError(Exception):
+    """Something else than a list of such numbers."""
+
+
+class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Python 3.12
+    """Token ids, none of them negative, or finite floats: an array that equals every sequence of the same numbers."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, array):
+            return super().__eq__(other)
+        return isinstance(other, Sequence) and self.tolist() == list(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def packed_ids(ids: Sequence[int]) -> Sequence[int]:
+    """Return token ids as `Numbers`; unchanged if one of them is negative, or beyond int32."""
+    if isinstance(ids, Numbers) or min(ids, default=0) < 0:
+        return ids
+    try:
+        return Numbers("i", ids)
+    except OverflowError:
+        return ids
+
+
+def packed_logprobs(logprobs: Sequence[float | None]) -> Sequence[float | None]:
+    """Return logprobs as `Numbers`; unchanged if one of them is no finite number."""
+    if isinstance(logprobs, Numbers) or not all_finite(logprobs):
+        return logprobs
+    return Numbers("d", logprobs)
+
+
+def all_finite(values: Sequence[float | None]) -> bool:
+    """Return whether every one of them is a number, and finite."""
+    try:
+        return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
+    except (TypeError, ValueError, OverflowError):
+        return all(value is not None and math.isfinite(value) for value in values)
+
+
+def read_list(raw: bytes | bytearray, kind: Literal["i", "d"]) -> NDArray[Any]:
+    """Read a JSON list of integers (`i`, as int64) or of any numbers (`d`, as the floats that Python reads).
+
+    Raises NotNumbersError. Brackets inside of the list are read as if they were not there.
+    """
+    try:
+        found = _parser.parse(raw)
+        if isinstance(found, simdjson.Array):
+            return np.frombuffer(found.as_buffer(of_type=kind), dtype=np.int64 if kind == "i" else np.float64)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise NotNumbersError(str(error)) from error
+    raise NotNumbersError("not a list")

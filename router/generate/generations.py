@@ -59,7 +59,7 @@ class Generations:
         self._isolated = isolated
         self._fleet = fleet
         self._retries = Retries(abort, metrics)
-        self._outcomes = metrics.generations
+        self._metrics = metrics
         self._policy = abort.policy
         self._max_body_bytes = server.max_body_bytes
         self._limits = PromptLimits(server.max_batch)
@@ -78,7 +78,10 @@ class Generations:
         body = await read_json(scope, receive, self._max_body_bytes, ids=True)
         request = state.request
         if request is None or request.body is not body:
-            request = await offload(len(body) > LIGHT, WorkerRequest.parse, body, self._limits)
+            if len(body) <= LIGHT:
+                request = WorkerRequest.parse(body, self._limits)
+            else:
+                request = await offload(True, WorkerRequest.parse, body, self._limits)
         names = () if request is None else request.rids
         if self._isolated and not _made_up_here(state, request):
             body, request, ids = with_private_ids(body, request)
@@ -111,7 +114,7 @@ class Generations:
             raise
         finally:
             self._fleet.in_flight.over(in_flight)
-            self._outcomes.labels(outcome.word).inc(1 if request is None else request.replies)
+            self._metrics.generated(outcome.word, 1 if request is None else request.replies)
 
 
 def _checked(policy: str) -> AbortPolicy:

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope
 
 from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError
+from router.http.disconnect import ClientMessages
 from router.http.headers import header
 from router.http.json_cost import LIGHT, check_weight
 from router.http.offload import offload
@@ -27,8 +28,10 @@ async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = F
         BodyTooLargeError: it has too many values in it, or bytes.
         BadRequestError, ClientDisconnectedError: as `read_body` does.
     """
+    if request_state(scope).body_read:
+        return await gather_body(scope, receive, limit)
     body = await read_body(scope, receive, limit)
-    if len(body) > LIGHT and not request_state(scope).body_read:
+    if len(body) > LIGHT:
         await offload(True, check_weight, body, ids=ids)
     return body
 
@@ -91,7 +94,7 @@ def replay(body: bytes, receive: Receive) -> Receive:
         given, whole, body = True, body, b""
         return {"type": "http.request", "body": whole, "more_body": False}
 
-    return replaying
+    return ClientMessages(replaying, receive.client) if isinstance(receive, ClientMessages) else replaying
 
 
 def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:

@@ -3,23 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
+from typing import Any
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from router.errors import ClientDisconnectedError
+
+EXTENSION = "router.client"
+
+
+class ServedClient:
+    """What the server knows of the client of one request. A server that knows it puts it in `scope["extensions"]`.
+
+    Attributes:
+        all_here: whether all of the request has come.
+        gone: whether the client has left.
+    """
+
+    __slots__ = ("_watching", "all_here", "gone")
+
+    def __init__(self) -> None:
+        self.all_here = False
+        self.gone = False
+        self._watching: list[Callable[[], object]] = []
+
+    def leave(self) -> None:
+        """Note that the client is gone, and call all who want to know it."""
+        self.gone = True
+        for call in tuple(self._watching):
+            call()
+
+    def watch(self, call: Callable[[], object]) -> None:
+        """Call this when the client leaves, soon if it has left already."""
+        self._watching.append(call)
+        if self.gone:
+            asyncio.get_running_loop().call_soon(call)
+
+    def unwatch(self, call: Callable[[], object]) -> None:
+        self._watching.remove(call)
+
+
+def served_client(scope: Mapping[str, Any]) -> ServedClient | None:
+    """Return what the server knows of the client of a request; None if it tells nothing."""
+    found: ServedClient | None = (scope.get("extensions") or {}).get(EXTENSION)
+    return found
+
+
+class ClientMessages:
+    """A `receive` for a request that has come as a whole: nothing but the client's end can follow, which `client` tells too."""
+
+    __slots__ = ("_receive", "client")
+
+    def __init__(self, receive: Receive, client: ServedClient) -> None:
+        self._receive = receive
+        self.client = client
+
+    def __call__(self) -> Awaitable[Message]:
+        return self._receive()
 
 
 class ClientConnection:
     """Cancels the work inside its `async with` block as soon as the client is gone.
 
-    One task reads `receive` for as long as the block runs. `http.disconnect` cancels the task of the block, which then
-    ends with ClientDisconnectedError; a cancellation from outside stays a CancelledError. (The bookkeeping with
-    `uncancel` follows `asyncio.timeout`.) So the work itself needs no second task and no check per chunk.
+    The client's end cancels the task of the block, which then ends with ClientDisconnectedError; a cancellation from outside
+    stays a CancelledError. (The bookkeeping with `uncancel` follows `asyncio.timeout`.) So the work itself needs no check per
+    chunk. Where the server tells nothing, a second task reads `receive` for as long as the block runs.
     """
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._client = receive.client if isinstance(receive, ClientMessages) else None
         self._reason: BaseException | None = None
         self._watching = True
 
@@ -28,8 +83,11 @@ class ClientConnection:
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
-        self._watcher = asyncio.create_task(self._watch())
-        self._watcher.add_done_callback(self._on_gone)
+        if self._client is not None:
+            self._client.watch(self._on_gone)
+        else:
+            self._watcher = asyncio.create_task(self._watch())
+            self._watcher.add_done_callback(self._on_end_of)
         return self
 
     async def __aexit__(
@@ -46,16 +104,24 @@ class ClientConnection:
 
     def stop_watching(self) -> None:
         """Stop before the last message of a reply is sent: after it, a server reports every client as gone."""
+        if not self._watching:
+            return
         self._watching = False  # the watcher may have seen the end, with its callback still to come
-        self._watcher.cancel()
+        if self._client is not None:
+            self._client.unwatch(self._on_gone)
+        else:
+            self._watcher.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def _on_gone(self, watcher: asyncio.Task[None]) -> None:
-        if watcher.cancelled() or not self._watching:
-            return
-        # A middleware's `receive` may raise, too: that ends the request in the same way.
-        self._reason = watcher.exception() or ClientDisconnectedError("the client left")
-        self._task.cancel()
+    def _on_end_of(self, watcher: asyncio.Task[None]) -> None:
+        if not watcher.cancelled():
+            # A middleware's `receive` may raise, too: that ends the request in the same way.
+            self._on_gone(watcher.exception())
+
+    def _on_gone(self, error: BaseException | None = None) -> None:
+        if self._watching:
+            self._reason = error or ClientDisconnectedError("the client left")
+            self._task.cancel()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from functools import cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.observability.tallies import CountTally, HistogramTally
 from router.workers.breaker import BreakerState
 from router.workers.worker import Worker
 
@@ -56,31 +56,27 @@ class RouterMetrics:
     """The metrics that the parts of the router count."""
 
     def __init__(self, registry: CollectorRegistry, policy: str = "") -> None:
-        requests = Counter(
+        self._requests = CountTally(
+            registry,
             "tito_router_requests",
             "Requests that ended, by kind of route and status; client_left and broken (after the head of the reply) count as"
             " statuses.",
             ("route", "status"),
-            registry=registry,
         )
-        durations = Histogram(
+        self._durations = HistogramTally(
+            registry,
             "tito_router_request_duration_seconds",
             "From the head of a request to the end of its reply.",
             ("route",),
-            registry=registry,
-            buckets=_REQUEST_SECONDS,
+            _REQUEST_SECONDS,
         )
-        first_bytes = Histogram(
+        self._first_bytes = HistogramTally(
+            registry,
             "tito_router_time_to_first_byte_seconds",
             "From the head of a request to the head of its reply, which comes with the first piece of the body.",
             ("route",),
-            registry=registry,
-            buckets=_REQUEST_SECONDS,
+            _REQUEST_SECONDS,
         )
-        # Calling `labels` costs as much as the rest of counting.
-        self._requests = cache(requests.labels)
-        self._durations = cache(durations.labels)
-        self._first_bytes = cache(first_bytes.labels)
         self.loop_lag = Histogram(
             "tito_router_event_loop_lag_seconds",
             "Delay of the event loop: how much later than scheduled a task ran.",
@@ -112,15 +108,15 @@ class RouterMetrics:
             "reason",
             *("connect", "lost", "timeout", "error", "busy", "no_engine"),
         )
-        decisions = Counter(
+        self._decisions = CountTally(
+            registry,
             "tito_router_decisions",
             "Choices of a worker, by reason: policy (one of several), only_one, trial (of an open breaker), last_resort (it "
             "has not answered yet). Instead of policy, consistent_hashing gives target, key, spilled or no_key; cache_aware "
             "gives continued, cached, spilled, imbalance, least_loaded or no_prompt.",
             ("policy", "reason"),
-            registry=registry,
         )
-        self._decided = cache(partial(decisions.labels, policy))
+        self._policy = policy
         self._breakers = Counter(
             "tito_router_breaker_changes",
             "Changes of circuit breakers, by the new state: open, half_open, closed.",
@@ -137,13 +133,15 @@ class RouterMetrics:
         )
         for outcome in ("served", "full", "timeout", "left"):
             self._queue.labels(outcome)
-        self.generations = counter(
+        self._generations = CountTally(
+            registry,
             "tito_router_generations",
             "Generations that ended: answered, failed (an error, or a reply that broke off), or orphaned (the client left, or "
             "the router was stopped).",
-            "outcome",
-            *("answered", "failed", "orphaned"),
+            ("outcome",),
         )
+        for outcome in ("answered", "failed", "orphaned"):
+            self._generations.add((outcome,), 0)
         self.abort_retries = counter(
             "tito_router_abort_retries",
             "Retries of requests with aborted generations: retried (once per further attempt), given_up (after the last one).",
@@ -152,7 +150,11 @@ class RouterMetrics:
         )
 
     def decided(self, reason: str) -> None:
-        self._decided(reason).inc()
+        self._decisions.add((self._policy, reason))
+
+    def generated(self, outcome: str, count: int) -> None:
+        """Count generations that ended: answered, failed or orphaned."""
+        self._generations.add((outcome,), count)
 
     def breaker_moved(self, worker: Worker, state: BreakerState) -> None:
         self._breakers.labels(worker.url, state.value).inc()
@@ -165,11 +167,11 @@ class RouterMetrics:
 
     def answering(self, route: str, seconds: float) -> None:
         """Count the beginning of a reply, `seconds` after the beginning of its request."""
-        self._first_bytes(route).observe(seconds)
+        self._first_bytes.observe((route,), seconds)
 
     def ended(self, route: str, status: str, seconds: float) -> None:
-        self._requests(route, status).inc()
-        self._durations(route).observe(seconds)
+        self._requests.add((route, status))
+        self._durations.observe((route,), seconds)
 
 
 class WorkerCollector(Collector):

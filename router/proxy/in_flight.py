@@ -54,7 +54,7 @@ class InFlight:
         self.whole = request is not None and not request.stream
         self._to_end: set[int] = set()
         self._all_to_end = False
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None  # made when something waits for it
 
     def send_next(self, request: WorkerRequest, positions: Sequence[int]) -> None:
         """Make this the request of the next attempt. `positions`: its generations, in its order."""
@@ -67,7 +67,8 @@ class InFlight:
             self._all_to_end = True
         else:
             self._to_end.update(positions)
-        self._changed.set()
+        if self._changed is not None:
+            self._changed.set()
 
     def to_end(self, position: int) -> bool:
         """Return whether a generation is to end."""
@@ -80,9 +81,10 @@ class InFlight:
 
     async def until_to_end(self, positions: Sequence[int]) -> None:
         """Wait until each of these generations is to end."""
+        changed = self._changed = self._changed or asyncio.Event()
         while not all(self.to_end(position) for position in positions):
-            self._changed.clear()
-            await self._changed.wait()
+            changed.clear()
+            await changed.wait()
 
 
 def with_in_flight(scope: Scope, in_flight: InFlight) -> Scope:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
@@ -164,8 +164,7 @@ class Proxy:
         request.state.record.sent_to(worker.url)
         attempts.count += 1
         try:
-            async with self._patience(worker):
-                reply = await self._ask(request, attempts, worker, span.inject(request.headers))
+            reply = await self._ask_in_time(request, attempts, worker, span.inject(request.headers))
         except UpstreamFailure as failure:
             why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
             span.fail(why)
@@ -195,6 +194,21 @@ class Proxy:
             await self._relay(request, lease, reply, send, client)
         return None
 
+    async def _ask_in_time(
+        self, request: OutboundRequest, attempts: Attempts, worker: Worker, headers: HeaderList
+    ) -> _BegunReply:
+        """Return what `_ask` does. Raise TimeoutError when a reply took too long, or its worker was quarantined."""
+        waiting = self._unanswered.setdefault(worker, set())
+        timeout = asyncio.timeout(self._config.request_timeout)
+        waiting.add(timeout)
+        try:
+            async with timeout:
+                return await self._ask(request, attempts, worker, headers)
+        finally:
+            waiting.discard(timeout)
+            if not waiting:
+                self._unanswered.pop(worker, None)
+
     async def _ask(
         self, request: OutboundRequest, attempts: Attempts, worker: Worker, headers: HeaderList
     ) -> _BegunReply:
@@ -210,32 +224,15 @@ class Proxy:
             first = piece = await response.read()
             in_flight = request.in_flight
             if in_flight is not None and (in_flight.whole or stream):
-                begun, looked_at = bytearray(first), 0
-                while piece and (in_flight.whole or begun.find(b"\n\n", looked_at) < 0):
-                    looked_at = max(0, len(begun) - 1)
-                    begun += (piece := await response.read())
-                if not piece and status == 200 and stream and not has_ended(begun):
+                first, piece = await _more(response, first, whole=in_flight.whole)
+                if not piece and status == 200 and stream and not has_ended(first):
                     raise UpstreamBrokenError("its stream ended before its end")
-                first = bytes(begun)
             if status == 200 and stream:
                 status = refusal_status(first) or 200
             return _BegunReply(response, stream, status, first, not piece)
         except BaseException:
             response.close()
             raise
-
-    @contextlib.asynccontextmanager
-    async def _patience(self, worker: Worker) -> AsyncIterator[None]:
-        """Raise TimeoutError when a reply took too long, or its worker was quarantined."""
-        waiting = self._unanswered.setdefault(worker, set())
-        async with asyncio.timeout(self._config.request_timeout) as timeout:
-            waiting.add(timeout)
-            try:
-                yield
-            finally:
-                waiting.discard(timeout)
-                if not waiting:
-                    self._unanswered.pop(worker, None)
 
     def _give_up_on(self, worker: Worker) -> None:
         """Send the requests that a hanging worker has not begun to answer to another worker, if there is one."""
@@ -315,6 +312,17 @@ class Proxy:
             raise UpstreamBrokenError(
                 f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
             ) from None
+
+
+async def _more(response: UpstreamResponse, first: bytes, *, whole: bool) -> tuple[bytes, bytes]:
+    """Read on behind the `first` piece, to the end of an event or of the `whole` body. Return it all, and the last piece."""
+    begun, piece = [first], first
+    last = b""  # byte of the piece before: an event may end between two pieces
+    while piece and (whole or (last + piece).find(b"\n\n") < 0):
+        last = piece[-1:]
+        piece = await response.read()
+        begun.append(piece)
+    return b"".join(begun), piece
 
 
 def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:

@@ -11,6 +11,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RequestTimeoutError
+from router.http.disconnect import ClientMessages, ServedClient, served_client
 
 
 class BodyTimeout:
@@ -21,7 +22,18 @@ class BodyTimeout:
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        more = scope["type"] == "http"
+        if scope["type"] == "http":
+            receive = self._limited(receive, served_client(scope))
+        await self._app(scope, receive, send)
+
+    def _limited(self, receive: Receive, client: ServedClient | None) -> Receive:
+        """Return a `receive` with the limit. Nearly all requests are here as a whole when their turn comes, and need none."""
+        if client is not None and client.all_here:
+            return ClientMessages(receive, client)
+        return self._in_time(receive)
+
+    def _in_time(self, receive: Receive) -> Receive:
+        more = True
 
         async def receive_in_time() -> Message:
             nonlocal more
@@ -37,4 +49,4 @@ class BodyTimeout:
             more = message.get("more_body", False)
             return message
 
-        await self._app(scope, receive_in_time if more else receive, send)
+        return receive_in_time

@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import TimerHandle
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from router.errors import BadRequestError, RequestTimeoutError, RouterError
+from router.http.disconnect import EXTENSION, ServedClient, served_client
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._refused = False
         self._closing = False
         self._served: RequestResponseCycle | None = None
+        self._client = ServedClient()  # of the request that comes in now
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give a new client some seconds for its request."""
@@ -101,6 +103,9 @@ class LimitedConnection(HttpToolsProtocol):
             # uvicorn notifies only the last request, which may still be waiting for the end of this one.
             self._served.disconnected = True
             self._served.message_event.set()
+            client = served_client(self._served.scope)
+            assert client is not None
+            client.leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -136,6 +141,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._piece = False
         self._stop_waiting()
         super().on_message_begin()
+        self._client = ServedClient()
+        self.scope["extensions"] = {EXTENSION: cast(Any, self._client)}  # an object, where the standard has a dict
 
     def on_headers_complete(self) -> None:
         """Note that the application gets the request now, or after the requests before it."""
@@ -155,7 +162,10 @@ class LimitedConnection(HttpToolsProtocol):
         """Note that a request is complete: what comes next is a head."""
         self._heading = True
         self._bare = 0
+        self._client.all_here = True
         super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()  # behind a large body uvicorn stops reading, and would not notice that the client leaves
         if self.cycle.response_complete and not self._closing:
             # The reply was complete before the request. uvicorn begins to wait for the next request at the reply, and stops
             # when data comes in; so the wait begins again here.

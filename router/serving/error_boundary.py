@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import time
-from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -128,7 +128,7 @@ def _identified(headers: HeaderList) -> tuple[HeaderList, str]:
     given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and _sane(given[0]):
         return headers, given[0].decode("ascii")
-    request_id = uuid4().hex
+    request_id = secrets.token_hex(16)
     kept = [header for header in headers if header[0] != b"x-request-id"] if given else headers
     return [*kept, (b"x-request-id", request_id.encode("ascii"))], request_id
 

@@ -64,7 +64,7 @@ def _limits(config: ServerConfig) -> Limits:
 
 
 def _spare_the_collector() -> None:
-    """Exempt what is loaded now from garbage collection, and collect less often.
+    """Exempt what is loaded now from garbage collection, and collect less often. A start may have switched it off.
 
     The collector walks all containers to find unreachable cycles. Here nearly all containers are libraries and remembered
     tokens: with the default thresholds it took a fifth of the CPU, and a third of the time of the slowest replies.
@@ -72,6 +72,7 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
 
 
 class _DrainingServer(uvicorn.Server):

@@ -62,6 +62,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.prompt.tails",
         "middleware_hub.templates.*",
         "middleware_hub.tokenizer.encoder",
+        "middleware_hub.tokenizer.kept",
+        "middleware_hub.tokenizer.loaded",
         "middleware_hub.tokenizer.tokenizer",
     ),
     "core": (
@@ -98,7 +100,7 @@ ONLY_IN = {
     "opentelemetry": ("router.observability.otel",),
     "uvicorn": ("router.serving.server", "router.serving.connection", "router.embedded.http.serve"),
     "transformers": (
-        "middleware_hub.tokenizer.tokenizer",
+        "middleware_hub.tokenizer.loaded",
         "middleware_hub.templates.renderer",
         "router.embedded.models.vocabulary",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from middleware_hub.chat.memo import Memo
@@ -31,6 +32,7 @@ from middleware_hub.dialects.messages import (
     part_text,
     string,
     tool_call,
+    whole_request,
     written,
 )
 from middleware_hub.dialects.sampling import LARGEST, add_stops, finish, read_sampling, schema_text
@@ -53,26 +55,34 @@ _SYSTEM: Kind[str | list[Any]] = Kind(str | list[Any], "a string, or a list of b
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     """Read a body. Raises BadRequestError with `param`, the field it is about."""
     opened = open_body(body, memo)
-    limit = opened.fields.take_within("max_tokens", 1, LARGEST)
-    if limit is None:
-        raise BadRequestError("`max_tokens` is missing: it must be an integer of at least 1", param="max_tokens")
-    request = _read(body, opened, limit, memo)
-    if request.messages[-1]["role"] == "assistant" and not request.continue_final:
+    if isinstance(opened.rest, ChatRequest):
+        request, read = opened.rest, each_message(opened, _message)
+    else:
+        limit = opened.rest.take_within("max_tokens", 1, LARGEST)
+        if limit is None:
+            raise BadRequestError("`max_tokens` is missing: it must be an integer of at least 1", param="max_tokens")
+        request, read = _read(opened.rest, opened, limit)
+    last = read[-1][-1]
+    if last["role"] == "assistant" and "tool_calls" in last:
         raise BadRequestError("`messages` ends with tool calls: their results have to follow", param="messages")
-    return request
+    return whole_request(body, opened, request, read, memo, continue_final=last["role"] == "assistant")
 
 
 def parse_count(body: bytes) -> ChatRequest:
     """Read a body for which nothing is sampled: `max_tokens` may be missing. Raises BadRequestError."""
     opened = open_body(body, None)
-    return _read(body, opened, opened.fields.take_within("max_tokens", 1, LARGEST), None)
+    assert isinstance(opened.rest, Fields)
+    request, read = _read(opened.rest, opened, opened.rest.take_within("max_tokens", 1, LARGEST))
+    last = read[-1][-1]
+    continues = last["role"] == "assistant" and "tool_calls" not in last
+    return whole_request(body, opened, request, read, None, continue_final=continues)
 
 
-def _read(body: bytes, opened: OpenedBody, limit: int | None, memo: Memo | None) -> ChatRequest:
-    fields = opened.fields
+def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRequest, list[Sequence[Message]]]:
+    """Read the fields, whose only message is the system prompt, and apart from them the listed messages."""
     system = _system(fields.take("system", _SYSTEM))
     front: list[Message] = [{"role": "system", "content": system}] if system else []
-    messages = each_message(body, opened, _message, memo, front)
+    read = each_message(opened, _message)
     tools = _tools(fields)
     sampling = read_sampling(fields)
     add_stops(sampling, "stop_sequences", fields.take("stop_sequences", STRINGS))
@@ -85,20 +95,19 @@ def _read(body: bytes, opened: OpenedBody, limit: int | None, memo: Memo | None)
     if fields.take("mcp_servers", OBJECTS):
         raise unsupported("`mcp_servers` cannot be called from here: offer their tools in `tools`", "mcp_servers")
     fields.drop(_BOOKKEEPING)
-    last = messages[-1]
-    return ChatRequest(
-        messages=messages,
+    request = ChatRequest(
+        messages=front,
         tools=tools,
         template=template,
         sampling=finish(sampling, limit),
         stream=fields.take("stream", BOOLEAN) or False,
         stream_usage=True,
-        continue_final=last["role"] == "assistant" and "tool_calls" not in last,
         parallel_calls=parallel,
         call_choice=choice,
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )
+    return request, read
 
 
 def _message(place: str, wrote: dict[str, Any]) -> list[Message]:

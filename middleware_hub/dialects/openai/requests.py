@@ -35,6 +35,7 @@ from middleware_hub.dialects.messages import (
     said,
     string,
     tool_call,
+    whole_request,
     written,
 )
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling
@@ -59,8 +60,14 @@ _CHOICE: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a string, or a
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     """Read a body. Raises BadRequestError with `param`, the field it is about."""
     opened = open_body(body, memo)
-    fields = opened.fields
-    messages = each_message(body, opened, _message, memo)
+    read = each_message(opened, _message)
+    request = _read(opened.rest) if isinstance(opened.rest, Fields) else opened.rest
+    continues = _continues(request, read[-1][-1], _prefixed(opened.listed[-1]))
+    return whole_request(body, opened, request, read, memo, continue_final=continues)
+
+
+def _read(fields: Fields) -> ChatRequest:
+    """Read everything but the messages. `continue_final` is what the field of that name says."""
     tools = _tools(fields)
     sampling = read_sampling(fields)
     older = fields.take_within("max_tokens", 1, LARGEST)
@@ -75,14 +82,14 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
         raise unsupported('`modalities` must be ["text"]: this model\'s replies are texts', "modalities")
     fields.drop(_BOOKKEEPING)
     return ChatRequest(
-        messages=messages,
+        messages=(),
         tools=tools,
         template=read_variables(fields),
         sampling=finish(sampling, older if newer is None else newer),
         samples=fields.take_within("n", 1, MOST_SAMPLES) or 1,
         stream=fields.take("stream", BOOLEAN) or False,
         stream_usage=bool(options is not None and options.include_usage),
-        continue_final=_continues(fields, messages, _prefixed(opened.listed[-1])),
+        continue_final=fields.take("continue_final_message", BOOLEAN) or False,
         parallel_calls=fields.take("parallel_tool_calls", BOOLEAN) is not False,
         call_choice=_choice(fields, tools),
         logprobs=logprobs,
@@ -189,9 +196,9 @@ def _choice(fields: Fields, tools: list[Tool] | None) -> str:
     return checked_choice(wanted or AUTO, False, tools)
 
 
-def _continues(fields: Fields, messages: list[Message], prefixed: bool) -> bool:
-    last = messages[-1]
-    asked = fields.take("continue_final_message", BOOLEAN) or (prefixed and last["role"] == "assistant")
+def _continues(request: ChatRequest, last: Message, prefixed: bool) -> bool:
+    """Return whether the last message is to be continued. Raises BadRequestError if it cannot be."""
+    asked = request.continue_final or (prefixed and last["role"] == "assistant")
     if asked and (last["role"] != "assistant" or "tool_calls" in last):
         raise BadRequestError(
             "`continue_final_message` needs a last message of the assistant's, without tool calls",

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt import shared_contexts
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt
 from middleware_hub.sessions.prompt.edited_turns import Echo, KeptEcho, echoes, keep, manner, prompt_of, usable
-from middleware_hub.sessions.prompt.join import OPENING, Join, join, join_in_place
+from middleware_hub.sessions.prompt.join import OPENING, Codec, Join, join, join_in_place
 from middleware_hub.sessions.prompt.prompt_ids import PromptIdsCache
 from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.prompt.whole_rendering import Resident, WholeRendering, codec_of
@@ -63,8 +63,19 @@ class Composer:
         self._verify_rate = verify_rate
         self._ids = PromptIdsCache()
         self._dice = random.Random(0)
-        self._codec = codec_of(tokenizer, template.stop_literals({}))
-        self._whole = WholeRendering(tokenizer, template, self._codec)
+
+    def warm(self) -> None:
+        """Do now what the first turn would wait for. May take a second; runs in a thread while no turn is composed."""
+        self._template.warm()
+        _ = self._whole
+
+    @cached_property
+    def _codec(self) -> Codec:
+        return codec_of(self._tokenizer, self._template.stop_literals({}))
+
+    @cached_property
+    def _whole(self) -> WholeRendering:
+        return WholeRendering(self._tokenizer, self._template, self._codec)
 
     async def compose(
         self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None = None

@@ -36,7 +36,9 @@ class PromptIds(NamedTuple):
             return self
         if not self.packed:
             return PromptIds.of(packed)
-        return PromptIds(self.packed + packed, b"%b,%b" % (self.written[:-1], _encode(unpack_ids(packed))[1:]))
+        # One copy of what may be megabytes: `join` knows the length of its result, and `%` does not.
+        written = b",".join((memoryview(self.written)[:-1], memoryview(_encode(unpack_ids(packed)))[1:]))
+        return PromptIds(self.packed + packed, written)
 
     @property
     def size(self) -> int:

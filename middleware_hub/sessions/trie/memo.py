@@ -1,13 +1,19 @@
 """What the messages of a body were parsed into: a client sends its whole conversation at every turn, and most of it is old.
 
-    known   {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...}
+    known   {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...}                    ],"tools":[...]}
     body    {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...},{"role":"tool",...}],"tools":[...]}
-    read    {"model":"m","messages":["MARK"                                      ,{"role":"tool",...}],"tools":[...]}
+    read                                                                         [{"role":"tool",...}]
 
-If a body begins with the same bytes as an earlier one, up to the end of a message, a mark replaces the messages that are known,
-and only the rest is parsed. Nothing is guessed: a JSON parser is in the same state behind the mark as behind those messages. If
-the client wrote `messages` twice, or the same list in another field as well, the mark is not where it is expected, and the body
-is parsed as it came. The mark is random: no client can write it.
+    known   {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...}                    ],"tools":[...]}
+    body    {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...},{"role":"tool",...}],"tools":[other]}
+    read    {"model":"m","messages":["MARK"                                      ,{"role":"tool",...}],"tools":[other]}
+
+If a body begins with the same bytes as an earlier one, up to the end of a message, only the rest is parsed. If it also ends
+with the same bytes behind its messages, that is the list of the new messages: all other fields say what they said before.
+Otherwise a mark replaces the messages that are known. Nothing is guessed: a JSON parser is in the same state behind the mark
+as behind those messages. If the client wrote `messages` twice, or the same list in another field as well, the mark is not where
+it is expected, and the body is parsed as it came; so the same end counts only if a mark in the place of all messages was found
+there. The mark is random: no client can write it.
 """
 
 from __future__ import annotations
@@ -21,10 +27,11 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.chat.keys import KeyFunction, setting_of
 from middleware_hub.chat.memo import Recalled
-from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
+from middleware_hub.chat.messages import ChatRequest, KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.nodes import MessageNode
+from router.engines.json import JSON_ERRORS
 
 MOST_BODIES = 8
 """How many bodies a session remembers: an agent and its sub-agents take turns in it."""
@@ -46,12 +53,16 @@ class WalkedMessages(list[Message]):
     Args:
         front: keyed messages in front of the others (a system prompt that a dialect keeps elsewhere).
         landmark: shared by requests of which one begins with the other, `front` left aside.
+        setting: `setting_of` their request; empty if it was not worked out.
     """
 
-    __slots__ = ("_front", "_landmark")
+    __slots__ = ("_front", "_landmark", "setting")
 
-    def __init__(self, front: Sequence[KeyedMessage], messages: Sequence[Message], landmark: Landmark) -> None:
+    def __init__(
+        self, front: Sequence[KeyedMessage], messages: Sequence[Message], landmark: Landmark, setting: bytes = b""
+    ) -> None:
         super().__init__((*front, *messages) if front else messages)
+        self.setting = setting
         self._front = tuple(message.key for message in front)
         self._landmark = landmark
 
@@ -68,16 +79,38 @@ class WalkedMessages(list[Message]):
         mark.setting, mark.front, mark.node = setting, self._front, node
 
 
-class KnownBody(msgspec.Struct, eq=False):
-    """The beginning of a body, up to the end of its last message.
+def setting_in(request: ChatRequest) -> bytes:
+    """Return `setting_of(request)`, which may be known: its tools are the same at every turn, and may be long."""
+    messages = request.messages
+    return (messages.setting if isinstance(messages, WalkedMessages) else b"") or setting_of(request)
+
+
+class Around(msgspec.Struct, frozen=True, eq=False):
+    """What all fields but `messages` were read into.
 
     Attributes:
-        text: as it came.
+        request: as of `Memo.keep`.
+        front: its messages, which stand in front of all others.
+        setting: `setting_of(request)`.
+    """
+
+    request: ChatRequest
+    front: Sequence[KeyedMessage]
+    setting: bytes
+
+
+class KnownBody(msgspec.Struct, eq=False):
+    """A body.
+
+    Attributes:
+        text: as it came, up to the end of its last message.
         begin: the offset of its first message.
         ends: the end of each of its messages.
         counts: how many of `messages` the client's first 1, 2, ... messages became: some dialects fold several into one.
         messages: all parsed messages.
         landmark: the place of these messages in the session's trie.
+        rest: what stood behind the last message.
+        around: the other fields, if it is certain where they stand: in front of `begin` and in `rest`.
     """
 
     text: bytes
@@ -86,6 +119,12 @@ class KnownBody(msgspec.Struct, eq=False):
     counts: list[int]
     messages: list[Message]
     landmark: Landmark
+    rest: bytes = b""
+    around: Around | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.text) + len(self.rest)
 
     def common(self, body: bytes) -> int:
         """Return how many of its messages a body begins with, together with everything in front of them."""
@@ -121,14 +160,14 @@ class MemoRoom:
         self.gone(known)
         known.text = text
         self._used[id(known)] = memo, known
-        self.size += len(text)
+        self.size += known.size
         while self.size > self._room:
             other, oldest = next(iter(self._used.values()))
             other.drop(oldest)
 
     def gone(self, known: KnownBody) -> None:
         if self._used.pop(id(known), None) is not None:
-            self.size -= len(known.text)
+            self.size -= known.size
 
 
 class MessageMemo:
@@ -154,26 +193,35 @@ class MessageMemo:
             most -= 1
         if best is None or not most:
             return None
-        short = b"%b%b%b" % (best.text[: best.begin], self._mark, body[best.ends[most - 1] :])
-        return Recalled(short, self._mark, most, best.messages[: best.counts[most - 1]], best)
+        end, messages = best.ends[most - 1], best.messages[: best.counts[most - 1]]
+        if best.around is not None and body.endswith(best.rest):
+            new = _BETWEEN.match(body, end)
+            if new is not None:
+                listed = b"[%b]" % body[new.end() : len(body) - len(best.rest)]
+                return Recalled(listed, b"", most, messages, best.around.request, best)
+        short = b"%b%b%b" % (best.text[: best.begin], self._mark, body[end:])
+        return Recalled(short, self._mark, most, messages, None, best)
 
     def keep(
         self,
         body: bytes,
-        front: Sequence[Message],
+        request: ChatRequest,
         listed: Sequence[Raw],
         read: Sequence[Sequence[Message]],
         recalled: Recalled | None,
     ) -> WalkedMessages:
-        head = [KeyedMessage(message, self._key(message)) for message in front]
         known = None if recalled is None else recalled.source
+        around = known.around if isinstance(known, KnownBody) else None
+        if around is None or around.request is not request:
+            around = Around(request, self._keyed(request.messages), setting_of(request))
         if recalled is not None and isinstance(known, KnownBody):
             items = recalled.items
             if len(known.ends) == items + len(listed) and body.startswith(known.text):
-                return WalkedMessages(head, known.messages, known.landmark)  # the same body again
+                return _walked(known, around)  # the same messages again
             if items < len(known.ends):  # it continues differently
-                ends, counts = known.ends[:items], known.counts[:items]
-                known = KnownBody(known.text, known.begin, ends, counts, list(recalled.messages), Landmark())
+                text, begin, ends, counts = known.text, known.begin, known.ends[:items], known.counts[:items]
+                old = list(recalled.messages)
+                known = KnownBody(text, begin, ends, counts, old, Landmark(), known.rest, known.around)
         else:
             known = KnownBody(b"", _place(body, listed), [], [], [], Landmark())
         self.drop(known)
@@ -182,15 +230,28 @@ class MessageMemo:
             text = bytes(raw)
             begin = known.begin if not known.ends else _next(body, known.ends[-1])
             whole = whole and body.startswith(text, begin)
-            known.messages += [KeyedMessage(message, self._key(message)) for message in messages]
+            known.messages += self._keyed(messages)
             known.ends.append(begin + len(text))
             known.counts.append(len(known.messages))
         if whole:
+            if known.around is not around:
+                known.rest = body[known.ends[-1] :]
+                known.around = around if self._all_of_them(body[: known.begin], known.rest) else None
             self._bodies.append(known)
             self._room.use(self, known, body[: known.ends[-1]])
         if len(self._bodies) > self._most:
             self.drop(self._bodies[0])
-        return WalkedMessages(head, known.messages, known.landmark)
+        return _walked(known, around)
+
+    def _keyed(self, messages: Sequence[Message]) -> list[KeyedMessage]:
+        return [KeyedMessage(message, self._key(message)) for message in messages]
+
+    def _all_of_them(self, front: bytes, rest: bytes) -> bool:
+        """Return whether what stands between these two is all that a body has as `messages`."""
+        try:
+            return _decode_marked(b"%b%b%b" % (front, self._mark, rest)).messages == [Raw(self._mark)]
+        except JSON_ERRORS:
+            return False
 
     def drop(self, known: KnownBody) -> None:
         if known in self._bodies:
@@ -200,6 +261,10 @@ class MessageMemo:
     def clear(self) -> None:
         for known in list(self._bodies):
             self.drop(known)
+
+
+def _walked(known: KnownBody, around: Around) -> WalkedMessages:
+    return WalkedMessages(around.front, known.messages, known.landmark, around.setting)
 
 
 def _next(body: bytes, end: int) -> int:
@@ -213,5 +278,10 @@ def _place(body: bytes, listed: Sequence[Raw]) -> int:
     return body.find(bytes(listed[0]), max(0, body.find(b'"messages"')))
 
 
+class _Marked(msgspec.Struct):
+    messages: list[Raw] = []
+
+
+_decode_marked = msgspec.json.Decoder(_Marked).decode
 _BETWEEN = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
 _LAST = re.compile(rb"[ \t\r\n]*\]")

@@ -136,7 +136,10 @@ class Exchange(Generic[G]):
     async def _run(self, compose: Callable[[], Awaitable[list[G]]]) -> None:
         try:
             self.generations = await compose()
-            await asyncio.gather(*[generation.run() for generation in self.generations])
+            if len(self.generations) == 1:  # most have one, which needs no task of its own
+                await self.generations[0].run()
+            else:
+                await asyncio.gather(*[generation.run() for generation in self.generations])
         except RouterError as error:
             self._error = error
         except Exception as error:
@@ -213,6 +216,8 @@ class Exchange(Generic[G]):
     async def all_over(self) -> None:
         await self._finished.wait()
 
-    async def begun(self) -> None:
-        while not self.over and not any(generation.begun for generation in self.generations):
+    async def begun(self) -> bool:
+        """Wait until a reply has begun to arrive, or nothing more will come; return whether one has."""
+        while not (found := any(generation.begun for generation in self.generations)) and not self.over:
             await self.news()
+        return found

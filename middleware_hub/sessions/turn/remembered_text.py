@@ -12,6 +12,7 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.hub import Hub
 from middleware_hub.radix import prompting
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import unpack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.http.headers import header
 from router.observability.tracing import Tracer
@@ -52,10 +53,11 @@ class RememberedText:
             self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer
         )
         self._tree.unpin(prompt.match)
-        if self._tokenizer.spell_prompt(prompt.ids) != text:
+        known = unpack_ids(prompt.packed)
+        if self._tokenizer.spell_prompt(known) != text:
             # A hidden end of turn stays in a text that continues behind it; a template that writes none there means none.
             ids = await self._tokenizer.encode(text, start=True)
-            if self._tokenizer.spell_prompt(ids) != self._tokenizer.spell_prompt(prompt.ids):
+            if self._tokenizer.spell_prompt(ids) != self._tokenizer.spell_prompt(known):
                 return ids, 0
         self.knew_parent = self._parent is not None and not prompt.match.unknown_parent
-        return prompt.ids, prompt.reused
+        return known, prompt.reused

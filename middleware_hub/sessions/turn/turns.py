@@ -9,13 +9,13 @@ from typing import Protocol
 import msgspec
 from starlette.types import Scope
 
-from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
+from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
@@ -84,11 +84,11 @@ class Turns:
             self._registry.require_room()
         begun = time.perf_counter()
         with self._backend.tracer.span("prepare", messages=len(request.messages)) as span:
-            turn = session.trie.prepare(setting_of(request), request.messages, parent=key.parent)
+            turn = session.trie.prepare(setting_in(request), request.messages, parent=key.parent)
             # From here on, while the tail is encoded, handles hold what the turn may continue.
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
             span.set(covered=turn.covered)
-        self._metrics.seconds.labels("prepare").observe(time.perf_counter() - begun)
+        self._metrics.step("prepare").observe(time.perf_counter() - begun)
         exchange: Exchange[TurnGeneration] = Exchange(
             key, grace=self._orphan_grace if session.lasting else 0.0, on_over=lambda one: self._over(session, one)
         )
@@ -131,7 +131,7 @@ class Turns:
                 session.trie.abandon(handle)
             raise
         self._count(plan, exchange.notes)
-        self._metrics.seconds.labels("tokenize").observe(time.perf_counter() - begun)
+        self._metrics.step("tokenize").observe(time.perf_counter() - begun)
         return generations
 
     async def _plan(self, session: Session, request: ChatRequest, scope: Scope, turn: PreparedTurn) -> TurnPlan:
@@ -152,14 +152,14 @@ class Turns:
         if prompt.spliced:
             kind = "spliced"
             self._metrics.spliced_turns.inc(prompt.spliced)
-            self._metrics.tokens.labels("spliced").inc(prompt.reused)
+            self._metrics.token("spliced").inc(prompt.reused)
         elif prompt.checkpoint is not None:
             kind = "continued"
         else:
             kind = "first" if turn.checkpoint is None and turn.elsewhere is None else "anew"
         for reason in prompt.fallbacks:
             self._metrics.fallbacks.labels(reason).inc()
-        count = self._metrics.turns.labels
+        count = self._metrics.turn
         causes = tuple(reason for reason in prompt.reasons if reason != EDITED_TURN)
         why = causes[:1] if kind in ("anew", "spliced") else ()
         count(kind, why[0] if why else "").inc()
@@ -168,24 +168,24 @@ class Turns:
                 count(note, prompt.edited or "rewritten").inc()
             elif note not in why and note not in FALLBACKS and note != "spliced":
                 count(note, "").inc()
-        self._metrics.tokens.labels("reused").inc(prompt.reused * plan.request.samples)
-        self._metrics.tokens.labels("encoded").inc(prompt.tokens - prompt.reused)
+        self._metrics.token("reused").inc(prompt.reused * plan.request.samples)
+        self._metrics.token("encoded").inc(prompt.tokens - prompt.reused)
 
     def _committed(self, session: Session, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
         added = session.committed(prompt, checkpoint)
         if session.lasting:
             self._registry.held(added)
         self._composer.committed(prompt, checkpoint)
-        self._metrics.tokens.labels("sampled").inc(len(checkpoint.span))
+        self._metrics.token("sampled").inc(len(checkpoint.span))
 
     def _over(self, session: Session, exchange: Exchange[TurnGeneration]) -> None:
         for generation in exchange.generations:
-            self._metrics.seconds.labels("generate").observe(generation.seconds)
+            self._metrics.step("generate").observe(generation.seconds)
             if generation.commit_seconds is not None:
-                self._metrics.seconds.labels("commit").observe(generation.commit_seconds)
+                self._metrics.step("commit").observe(generation.commit_seconds)
             verdict = generation.verdict
             outcome = ("no", "no reply") if verdict is None else (verdict.outcome, verdict.reason)
-            self._metrics.replies.labels(*outcome).inc()
+            self._metrics.reply(*outcome).inc()
         session.settle(exchange)
 
 

@@ -23,7 +23,7 @@ def parse_object(body: bytes | Raw, what: str = "the request body") -> dict[str,
 def typed(fields: dict[str, Raw], key: str, kind: Any, expected: str) -> Any:
     """Return a field as a value of this type; None if it is absent or null. Raise BadRequestError."""
     raw = fields.get(key)
-    if raw is None or bytes(raw) == NULL:
+    if raw is None or raw == NULL:
         return None
     if len(memoryview(raw)) > MAX_ITEMS and is_list(raw):
         check_items(raw, MAX_ITEMS, f"`{key}` has more items")

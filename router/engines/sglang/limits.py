@@ -52,15 +52,17 @@ class PromptLimits(msgspec.Struct, frozen=True):
 
     def check_text(self, text: str) -> None:
         """Raise TextTooLongError if a text has too many characters to be encoded."""
-        self._check_characters(len(text))
+        if len(text) > self.characters:
+            raise self._too_long(len(text))
 
     def check_raw_text(self, raw: Raw) -> None:
         """Check a JSON string before it is decoded, with a lower bound of its length. Call it in a thread for long ones."""
         if len(memoryview(raw)) > self.characters:
             whole = bytes(raw)
             pieces = (whole[at : at + _STEP] for at in range(0, len(whole), _STEP))
-            count = sum(len(piece.translate(None, _WITHIN_CHARACTERS)) for piece in pieces)
-            self._check_characters(count - 6 * whole.count(b"\\"))
+            count = sum(len(piece.translate(None, _WITHIN_CHARACTERS)) for piece in pieces) - 6 * whole.count(b"\\")
+            if count > self.characters:
+                raise self._too_long(count)
 
     @property
     def characters(self) -> int:
@@ -75,12 +77,11 @@ class PromptLimits(msgspec.Struct, frozen=True):
                 f"of {self.tokens} tokens (--max-text-tokens)"
             )
 
-    def _check_characters(self, count: int) -> None:
-        if count > self.characters:
-            raise TextTooLongError(
-                f"a text has {count} characters: more than {self.characters} are not read at a time, {CHARACTERS_PER_TOKEN} "
-                f"for each of {self.tokens} tokens (--max-text-tokens)"
-            )
+    def _too_long(self, count: int) -> TextTooLongError:
+        return TextTooLongError(
+            f"a text has {count} characters: more than {self.characters} are not read at a time, {CHARACTERS_PER_TOKEN} "
+            f"for each of {self.tokens} tokens (--max-text-tokens)"
+        )
 
 
 PROMPT_LIMITS = PromptLimits()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
+import numpy as np
 from msgspec import Raw
+from numpy.typing import NDArray
 
-from router.engines.json import JSON_ERRORS, decode_object, is_null
+from router.engines.json import (
+    JSON_ERRORS,
+    NotNumbersError,
+    Numbers,
+    all_finite,
+    decode_object,
+    is_null,
+    packed_ids,
+    packed_logprobs,
+    read_list,
+)
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""
@@ -22,6 +33,7 @@ LOGPROB_FIELDS = frozenset(
 )
 """Fields of `meta_info` that are there only if the request asked for logprobs."""
 
+Item = TypeVar("Item")
 LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
 
@@ -61,7 +73,6 @@ def read_fields(body: bytes | Raw) -> tuple[dict[str, Raw], dict[str, Raw]]:
 
 
 decode_entries = msgspec.json.Decoder(list[LogprobEntry]).decode
-_decode_flat = msgspec.json.Decoder(list[float | int | None]).decode
 
 
 class _VersionSpan(msgspec.Struct):
@@ -85,7 +96,7 @@ class Meta(msgspec.Struct):
 class _ReplyBody(msgspec.Struct):
     text: str
     meta_info: Meta
-    output_ids: list[int] | None = None
+    output_ids: list[int] | int | None = None
 
 
 _reply = msgspec.json.Decoder(_ReplyBody)
@@ -110,10 +121,10 @@ class Reply(msgspec.Struct, frozen=True):
         other_text: the second possible text, for a stream without logprobs that can be read in two ways.
     """
 
-    ids: list[int]
+    ids: Sequence[int]
     text: str
-    logprobs: list[float | None] | None
-    logprob_ids: list[int] | None
+    logprobs: Sequence[float | None] | None
+    logprob_ids: Sequence[int] | None
     request_id: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -123,9 +134,9 @@ class Reply(msgspec.Struct, frozen=True):
     matched: int | str | None
     other_text: str | None = None
 
-    def checked_logprobs(self) -> list[float]:
+    def checked_logprobs(self) -> Sequence[float]:
         """Return the logprobs of a reply that has no `fault`."""
-        return cast(list[float], self.logprobs or [])
+        return cast("Sequence[float]", self.logprobs or [])
 
     def fault(self, prompt_tokens: int, *, logprobs_asked: bool) -> str | None:
         """Return how this reply contradicts the request or itself; None if it is consistent."""
@@ -133,24 +144,17 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
-        if min(self.ids, default=0) < 0:
+        if not isinstance(self.ids, Numbers) and min(self.ids, default=0) < 0:
             return "a negative token id"
         if self.logprobs is None:
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
         if len(self.logprobs) != len(self.ids):
             return f"{len(self.logprobs)} logprobs, {len(self.ids)} ids"
-        if self.logprob_ids != self.ids:
+        if self.logprob_ids is not self.ids and self.logprob_ids != self.ids:
             return "the ids of output_token_logprobs are not output_ids"
-        if not _all_finite(self.logprobs):
+        if not isinstance(self.logprobs, Numbers) and not all_finite(self.logprobs):
             return "a logprob that is not a finite number"
         return None
-
-
-def _all_finite(values: Sequence[float | None]) -> bool:
-    try:
-        return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
-    except (TypeError, ValueError, OverflowError):
-        return all(value is not None and math.isfinite(value) for value in values)
 
 
 def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
@@ -158,47 +162,109 @@ def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
 
     Raises UnreadableReplyError.
 
-    Nine tenths of a long reply are `output_token_logprobs`. SGLang always prints them in the same form, so they can be cut out
-    and parsed separately, and the rest is short:
+    Nine tenths of a long reply are lists of numbers. SGLang always prints them in the same form, so they can be cut out and
+    read separately, and the rest is short:
 
-        {"text":"..","output_ids":[..],"meta_info":{..,"output_token_logprobs":[[-3.25,13,null],..],..}}
-        {"text":"..","output_ids":[..],"meta_info":{..,"output_token_logprobs":0,..}}       [-3.25,13,null,..]
+        {"text":"..","output_ids":[13],"meta_info":{..,"output_token_logprobs":[[-3.25,13,null]],..}}
+        {"text":"..","output_ids":CUT,"meta_info":{..,"output_token_logprobs":CUT,..}}
     """
-    cut = _cut_logprobs(bytes(body))
-    if cut is not None:
-        short, values, ids = cut
-        reply = _decode_reply(short)
-        # The ids match and the 0 stands in `meta_info`: these were the logprobs, and not another field of the same name.
-        if reply.meta_info.output_token_logprobs == 0 and ids == reply.output_ids:
-            return _assembled(reply, values, ids), short
-    reply = _decode_reply(body)
-    entries = _entries(reply.meta_info)
-    if entries is None:
-        return _assembled(reply, None, None), body
-    return _assembled(reply, [entry[0] for entry in entries], [entry[1] for entry in entries]), body
+    body = bytes(body)
+    return _read_cut(body) or _read_in_place(body)
 
 
+_IDS = b'"output_ids":['
 _ENTRIES = b'"output_token_logprobs":[['
 _END = b",null]]"
+_CUT = -(2**62)
+"""Stands where a list was cut out. No worker sends it in the place of a list."""
+_PRINTED_CUT = b"%d" % _CUT
+
+_SEPARATOR = b",null],["
+_BLANK = b",       "
+_SIZE = len(_SEPARATOR)
 
 
-def _cut_logprobs(body: bytes) -> tuple[bytes, list[float | None], list[int]] | None:
-    """Return the body with 0 in place of the logprobs, their values, and their ids; None if they are not in that form."""
-    begin = body.find(_ENTRIES) + len(_ENTRIES)
-    end = body.rfind(_END) + len(_END) - 2
-    if begin < len(_ENTRIES) or end < begin:
+def _read_cut(body: bytes) -> tuple[Reply, bytes] | None:
+    """Read a reply by cutting it; None if its lists are not in SGLang's form, or their ids differ."""
+    # Quotes are escaped inside strings, so these bytes can only be a key.
+    ids_begin = body.find(_IDS) + len(_IDS) - 1
+    ids_end = body.find(b"]", ids_begin) + 1
+    begin = body.find(_ENTRIES, ids_end) + len(_ENTRIES) - 2
+    end = body.rfind(_END) + len(_END)
+    if ids_begin < len(_IDS) or ids_end < ids_begin or begin < ids_end or end < begin:
         return None
-    entries = body[begin:end]
-    flat = entries.translate(None, b"[]")
+    numbers = read_numbers(body[ids_begin:ids_end], memoryview(body)[begin:end])
+    if numbers is None:
+        return None
+    ids, logprobs = numbers
+    before, behind = body[:begin], body[end:]
+    reply = _decode_reply(b"".join((body[:ids_begin], _PRINTED_CUT, body[ids_end:begin], _PRINTED_CUT, behind)))
+    if reply.output_ids != _CUT or reply.meta_info.output_token_logprobs != _CUT:
+        return None  # those were other fields of the same names
+    return assemble(reply.meta_info, ids, reply.text, logprobs, ids), b"".join((before, _PRINTED_CUT, behind))
+
+
+def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | None:
+    """Read token ids, and the logprobs of the same tokens. Return None if the ids differ, or are no int32.
+
+    Args:
+        ids: from one bracket to the next.
+        entries: from `[[` to `,null]]`: `[[logprob, id, null], ...]`.
+    """
+    flat = _flattened(entries)
+    if flat is None:
+        return None
     try:
-        items: list[Any] = _decode_flat(b"[%b]" % flat)
-    except JSON_ERRORS:
+        own, pairs = read_list(ids, "i"), read_list(flat, "d")
+    except NotNumbersError:
         return None
-    values, ids, texts = items[0::3], items[1::3], items[2::3]
-    count = len(texts)
-    if len(items) != 3 * count or texts.count(None) != count or len(entries) - len(flat) != 2 * (count - 1):
+    if len(pairs) != 2 * len(own) or not (pairs[1::2] == own).all() or own.view(np.uint64).max() >= 2**31:
         return None
-    return b"%b0%b" % (body[: begin - 2], body[end + 2 :]), values, ids
+    return Numbers("i", own.astype(np.int32).tobytes()), Numbers("d", pairs[0::2].copy().tobytes())
+
+
+def _flattened(entries: memoryview) -> bytearray | None:
+    """Return the numbers of `entries` as one list; None if anything else stands between them.
+
+        [[-3.25,13,null],[-0.5,7,null]]
+         [-3.25,13,       -0.5,7]
+
+    Only the last id is followed by a bracket.
+    """
+    flat = bytearray(entries[1:-6])
+    flat[-1] = ord("]")
+    begins = (np.frombuffer(flat, dtype=np.uint8) == ord("[")).nonzero()[0][1:]
+    begins -= _SIZE - 1
+    if len(begins):
+        # One item for each place of the text: what stands there in the length of a separator.
+        places: NDArray[np.bytes_] = np.ndarray((len(flat) - _SIZE + 1,), f"S{_SIZE}", flat, strides=(1,))
+        if begins[0] < 0 or places[begins].tobytes() != _SEPARATOR * len(begins):
+            return None
+        places[begins] = _BLANK
+    return flat
+
+
+def _read_in_place(body: bytes) -> tuple[Reply, bytes]:
+    reply = _decode_reply(body)
+    ids = _listed(reply.output_ids, "output_ids")
+    entries = _listed(reply.meta_info.output_token_logprobs, "output_token_logprobs")
+    logprobs, logprob_ids = columns(entries)
+    if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
+        ids = list(logprob_ids or ())
+    return assemble(reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids), body
+
+
+def columns(entries: list[LogprobEntry] | None) -> tuple[Sequence[float | None] | None, Sequence[int] | None]:
+    """Return the logprobs of some tokens, and their ids."""
+    if entries is None:
+        return None, None
+    return packed_logprobs([entry[0] for entry in entries]), packed_ids([entry[1] for entry in entries])
+
+
+def _listed(value: list[Item] | int | None, key: str) -> list[Item] | None:
+    if isinstance(value, int):
+        raise UnreadableReplyError(f"{key} is {value}, not a list")
+    return value
 
 
 def _decode_reply(body: bytes | Raw) -> _ReplyBody:
@@ -208,26 +274,12 @@ def _decode_reply(body: bytes | Raw) -> _ReplyBody:
         raise UnreadableReplyError(str(error)) from error
 
 
-def _entries(meta: Meta) -> list[LogprobEntry] | None:
-    entries = meta.output_token_logprobs
-    if isinstance(entries, int):
-        raise UnreadableReplyError(f"output_token_logprobs is {entries}, not a list")
-    return entries
-
-
-def _assembled(reply: _ReplyBody, logprobs: list[float | None] | None, logprob_ids: list[int] | None) -> Reply:
-    ids = reply.output_ids
-    if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
-        ids = list(logprob_ids or ())
-    return assemble(reply.meta_info, ids, reply.text, logprobs, logprob_ids)
-
-
 def assemble(
     meta: Meta,
-    ids: list[int],
+    ids: Sequence[int],
     text: str,
-    logprobs: list[float | None] | None,
-    logprob_ids: list[int] | None,
+    logprobs: Sequence[float | None] | None,
+    logprob_ids: Sequence[int] | None,
     other_text: str | None = None,
 ) -> Reply:
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.engines.json import JSON_ERRORS, is_list, is_nested, is_null
+from router.engines.json import JSON_ERRORS, is_list, is_null
 from router.engines.sglang import hazards, segments
 from router.engines.sglang.fields import parse_object, typed
 from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.prompt_fields import each_prompt, read_texts
+from router.engines.sglang.prompt_fields import read_ids, read_texts
 from router.engines.sglang.segments import Segment
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
@@ -197,11 +197,14 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return msgspec.json.encode(out)
 
     def for_worker(
-        self, prompts: Sequence[Sequence[int]], outer: WorkerRequest | None = None, *, force_logprobs: bool
+        self, prompts: Sequence[Sequence[int] | Raw], outer: WorkerRequest | None = None, *, force_logprobs: bool
     ) -> tuple[bytes, WorkerRequest | None]:
         """Return the body that a worker gets of a recorded request, and its parsed form if there is one.
 
-        `outer`: the request as parsed by an outer layer. If that layer made up the ids, no client has chosen them.
+        Args:
+            prompts: the ids of each, or a JSON list of them.
+            outer: the request as parsed by an outer layer. If that layer made up the ids, no client has chosen them.
+            force_logprobs: ask for logprobs, whatever the client asked for.
         """
         fields = self._with_ids(prompts, force_logprobs=force_logprobs)
         request = WorkerRequest.checked(
@@ -213,13 +216,14 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             request.named = outer.named
         return request.body, request
 
-    def with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> bytes:
+    def with_ids(self, prompts: Sequence[Sequence[int] | Raw], *, force_logprobs: bool) -> bytes:
         """Return the body with the ids of every prompt in place of its text or segments."""
         return msgspec.json.encode(self._with_ids(prompts, force_logprobs=force_logprobs))
 
-    def _with_ids(self, prompts: Sequence[Sequence[int]], *, force_logprobs: bool) -> dict[str, Raw]:
+    def _with_ids(self, prompts: Sequence[Sequence[int] | Raw], *, force_logprobs: bool) -> dict[str, Raw]:
         out: dict[str, Raw] = {}
-        encoded = Raw(msgspec.json.encode(prompts if self.batch else prompts[0]))
+        ids = prompts if self.batch else prompts[0]
+        encoded = ids if isinstance(ids, Raw) else Raw(msgspec.json.encode(ids))
         drop_options = force_logprobs and not any(self.wants_logprobs)
         for key, value in self.fields.items():
             if key in _PROMPT:
@@ -257,9 +261,7 @@ def _prompts(
     in_segments = segments.read(fields, limits) if segments.FIELD in fields else None
     if in_segments is not None:
         return None, None, *in_segments
-    nested = "input_ids" in fields and is_nested(fields["input_ids"])
-    expected = "a list of token ids, or a list of such lists"
-    prompts = each_prompt(fields, "input_ids", list[int], expected, limits, nested=nested)
+    prompts, nested = read_ids(fields, "input_ids", limits)
     texts, listed = read_texts(fields, "text", limits)
     if prompts is not None:
         if not all(prompts):

@@ -8,8 +8,16 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.events import DONE
-from router.engines.json import JSON_ERRORS, decode_any, decode_object, is_null
-from router.engines.sglang.reply import LogprobEntry, Meta, Reply, UnreadableReplyError, assemble, decode_entries
+from router.engines.json import JSON_ERRORS, decode_any, decode_object, is_null, packed_ids
+from router.engines.sglang.reply import (
+    LogprobEntry,
+    Meta,
+    Reply,
+    UnreadableReplyError,
+    assemble,
+    columns,
+    decode_entries,
+)
 
 _TEXT = b'"text":"'
 _IDS = b'"output_ids":['
@@ -116,10 +124,9 @@ class StreamedReply:
         if meta.finish_reason is None and meta.completion_tokens is not None and meta.completion_tokens < len(self.ids):
             meta = msgspec.structs.replace(meta, completion_tokens=None)  # counted too early, see `_is_delta`
         ambiguous = self._entries is None and not self._cumulative_ids and first != other
-        logprobs = None if self._entries is None else [entry[0] for entry in self._entries]
-        logprob_ids = None if self._entries is None else [entry[1] for entry in self._entries]
+        logprobs, logprob_ids = columns(self._entries)
         ids = self.ids if self._had_ids else list(logprob_ids or ())
-        return assemble(meta, ids, first, logprobs, logprob_ids, other if ambiguous else None)
+        return assemble(meta, packed_ids(ids), first, logprobs, logprob_ids, other if ambiguous else None)
 
     def _texts(self) -> tuple[str, str]:
         """Return the text so far, and what it would be if the events had the other form."""

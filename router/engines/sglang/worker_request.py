@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
-from uuid import uuid4
 
 import msgspec
 from msgspec import Raw
@@ -16,7 +16,7 @@ from router.http.json_cost import LIGHT, check_weight
 
 def new_rid() -> str:
     """Return a request id of the form that SGLang itself gives. No other id begins with it (aborts match by prefix)."""
-    return uuid4().hex
+    return secrets.token_hex(16)
 
 
 def later_rid(rid: str) -> str:
@@ -66,8 +66,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
                 return None
             if prompts * samples > 1:
                 limits.check_replies(prompts * samples)
-            stream = msgspec.json.decode(fields.get("stream", Raw(b"null")), type=bool | None)
-            return cls._with_ids_of_client(fields, prompts, batch, samples, stream=bool(stream))
+            stream = "stream" in fields and _flag(fields["stream"]) is True
+            return cls._with_ids_of_client(fields, prompts, batch, samples, stream=stream)
         except JSON_ERRORS:
             return None
 
@@ -147,6 +147,9 @@ class WorkerRequest(msgspec.Struct, eq=False):
         return Raw(b"[" + b",".join(bytes(entries[prompt]) for prompt in chosen) + b"]")
 
 
+_flag = msgspec.json.Decoder(bool | None).decode
+
+
 def _check_weights(fields: dict[str, Raw]) -> None:
     for name in ("text", "sampling_params", "rid"):
         raw = fields.get(name)
@@ -163,10 +166,14 @@ class _SampleCount(msgspec.Struct):
     n: int | None = None
 
 
+_sample_count = msgspec.json.Decoder(_SampleCount).decode
+_sample_counts = msgspec.json.Decoder(list[_SampleCount | None]).decode
+
+
 def _samples(raw: Raw | None) -> int:
     if raw is None or is_null(raw):
         return 1
-    entries = msgspec.json.decode(raw, type=list[_SampleCount | None] if is_list(raw) else _SampleCount)
+    entries = (_sample_counts if is_list(raw) else _sample_count)(raw)
     first = entries[0] if isinstance(entries, list) and entries else entries
     return (first.n or 1) if isinstance(first, _SampleCount) else 1
 

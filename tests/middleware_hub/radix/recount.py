@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from middleware_hub.radix import landmarks
 from middleware_hub.radix.forest import TreeStats, every_node
+from middleware_hub.radix.landmarks import Landmarks
 from middleware_hub.radix.node import Generation, RadixNode
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import TokenSpan, links
+from middleware_hub.spans.chain import TokenSpan, chain_ids, links, unpack_ids
 
 
 def recount(tree: RadixTree) -> None:
@@ -57,11 +59,19 @@ def recount(tree: RadixTree) -> None:
         line = generation.continues
         if line is not None:
             assert any(span is line.span for span, _ in links(generation.span.parent, generation.span.take))
+        for fingerprint, take in zip(
+            generation.fingerprints, (generation.span.count, generation.span.visible), strict=False
+        ):
+            if generation.span.offset <= 300:
+                assert fingerprint == polynomial(unpack_ids(chain_ids(generation.span, take))), generation
         passed: RadixNode | None = node
+        depth = generation.span.text_end
         while passed is not None and passed.parent is not None and passed is not (line and line.node):
             key = (id(passed), line)
             if key not in newest or newest[key].serial < generation.serial:
                 newest[key] = generation
+            assert passed.replied or depth <= generation.span.start, "a node in a reply that does not know it"
+            depth -= len(passed.edge)
             passed = passed.parent
         assert line is None or passed is line.node or node is line.node
     for node, _ in every_node(roots.values()):
@@ -75,3 +85,22 @@ def recount(tree: RadixTree) -> None:
     assert found.tokens <= stats.tokens
     for name in ("nodes", "generations", "characters"):
         assert getattr(found, name) == getattr(stats, name), name
+    recount_landmarks(tree._forest.marks)
+
+
+def recount_landmarks(marks: Landmarks) -> None:
+    """Each landmark that is still in the tree is the last node within its blocks of text, or was before it was split."""
+    for (root, blocks, _), (node, depth) in marks._nodes.items():
+        if node.parent is None:
+            continue
+        above, height = node, 0
+        while above.parent is not None:
+            height += len(above.edge)
+            above = above.parent
+        assert above is root, "a landmark of another namespace"
+        assert height == depth <= blocks * landmarks.BLOCK
+
+
+def polynomial(ids: list[int]) -> int:
+    """The fingerprint of a chain, from nothing."""
+    return sum((token + 1) * pow(0x9E3779B97F4A7C15, place, 1 << 64) for place, token in enumerate(ids)) % (1 << 64)

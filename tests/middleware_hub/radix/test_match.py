@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from middleware_hub.radix import match as tree_match
 from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.match import PrefixMatch, walk_down
+from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.spans.trajectory import flatten
 from tests.middleware_hub.radix.recount import recount
@@ -465,3 +470,45 @@ def test_ids_find_an_equal_chain_when_the_newest_is_collected() -> None:
     assert talk.alive(*turns) == [True, False]
     assert talk.match_ids([A, B, EOS, SPACE]).continues is turns[0].generation
     assert talk.match_ids([A, B, SPACE]).continues is turns[0].generation
+
+
+# Groups ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
+    """The chains that were cut on trial."""
+    found: list[Generation] = []
+    resolve = tree_match.resolve_partial
+
+    def noting(generation: Generation, *args: Any, **options: Any) -> Any:
+        found.append(generation)
+        return resolve(generation, *args, **options)
+
+    monkeypatch.setattr(tree_match, "resolve_partial", noting)
+    return found
+
+
+def test_a_prompt_is_found_again_however_many_samples_it_has(cuts: list[Generation]) -> None:
+    talk = Talk()
+    for i in range(64):
+        talk.say("ab ab", [SPACE, B, *encode(format(i, "06b").replace("0", "a").replace("1", "b"))])
+    cuts.clear()
+    assert talk.match("ab ab").known is not None
+    assert not cuts, "nothing was sampled up to there"
+    assert kept(talk.match("ab ab b<")) == [*encode("ab ab"), SPACE, B]
+    assert len(cuts) == 1, "the first chain reaches as far as the text agrees"
+
+
+def test_equal_samples_with_one_observation_are_not_tried_one_by_one(cuts: list[Generation]) -> None:
+    talk = Talk()
+    for i in range(64):
+        first = talk.say("ab", [SPACE, B], f"r{i}")
+        match = talk.match(first.text + "<t>a", parent=f"r{i}")
+        talk.answer(match, encode(match.text[match.cut.start :]), [A, *encode("ab" * (i + 1))])
+    cuts.clear()
+    match = talk.match("ab b<t>a", parent="r7")
+    assert match.continues is not None
+    assert match.continues.request_ids == ("r7",)
+    assert not match.ambiguous
+    assert len(cuts) <= 2

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from middleware_hub.radix import landmarks
+from middleware_hub.radix import match as tree_match
 from middleware_hub.radix.records import Context, SampledReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, pack_logprobs, unpack_ids
@@ -261,8 +266,16 @@ STEP = st.one_of(
 )
 
 
+GROUP = st.tuples(st.just("group"), st.integers(0, 20), TEXT | st.just(""), SAMPLED, st.lists(SAMPLED, max_size=4))
+"""Samples of one prompt that begin alike."""
+
+
 def play(history: History, texts: list[str], step: tuple) -> None:
     kind, rest = step[0], step[1:]
+    if kind == "group":
+        for sample in rest[3]:
+            play(history, texts, ("continue", rest[0] % max(1, len(texts)), rest[1], rest[2] + sample))
+        return
     sampled = rest[-1]
     if kind == "start":
         text = rest[0]
@@ -303,6 +316,68 @@ def test_collection_in_between_never_changes_what_is_left(steps: list[tuple], se
                 if record.alive:
                     history.recall(record)
             assert not history.tree.over_budget
+
+
+@contextmanager
+def close_landmarks(far: int, block: int) -> Iterator[None]:
+    """Landmarks as in a conversation of thousands of turns, after a few characters."""
+    with (
+        patch.object(landmarks, "BLOCK", block),
+        patch.object(landmarks, "MOST_LANDMARKS", 8),
+        patch.object(tree_match, "FAR", far),
+    ):
+        yield
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    st.lists(STEP | GROUP, min_size=3, max_size=12),
+    st.integers(0, 2**16),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.none() | st.integers(5, 60),
+)
+def test_groups_landmarks_and_collection_agree_with_the_oracle(
+    steps: list[tuple], seed: int, far: int, block: int, budget: int | None
+) -> None:
+    """The same with samples of one prompt, with landmarks everywhere, and with replies that go in between."""
+    history, texts = History(seed, max_tokens=budget), []
+    with close_landmarks(far, block):
+        for number, step in enumerate(steps):
+            play(history, texts, step)
+            if budget is not None and number % 2:
+                history.tree.collect()
+                recount(history.tree)
+                history.forget_evicted()
+                for record in history.oracle.records:
+                    if record.alive:
+                        history.recall(record)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_conversations_find_their_landmarks(seed: int) -> None:
+    """Some conversations of many turns, edited and forked now and then, of which old ones are collected."""
+    rng = random.Random(seed)
+    history, texts = History(seed, max_tokens=600), ["a" * n for n in range(1, 4)]
+    with close_landmarks(3, 5):
+        used = 0
+        for number in range(150):
+            sampled = [rng.choice(list(PIECES)) for _ in range(rng.randrange(1, 4))]
+            pick = rng.randrange(len(texts))
+            if rng.random() < 0.1:
+                steps: list[tuple] = [("cut", pick, rng.randrange(1, 30), "b", sampled)]
+            else:
+                steps = [("continue", pick, rng.choice(["", " a", "b é"]), sampled)]
+            for step in steps:
+                play(history, texts, step)
+            if len(texts) > 3:
+                texts[pick] = texts.pop()
+            used += len(history.tree._forest.marks) > 0
+            if number % 10 == 9:
+                history.tree.collect()
+                recount(history.tree)
+                history.forget_evicted()
+        assert used > 100
 
 
 @settings(max_examples=examples(100), deadline=None)

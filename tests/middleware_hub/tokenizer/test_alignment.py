@@ -14,6 +14,7 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.tokenizer.alignment import Alignment, align_context, align_reply
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
+from router.engines.json import Numbers
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, added, sampled_ids, texts, tokenizer
 from tests.middleware_hub.toy import (
@@ -34,7 +35,14 @@ from tests.middleware_hub.toy import (
 )
 from tests.support.vocabularies import Name
 
+
+class ComparesNothing(Vocabulary):
+    def spells(self, ids: Sequence[int], text: str, *, skip_special: bool = False) -> bool:
+        return False
+
+
 TOY = toy_vocabulary()
+COMPARES_NOTHING = ComparesNothing(PIECES, special=[EOS, EOT], boundaries=[EOS, EOT], added=[EOS, EOT])
 EXACT = SpanFlag.SKIPS_SPECIAL
 SPLIT = SpanFlag.SKIPS_SPECIAL | SpanFlag.WHOLE | SpanFlag.SPLIT
 MISMATCH = Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, 2)
@@ -361,6 +369,19 @@ def test_whatever_is_sampled_explains_its_own_text(ids: list[int], skips: bool) 
     ends = measured(TOY, ids, text, alignment, sampled=True)
     counted = TOY.counted(ids, skip_special=skips).tolist()
     assert ends[: alignment.visible] == counted[: alignment.visible]
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(st.sampled_from([*PIECES, 999]), max_size=8), st.booleans(), st.booleans(), st.data())
+def test_the_text_of_all_ids_is_found_without_looking_at_each(
+    ids: list[int], skips: bool, stopped: bool, data: st.DataObject
+) -> None:
+    """Whether the ids are a list or an array. The slow way gives the same alignment."""
+    text = TOY.spell(ids[: data.draw(st.integers(0, len(ids)))], skip_special=skips)
+    matched = ids[-1] if ids and stopped else None
+    found = reply(ids, text, matched=matched, skips=skips)
+    assert align_reply(TOY, Numbers("i", ids), text, skips_special=skips, matched=matched) == found
+    assert align_reply(COMPARES_NOTHING, ids, text, skips_special=skips, matched=matched) == found
 
 
 # Half characters ---------------------------------------------------------------------------------------------------------

@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from middleware_hub.tokenizer.encoder import CHECK_EVERY, FastEncoder, encoder
+from middleware_hub.spans.chain import pack_ids, unpack_ids
+from middleware_hub.tokenizer.encoder import CHECK_EVERY, Encode, FastEncoder, LateEncoder, encoder
 from middleware_hub.tokenizer.settings import is_verbatim
+from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.embedded.models.ngram import shipped_tokenizer
+from router.engines.sglang.limits import PROMPT_LIMITS
 from router.errors import BadRequestError
 from tests.support.vocabularies import Name, vocabulary
 
@@ -46,12 +49,12 @@ TEXTS = st.text(max_size=60) | st.lists(
 
 
 @cache
-def made(name: Name, choice: str = "auto") -> Callable[[str], list[int]]:
+def made(name: Name, choice: str = "auto") -> Encode:
     return encoder(backend(name), json.loads(backend(name).to_str()), choice)
 
 
-def expected(name: Name, text: str) -> list[int]:
-    return list(backend(name).encode(text, add_special_tokens=False).ids)
+def expected(name: Name, text: str) -> bytes:
+    return pack_ids(backend(name).encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
@@ -103,7 +106,7 @@ def taking_apart(parts: list[dict[str, object]], folder: Path) -> Tokenizer:
 
 
 @cache
-def small_one(name: str) -> tuple[Tokenizer, Callable[[str], list[int]]]:
+def small_one(name: str) -> tuple[Tokenizer, Encode]:
     backend = taking_apart(SPLITS[name], shipped_tokenizer())
     return backend, encoder(backend, json.loads(backend.to_str()), "fastokens")
 
@@ -113,7 +116,7 @@ def small_one(name: str) -> tuple[Tokenizer, Callable[[str], list[int]]]:
 @settings(deadline=None)
 def test_texts_are_taken_apart_as_published_models_do_it(name: str, text: str) -> None:
     backend, encode = small_one(name)
-    assert encode(text) == backend.encode(text, add_special_tokens=False).ids
+    assert encode(text) == pack_ids(backend.encode(text, add_special_tokens=False).ids)
 
 
 def test_what_is_encoded_differently_is_noticed_at_the_start() -> None:
@@ -147,22 +150,60 @@ def test_nor_a_tokenizer_with_whims() -> None:
 
 def test_two_that_differ_are_not_used_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
     """The text that showed it is encoded rightly, and all later ones."""
-    checked = FastEncoder(lambda _text: [1], lambda _text: [2])
-    assert {tuple(checked("x")) for _ in range(CHECK_EVERY - 1)} == {(2,)}
+    checked = FastEncoder(lambda _text: b"1", lambda _text: b"2")
+    assert {checked("x") for _ in range(CHECK_EVERY - 1)} == {b"2"}
     with caplog.at_level(logging.ERROR):
-        assert checked("x") == [1]
+        assert checked("x") == b"1"
     assert "does not encode a text" in caplog.text
-    assert checked("x") == [1]
+    assert checked("x") == b"1"
 
 
 def test_an_error_of_the_fast_one_costs_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(_text: str) -> list[int]:
+    def fails(_text: str) -> bytes:
         raise RuntimeError("a limit was reached")
 
-    checked = FastEncoder(lambda _text: [1], fails)
+    checked = FastEncoder(lambda _text: b"1", fails)
     with caplog.at_level(logging.ERROR):
-        assert checked("x") == [1]
+        assert checked("x") == b"1"
     assert "a limit was reached" in caplog.text
+
+
+class Late:
+    """A LateEncoder whose work is done when it is told to, and the encoders that it was replaced by."""
+
+    def __init__(self, name: Name, settings: dict[str, Any]) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.used: list[Encode] = []
+        self.encode = LateEncoder(backend(name), settings, PROMPT_LIMITS, self.waiting.append, self.used.append)
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.pop()()
+
+
+@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+def test_no_text_waits_for_the_faster_encoder(name: Name) -> None:
+    """The first one has it made, once; until then all are encoded by tokenizers."""
+    late = Late(name, json_of(name))
+    assert not late.waiting
+    for text in ("first", "second"):
+        assert late.encode(text) == expected(name, text)
+        assert (len(late.waiting), late.used) == (1, [])
+    late.run()
+    (used,) = late.used
+    assert isinstance(used, FastEncoder) is (name in BYTE_LEVEL)
+    assert used("third") == late.encode("third") == expected(name, "third")
+    assert not late.waiting
+
+
+def test_a_faster_encoder_that_cannot_be_made_costs_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    late = Late("qwen", {})
+    late.encode("first")
+    with caplog.at_level(logging.ERROR):
+        late.run()
+    assert "no faster encoder could be made" in caplog.text
+    (used,) = late.used
+    assert used("second") == expected("qwen", "second")
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
@@ -170,7 +211,7 @@ def test_an_error_of_the_fast_one_costs_no_text(caplog: pytest.LogCaptureFixture
 @settings(deadline=None)
 def test_of_a_verbatim_tokenizer_ids_spell_an_ascii_text(name: Name, text: str) -> None:
     assert is_verbatim(json_of(name))
-    assert spelling(name).spell(made(name)(text)) == text
+    assert spelling(name).spell(unpack_ids(made(name)(text))) == text
 
 
 @pytest.mark.parametrize("name", SENTENCEPIECE)
@@ -203,6 +244,15 @@ def test_what_changes_characters_is_not_verbatim(changed: dict[str, object]) -> 
 
 @cache
 def spelling(name: Name) -> Vocabulary:
-    from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
-
     return Whole.load(str(vocabulary(name))).vocabulary
+
+
+@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+def test_a_tokenizer_changes_to_the_faster_encoder_and_to_no_other_ids(name: Name) -> None:
+    made = Whole(backend(name))
+    texts = ["Hello world", " leading", "naïve 你好 🙂\n", "def f(x):\n    return x\n"]
+    before = [(made.encode_start(text), made.encode_tail(text)) for text in texts]
+    made._threads.shutdown(wait=True)
+    assert isinstance(made._encode_start, FastEncoder) is (name in BYTE_LEVEL)
+    assert isinstance(made._encode_tail, FastEncoder) is (name in BYTE_LEVEL)
+    assert [(made.encode_start(text), made.encode_tail(text)) for text in texts] == before

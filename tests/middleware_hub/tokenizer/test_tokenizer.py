@@ -435,6 +435,23 @@ def test_a_long_text_is_encoded_beside_the_event_loop_with_the_same_result() -> 
         assert asyncio.run(made.encode(text, start=False)) == made.encode_tail(text)
 
 
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("start", [True, False])
+def test_packed_ids_are_those_of_the_list(name: Name, start: bool) -> None:
+    made = tokenizer(name)
+
+    @slow
+    @given(texts(name))
+    @example("<s>Hello")
+    def check(text: str) -> None:
+        ids = made.encode_start(text) if start else made.encode_tail(text)
+        packed, aligned = asyncio.run(made.encode_aligned(text, start=start))
+        assert packed == asyncio.run(made.encode_packed(text, start=start)) == pack_ids(ids)
+        assert aligned == made.align(ids, text, start=start)
+
+    check()
+
+
 def test_truncation_and_padding_of_the_folder_are_not_for_us() -> None:
     backend = toy_backend(plain("<a>"))
     backend.enable_truncation(4)

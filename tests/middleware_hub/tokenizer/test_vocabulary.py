@@ -11,7 +11,7 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, recount, reference, sampled_ids, texts, tokenizer
-from tests.middleware_hub.toy import AB, E_HEAD, E_TAIL, EOS, EOT, NOTHING, SPACE_A, A, B, toy_vocabulary
+from tests.middleware_hub.toy import AB, E_HEAD, E_TAIL, EOS, EOT, NOTHING, PIECES, SPACE_A, A, B, toy_vocabulary
 from tests.support.vocabularies import Name
 
 slow = settings(
@@ -25,6 +25,18 @@ def context(ids: list[int], text: str, flags: SpanFlag = SpanFlag.NONE) -> Token
 
 def sampled(ids: list[int], text: str, flags: SpanFlag = SpanFlag.SKIPS_SPECIAL, visible: int = -1) -> TokenSpan:
     return TokenSpan(None, 0, 0, pack_ids(ids), len(text), versions="1", flags=flags, visible=visible)
+
+
+TOY = toy_vocabulary()
+ANY_IDS = st.lists(st.sampled_from([*PIECES, -1, -(2**31), 999, 2**31 - 1]), max_size=6)
+
+
+@given(ANY_IDS, ANY_IDS, st.booleans())
+def test_ids_spell_a_text_if_their_bytes_are_the_same(ids: list[int], others: list[int], skips: bool) -> None:
+    kept = [i for i in ids if not (skips and i in TOY.special_ids)]
+    spelled = b"".join(PIECES.get(i, b"") for i in kept)
+    for text in (TOY.spell(ids), TOY.spell(kept), TOY.spell(others)):
+        assert TOY.spells(ids, text, skip_special=skips) == (spelled == text.encode())
 
 
 # Real vocabularies -------------------------------------------------------------------------------------------------------

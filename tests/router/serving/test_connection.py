@@ -14,10 +14,14 @@ import pytest
 import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from router.errors import ClientDisconnectedError
+from router.http.bodies import read_body
+from router.http.disconnect import ClientConnection, ClientMessages, ServedClient
 from router.serving import server
+from router.serving.body_timeout import BodyTimeout
 from router.serving.connection import LimitedConnection, Limits, limited_by
 from tests.conftest import examples
 from tests.router.conftest import EchoWorker, GatedWorker
@@ -401,3 +405,73 @@ def test_a_client_that_leaves_is_noticed_by_what_it_is_served_and_not_by_what_it
             await left.wait()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "size", [0, 10, 3_000_000], ids=["no body", "a body", "a body behind which the server stops reading"]
+)
+@pytest.mark.parametrize("piecewise", [False, True])
+def test_the_work_for_a_client_that_leaves_ends(size: int, piecewise: bool) -> None:
+    """The connection itself tells it: no task reads `receive` meanwhile, unless the body came late."""
+
+    async def main() -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            assert len(await read_body(scope, receive, 1 << 30)) == size
+            try:
+                async with ClientConnection(receive):
+                    begun.set()
+                    await asyncio.Event().wait()
+            except ClientDisconnectedError:
+                ended.set()
+                raise
+
+        async with limits(_only_http(BodyTimeout(app, 5.0))) as connect:
+            client = await connect()
+            head = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
+            await client.say(*([head, bytes(size)] if piecewise else [head + bytes(size)]))
+            await begun.wait()
+            await client.close()
+            await ended.wait()
+
+    asyncio.run(main())
+
+
+def test_work_begun_for_a_client_that_has_left_ends_too() -> None:
+    async def main() -> None:
+        client = ServedClient()
+        client.all_here = True
+        client.leave()
+        with pytest.raises(ClientDisconnectedError):
+            async with ClientConnection(ClientMessages(_never, client)):
+                await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_behind_its_reply_disturbs_nothing() -> None:
+    async def main() -> None:
+        client = ServedClient()
+        async with ClientConnection(ClientMessages(_never, client)) as connection:
+            connection.stop_watching()
+            client.leave()
+            await asyncio.sleep(0)
+        async with ClientConnection(ClientMessages(_never, ServedClient())):
+            await asyncio.sleep(0)
+        client.leave()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def _only_http(app: ASGIApp) -> ASGIApp:
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        await (app if scope["type"] == "http" else EchoWorker())(scope, receive, send)
+
+    return served

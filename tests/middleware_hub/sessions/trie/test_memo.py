@@ -146,6 +146,42 @@ def test_a_list_that_is_there_twice_is_not_taken_for_the_other() -> None:
             assert OpenAI().parse(body, memo) == OpenAI().parse(body, None)
 
 
+@pytest.mark.parametrize(
+    "around", ['{"messages": [%s], "messages": [%s]}', '{"metadata": {"messages": [%s]}, "messages": [%s]}']
+)
+def test_the_same_end_counts_only_behind_the_messages_themselves(around: str) -> None:
+    """A list in front begins like the one that counts, and grows; that one stays as it was."""
+    memo = MessageMemo(canonical, MemoRoom())
+    first, new, last = (json.dumps({"role": "user", "content": content}) for content in ("a", "new", "last"))
+    for listed in ([first, last], [first, new, last], [first, new, new, last]):
+        body = (around % (", ".join(listed), first)).encode()
+        assert OpenAI().parse(body, memo) == OpenAI().parse(body, None)
+
+
+@pytest.mark.parametrize("dialect", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
+def test_the_fields_around_known_messages_are_read_once(dialect: Dialect) -> None:
+    """They are the same request's as long as they are the same bytes, in front of the messages and behind them."""
+    memo = MessageMemo(canonical, MemoRoom())
+
+    def read(turns: int, *, limit: int = 5, name: str = "m") -> ChatRequest:
+        messages = json.loads(_conversation(turns))["messages"]
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        if isinstance(dialect, Anthropic):
+            tools = [{"name": "f", "input_schema": {"type": "object"}}]
+        fields = {"model": name, "system": "s", "messages": messages, "max_tokens": limit, "tools": tools}
+        body = json.dumps(fields).encode()
+        found = dialect.parse(body, memo)
+        assert found == dialect.parse(body, None)
+        return found
+
+    first = read(1)
+    for turns in (3, 5, 5, 3, 7):
+        assert read(turns).tools is first.tools
+    for other in (read(9, limit=6), read(9, name="n")):
+        assert other.tools is not first.tools
+    assert read(11, limit=6).sampling["max_new_tokens"] == 6
+
+
 def _conversation(turns: int) -> bytes:
     messages = [{"role": ("user", "assistant")[number % 2], "content": str(number)} for number in range(turns)]
     return json.dumps({"messages": messages, "max_tokens": 5}).encode()

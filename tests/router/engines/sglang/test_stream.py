@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.engines.events import EventSplitter, event_data, event_index
-from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta
+from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply
 from router.engines.sglang.stream import StreamedReply
 from tests.router.engines.sglang.json_values import compact
 
@@ -177,6 +177,27 @@ def test_every_form_of_stream_gives_the_same_reply(
         finish_type="length",
         matched=None,
     )
+
+
+@pytest.mark.parametrize("style", ["cumulative", "incremental", "mixed"])
+@given(steps=STEPS, compact=st.booleans(), data=st.data())
+def test_a_stream_that_is_cut_anywhere_is_the_plain_reply(
+    style: str, steps: list[list[Token]], compact: bool, data: st.DataObject
+) -> None:
+    """The same bytes, however a network cuts them: between events, inside of them, or several events at once."""
+    events = payloads(steps, style, compact=compact)
+    stream = b"".join(b"data: %b\n\n" % event for event in events) + b"data: [DONE]\n\n"
+    ends = [end + 2 for end in range(len(stream)) if stream.startswith(b"\n\n", end)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)) | st.sampled_from(ends), max_size=12)))
+    splitter, streamed = EventSplitter(), StreamedReply()
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        for event in splitter.feed(stream[begin:end]):
+            payload = event_data(event)
+            assert payload is not None
+            streamed.feed(payload)
+    assert (streamed.done, streamed.error, splitter.flush()) == (True, None, b"")
+    plain = payloads([[token for step in steps for token in step]], "cumulative")[0]
+    assert streamed.reply() == read_reply(plain)[0]
 
 
 @pytest.mark.parametrize("style", ["cumulative", "incremental", "mixed"])

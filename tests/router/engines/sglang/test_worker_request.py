@@ -36,6 +36,15 @@ def test_a_checked_request_is_what_parsing_its_body_gives(body: dict[str, Any]) 
     assert again.body == printed
 
 
+@pytest.mark.parametrize("body", BODIES)
+def test_ids_that_are_printed_already_are_sent_as_they_are(body: dict[str, Any]) -> None:
+    parsed = GenerateRequest.parse(msgspec.json.encode({**body, "rid": None}))
+    printed, request = parsed.for_worker([msgspec.Raw(b"[ 7,   1]")] * parsed.prompts, force_logprobs=True)
+    assert request is not None
+    assert printed.count(b"[ 7,   1]") == parsed.prompts
+    assert msgspec.json.decode(printed)["input_ids"] == ([[7, 1]] * parsed.prompts if parsed.batch else [7, 1])
+
+
 def test_ids_that_only_a_worker_can_judge_are_sent_as_they_are() -> None:
     parsed = GenerateRequest.parse(b'{"text": ["a", "b"], "rid": ["one", null]}')
     printed, request = parsed.for_worker([[1], [2]], force_logprobs=False)

@@ -1,0 +1,101 @@
+"""What transformers makes of a tokenizer's folder. The only file of the tokenizer that loads with transformers.
+
+transformers decides what a worker's tokenizer is: its classes may build another one than the folder's tokenizer.json says.
+To import it and to ask it takes two seconds of a processor. So what it made of a local folder is kept (`kept`) for the next
+start, which finds it as long as neither a file of the folder nor a library has changed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer as Backend
+
+from middleware_hub.tokenizer import kept
+from middleware_hub.tokenizer.library_logs import quiet_their_handlers
+from router.errors import BadRequestError
+
+PROBES = ("Hello world", " leading space", "naïve café 你好 🙂\n\n\tend", "x")
+
+LIBRARIES = ("transformers", "tokenizers", "huggingface-hub", "sentencepiece", "protobuf", "tiktoken", "mistral-common")
+"""What transformers loads tokenizers with. Another version of one, or one more, may make another tokenizer."""
+
+_VERSION = 1
+"""Of `LoadedTokenizer`. Raise it when that changes, or what it is made from."""
+
+
+class LoadedTokenizer(msgspec.Struct, frozen=True):
+    """A tokenizer as transformers has it.
+
+    Attributes:
+        tokenizer_json: its backend, as `tokenizers` writes it.
+        chat_template: Jinja source; of several, each has a name: `default`, `tool_use`.
+        special_tokens_map: `bos_token` and so on, with their texts.
+        vocabulary_size: the model's, if known: models pad their vocabulary.
+        probes: the ids that it makes of `PROBES`.
+    """
+
+    tokenizer_json: str
+    chat_template: str | dict[str, str] | None
+    special_tokens_map: dict[str, str]
+    vocabulary_size: int | None
+    probes: list[list[int]]
+
+
+_decoder = msgspec.json.Decoder(LoadedTokenizer)
+
+
+def load(path: str, *, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend]:
+    """Load a tokenizer from a folder or a hub id.
+
+    Raises:
+        BadRequestError: it cannot be loaded.
+    """
+    # What a hub id stands for may change, and foreign code may do anything.
+    folder = None if trust_remote_code or not Path(path).is_dir() else Path(path)
+    key = None if folder is None else kept.fingerprint(folder, LIBRARIES, _VERSION)
+    content = None if key is None else kept.get(key)
+    if content is not None:
+        found = _decoder.decode(content)
+        return found, Backend.from_str(found.tokenizer_json)
+    found, backend = _asked(path, trust_remote_code)
+    # Not if a file changed in the meantime.
+    if folder is not None and key is not None and key == kept.fingerprint(folder, LIBRARIES, _VERSION):
+        kept.put(key, msgspec.json.encode(found))
+    return found, backend
+
+
+def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend]:
+    from transformers import AutoTokenizer, PreTrainedConfig  # a second: only where nothing was kept
+
+    quiet_their_handlers()
+    try:
+        loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise BadRequestError(f"--tokenizer-path {path}: no tokenizer could be loaded from it: {error}") from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, Backend):
+        raise BadRequestError(
+            f"--tokenizer-path {path}: {type(loaded).__name__} is not a fast tokenizer; "
+            "a folder with a tokenizer.json is needed (save_pretrained of a fast tokenizer writes one)"
+        )
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(path)
+    except OSError:
+        settings = {}
+    sizes = [part.get("vocab_size") for part in (settings, settings.get("text_config") or {})]
+    special = {name: token for name, token in loaded.special_tokens_map.items() if isinstance(token, str)}
+    probes = [list(loaded(text)["input_ids"]) for text in PROBES]
+    backend.no_truncation()
+    backend.no_padding()
+    return (
+        LoadedTokenizer(
+            tokenizer_json=backend.to_str(),
+            chat_template=loaded.chat_template,
+            special_tokens_map=special,
+            vocabulary_size=next((size for size in sizes if isinstance(size, int)), None),
+            probes=probes,
+        ),
+        backend,
+    )

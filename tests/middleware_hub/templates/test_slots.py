@@ -1,0 +1,215 @@
+"""A text that is put into a rendering gives what the template renders, or the template is not taken to copy texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from middleware_hub.chat.messages import Message
+from middleware_hub.templates.chat_template import ChatTemplate
+from middleware_hub.templates.copies import copies_of
+from middleware_hub.templates.renderer import RenderingError
+from middleware_hub.templates.slots import Slots
+from router.errors import BadRequestError
+from tests.support import templates
+
+SHIPPED = {
+    path.name: text
+    for path in sorted(templates.folder().glob("*.jinja"))
+    if copies_of(text := path.read_text("utf-8")) is not None
+}
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "run", "arguments": {"a": 1}}}
+TURNS: list[Message] = [
+    {"role": "assistant", "content": "done"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "assistant", "content": "look", "tool_calls": [CALL, {**CALL, "id": "call_2"}]},
+]
+WORDS = [
+    "<think>",
+    "</think>",
+    "<tool_response>",
+    "</tool_response>",
+    "say",
+    "sa",
+    "y",
+    "{{ 1 }}",
+    "&lt;",
+    "\N{PILE OF POO}",
+]
+TEXT = st.lists(st.one_of(st.sampled_from([*WORDS, " ", "\n", "\u00a0", ""]), st.text(max_size=3)), max_size=5).map(
+    "".join
+)
+
+
+@st.composite
+def _message(draw: st.DrawFn) -> Message:
+    message: Message = {"role": draw(st.sampled_from(["user", "tool", "system"])), "content": draw(TEXT)}
+    for key in draw(st.sets(st.sampled_from(["tool_call_id", "name", "is_error"]))):
+        message[key] = draw(st.sampled_from(["x", "y", "call_1"]))
+    return message
+
+
+MESSAGES: st.SearchStrategy[list[Message]] = st.lists(_message(), max_size=3)
+
+
+def test_the_templates_of_many_models_copy() -> None:
+    assert {"qwen2_5.jinja", "qwen3.jinja", "llama3.jinja", "deepseekv3.jinja", "phi3.jinja"} <= SHIPPED.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if not name.endswith("_training.jinja")])
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.sampled_from(TURNS), MESSAGES), min_size=1, max_size=4))
+def test_tails_are_what_the_template_renders(name: str, asked: list[tuple[Message, list[Message]]]) -> None:
+    """Over templates of models: the same tail, or the same refusal, whatever was rendered before."""
+    kept, plain = made(name), made(name)
+    for last, behind in asked:
+        plain._slots._copies = None
+        assert _tail(kept, last, behind) == _tail(plain, last, behind)
+
+
+_made: dict[str, list[ChatTemplate]] = {}
+
+
+def made(name: str) -> ChatTemplate:
+    """Return one of two equal templates, in turn: making one takes long."""
+    found = _made.setdefault(name, [ChatTemplate(SHIPPED[name], SPECIAL) for _ in range(2)])
+    found.reverse()
+    return found[0]
+
+
+def _tail(template: ChatTemplate, last: Message, behind: list[Message]) -> str | tuple[type, str]:
+    try:
+        earlier = [{"role": "user", "content": "Hi"}]
+        return template.tail(last, behind, None, {}, earlier=earlier, whole=False)
+    except (BadRequestError, RenderingError) as error:
+        return type(error), str(error)
+
+
+ENVIRONMENT = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+
+# Any template ------------------------------------------------------------------------------------------------------------
+
+COPYING = [
+    "{{ message.content }}",
+    "{{ message['content'] }}",
+    "{{ message.get('content') }}",
+    "{{ message.role + ': ' + message.content + '|' }}",
+    "{{ message.role ~ message.content }}",
+    "{{ message.content | trim }}",
+    "{{ (message.role + message.content) | trim }}",
+    "{{ message.content.strip() }}{{ message.content.lstrip('\\n') }}",
+    "{{ message.content.split('say')[-1] }}",
+    "{{ message.content.split('say') | first }}",
+    "{% if message.content.startswith('say') %}1{% endif %}{{ message.content }}",
+    "{% if 'sa' in message.content %}1{% else %}{{ message.content }}{% endif %}",
+    "{% if message.content == 'say' %}1{% endif %}{{ message.content }}",
+    "{% if message.content is string and message.content %}{{ message.content }}{% endif %}",
+    "{% if 'name' in message %}{{ message.name }}{% endif %}{{ message.content }}",
+    "{% if loop.previtem and loop.previtem.role == message.role %}same{% endif %}{{ message.content }}",
+    "{% set text = message.content %}{{ text if text else 'nothing' }}",
+    "{% set ns = namespace(text='') %}{% set ns.text = message.content %}{{ ns.text }}",
+    "{% set text = message.content %}{% set text = '>' + text %}{{ text }}",
+    "{{ messages[loop.index0].content }}{{ (messages | last).content }}{{ messages[1:] | length }}",
+]
+"""What templates do with texts and leave them as they are, or show that they look for a word."""
+
+OTHER = [
+    "{{ message.content | tojson }}",
+    "{{ message.content | upper }}",
+    "{{ message.content | length }}",
+    "{{ message.content | replace('s', '') }}",
+    "{{ message.content | e }}",
+    "{{ ('<b>' | safe) ~ message.content }}",
+    "{{ message.content[:2] }}",
+    "{{ message.content[0] }}",
+    "{{ message.content.replace('s', '') }}",
+    "{{ message.content.split() }}",
+    "{{ message.content.split('say') }}",
+    "{{ message.content.strip('say') }}",
+    "{{ message.content * 2 }}{{ message.content.upper() }}",
+    "{{ '%s' % message.content }}{{ '%r' % message.content }}",
+    "{{ '{!r}'.format(message.content) }}",
+    "{% if message.content in 'so to say' %}1{% endif %}",
+    "{% if message.content > 'm' %}1{% endif %}",
+    "{% if message.content == messages[0].content %}1{% endif %}",
+    "{% if message == messages[0] %}1{% endif %}",
+    "{% if ('sa' + message.content) == 'say' %}1{% endif %}",
+    "{% if (message.content ~ 'y').endswith('say') %}1{% endif %}",
+    "{% set text = 's' + message.content %}{% if 'say' in text %}1{% endif %}",
+    "{% set ns = namespace(text='s') %}{% set ns.text = ns.text + message.content %}{% if 'sa' in ns.text %}1{% endif %}",
+    "{% for letter in message.content %}{{ letter }},{% endfor %}",
+    "{% for key, value in message.items() %}{{ value | length }}{% endfor %}",
+    "{% for key in message %}{{ message[key] | length }}{% endfor %}",
+    "{{ message }}{{ messages | tojson }}",
+    "{{ messages | map(attribute='content') | join(',') | length }}",
+    "{% macro show(text) %}{{ text | length }}{% endmacro %}{{ show(message.content) }}",
+    "{% set text %}{{ message.content }}{% endset %}{{ text | length }}",
+    "{% filter upper %}{{ message.content }}{% endfilter %}",
+    "{% with text = message.content %}{{ text | length }}{% endwith %}",
+    "{{ raise_exception(message.content) }}",
+    "{{ {message.content: 1} }}{{ [message.content] }}",
+    "{{ {'say': 1}[message.content] }}{{ {'say': 1}.get(message.content) }}",
+    "{{ dict(a=message.content) }}{{ namespace(a=message.content).a | length }}",
+    "{{ message.content is lower }}{{ message.content is in ['say'] }}",
+    "{% set ns = namespace(seen=[]) %}{% if ns.seen.append(message.content) %}{% endif %}{{ ns.seen | length }}",
+    "{{ strftime_now('%f') }}{{ message.content }}",
+]
+"""What changes a text, or decides by it."""
+
+
+@pytest.mark.parametrize("piece", OTHER)
+def test_what_changes_a_text_is_no_copy(piece: str) -> None:
+    assert copies_of(_loop([piece])) is None
+
+
+@pytest.mark.parametrize("piece", COPYING)
+def test_what_leaves_a_text_as_it_is_is_a_copy(piece: str) -> None:
+    assert copies_of(_loop([piece])) is not None
+
+
+def _loop(pieces: list[str]) -> str:
+    return "{% for message in messages %}" + "|".join(pieces) + "{% endfor %}."
+
+
+@given(st.lists(st.sampled_from([*COPYING, *OTHER[:30]]), min_size=1, max_size=3), st.lists(MESSAGES, max_size=4))
+def test_a_template_that_is_taken_to_copy_copies(pieces: list[str], conversations: list[list[Message]]) -> None:
+    """Every slot shows what a rendering of the texts themselves shows."""
+    source = _loop(pieces)
+    if copies_of(source) is None:
+        return
+    slots, template = Slots(source, "slotabc"), ENVIRONMENT.from_string(source)
+
+    def render(messages: list[Message]) -> str:
+        return template.render(messages=messages)
+
+    for messages in conversations:
+        assert _caught(slots.rendered, "key", messages, render) == _caught(render, messages)
+
+
+def _caught(call: Any, *args: Any) -> Any:
+    try:
+        return call(*args)
+    except (TypeError, ValueError, TemplateError) as error:
+        return type(error)
+
+
+def test_nothing_is_rendered_for_texts_whose_surroundings_are_known() -> None:
+    seen: list[list[Message]] = []
+
+    def render(messages: list[Message]) -> str:
+        seen.append(messages)
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+    slots = Slots("{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}", "slotabc")
+    for text in ("a", "b", "", "c"):
+        found = slots.rendered("key", [{"role": "tool", "content": text, "tool_call_id": text}], render)
+        assert found == f"<tool>{text}"
+    assert len(seen) == 2, "once for the slot, and once for the empty text, which a template may leave out"
+    slots.rendered("other", [{"role": "tool", "content": "a"}], render)
+    assert len(seen) == 3
