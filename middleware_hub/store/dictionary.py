@@ -61,7 +61,7 @@ class DictionaryStore:
         self._records.update(new)
         for record in new.values():
             self.note([Mark(record.root, record.serial, record.stamp)])
-        self._blobs.update({(blob.record, blob.name): blob for blob in batch.blobs})
+        self._blobs = {**{(blob.record, blob.name): blob for blob in batch.blobs}, **self._blobs}
         for event, number in zip(batch.events, numbers, strict=True):
             self._logs.setdefault(event.log, []).append(msgspec.structs.replace(event, number=number, expected=None))
         self._stats = replace(self._stats, groups=self._stats.groups + 1, appends=self._stats.appends + 1)

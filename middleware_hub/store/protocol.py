@@ -25,7 +25,7 @@ class Batch:
     Attributes:
         records: those that others build on first.
         paths: for each reply among them its id and the path of its whole text, from the block of its start or before.
-        blobs: of records of this batch.
+        blobs: of records of this batch, or of earlier ones. One that is there already stays.
         events: in the order of their numbers, also if they belong to different logs.
     """
 

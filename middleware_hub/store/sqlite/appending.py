@@ -54,6 +54,7 @@ class Group:
     def __init__(self, connection: sqlite3.Connection, jobs: Sequence[Prepared]) -> None:
         self._connection = connection
         wanted = {i for job in jobs for record in job.records for i in (record.id, record.root, *record.links)}
+        wanted |= {record for job in jobs for record, _, _ in job.blobs}
         self._located = locate(connection, wanted) if wanted else {}
         (last,) = connection.execute("SELECT max(n) FROM records").fetchone() if wanted else (0,)
         self._next = (last or 0) + 1
@@ -150,7 +151,7 @@ class Group:
         insert(connection, "records", self._records)
         insert(connection, "places", self._places)
         insert(connection, "names", self._names)
-        insert(connection, "blobs(record, name, body)", self._blobs)
+        insert(connection, "blobs(record, name, body)", self._blobs, verb="INSERT OR IGNORE")
         write_marks(connection, self.new_roots)
         if self._changed:
             self._write_events()

@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
+
 from middleware_hub.spans.chain import names_of
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.paths import BLOCK, END, END_ALONE, PASS, START, TextPath, name_key
@@ -24,28 +26,34 @@ from middleware_hub.store.sqlite.rows import locate, marks, padded
 
 T = TypeVar("T")
 
+_numbers = msgspec.json.Decoder(list[int])
+
 logger = logging.getLogger(__name__)
 
 _MOST_BLOCKS: Final = 512
 """Keys of one statement."""
-_SKIP: Final = """
-WITH RECURSIVE keys(key) AS (VALUES {keys}), found(key, length) AS (
-    SELECT key, (SELECT length FROM places p WHERE p.key = keys.key AND p.length >= 0 ORDER BY length LIMIT 1) FROM keys
+_NEWEST: Final = (
+    "(SELECT json_group_array(record) FROM (SELECT record FROM places p WHERE p.key = f.key AND p.length = f.length "
+    "AND p.hash = f.hash AND p.kind = {kind} ORDER BY record DESC LIMIT {most}))"
+)
+_SEARCH: Final = f"""
+WITH RECURSIVE keys(key) AS (VALUES {{keys}}), lengths(key, length) AS (
+    SELECT key, (SELECT length FROM places p WHERE p.key = keys.key ORDER BY length LIMIT 1) FROM keys
     UNION ALL
-    SELECT key, (SELECT length FROM places p WHERE p.key = found.key AND p.length > found.length ORDER BY length LIMIT 1)
-    FROM found WHERE length IS NOT NULL)
-SELECT key, length FROM found WHERE length IS NOT NULL"""
-_HITS: Final = """
-WITH wanted(key, length, hash) AS (VALUES {rows})
-SELECT length, hash FROM wanted WHERE EXISTS (
-    SELECT 1 FROM places p WHERE p.key = wanted.key AND p.length = wanted.length AND p.hash = wanted.hash)"""
-_AT: Final = "SELECT record FROM places WHERE key=? AND length=? AND hash=? AND kind=? ORDER BY record DESC LIMIT ?"
+    SELECT key, (SELECT length FROM places p WHERE p.key = lengths.key AND p.length > lengths.length ORDER BY length LIMIT 1)
+    FROM lengths WHERE length IS NOT NULL
+), f(key, length, hash) AS MATERIALIZED (
+    SELECT key, length, digest(key, length) FROM lengths WHERE length IS NOT NULL
+    UNION ALL SELECT key, 0, x'' FROM lengths WHERE length = 0)
+SELECT key, length, {_NEWEST.format(kind=START, most=MOST_CHAINS + 1)}, {_NEWEST.format(kind=PASS, most=2 * MOST_CHAINS + 1)},
+    {_NEWEST.format(kind=END, most=MOST_VARIANTS + 1)}, {_NEWEST.format(kind=END_ALONE, most=MOST_VARIANTS + 1)}
+FROM f WHERE EXISTS (SELECT 1 FROM places p WHERE p.key = f.key AND p.length = f.length AND p.hash = f.hash)"""
 _CLOSURE: Final = """
 WITH RECURSIVE need(n) AS (
     VALUES {rows}
     UNION SELECT r.parent FROM need JOIN records r USING(n) WHERE r.parent IS NOT NULL AND NOT known(r.id)
     UNION SELECT r.line FROM need JOIN records r USING(n) WHERE r.line IS NOT NULL AND NOT known(r.id))
-SELECT {columns} FROM need JOIN records r USING(n) WHERE NOT known(r.id)"""
+SELECT n, r.root, r.body FROM need JOIN records r USING(n) WHERE NOT known(r.id)"""
 
 
 class Wanted(NamedTuple):
@@ -63,6 +71,11 @@ class Reader:
         self.connection = connect(path)
         self._known: Container[bytes] = ()
         self.connection.create_function("known", 1, lambda i: i in self._known)
+        self._search: _Search | None = None
+        self.connection.create_function("digest", 2, self._digest)
+
+    def _digest(self, key: bytes, length: int) -> bytes | None:
+        return None if self._search is None else self._search.digest(key, length)
 
     def close(self) -> None:
         self.connection.close()
@@ -86,7 +99,9 @@ class Reader:
     def find(self, query: Query, most: int | None = None) -> Found | None:
         """Return what a look-up finds; None if more than `most` records have to be read for it."""
         with self.snapshot():
-            wanted = _Search(self.connection, query).wanted()
+            self._search = _Search(self.connection, query)
+            wanted = self._search.wanted()
+            self._search = None
             return self._fetch(wanted, query.known, most)
 
     def get(self, ids: Sequence[bytes], known: Container[bytes]) -> Found:
@@ -104,15 +119,16 @@ class Reader:
         bodies: dict[int, tuple[int, bytes]] = {}
         try:
             for some in padded(wanted.numbers):
-                rows = ",".join(["(?)"] * len(some))
-                if most is not None:
-                    count = _CLOSURE.format(rows=rows, columns="1") + f" LIMIT {most + 1}"
-                    if len(self.connection.execute(count, some).fetchall()) > most:
+                rows = self.connection.execute(_CLOSURE.format(rows=",".join(["(?)"] * len(some))), some)
+                for n, root, body in rows:
+                    bodies[n] = root, body
+                    if most is not None and len(bodies) > most:
+                        rows.close()
                         return None
-                sql = _CLOSURE.format(rows=rows, columns="n, r.root, r.body")
-                bodies.update({n: (root, body) for n, root, body in self.connection.execute(sql, some)})
         finally:
             self._known = ()
+        if not bodies:
+            return Found(cut_off=wanted.cut_off)
         records, unreadable = _decode_all(bodies[n][1] for n in sorted(bodies))
         whole, left_out = complete(records, known)
         damaged = unreadable + left_out
@@ -162,6 +178,17 @@ class Reader:
             return self.connection.execute(sql, (after, limit)).fetchall()
 
 
+class _Hit(NamedTuple):
+    """A place under which our text, or its first `length` characters, is entered; with the newest records of each kind."""
+
+    block: int
+    length: int
+    starts: list[int]
+    passes: list[int]
+    ends: list[int]
+    alone: list[int]
+
+
 class _Search:
     """Which records one look-up wants."""
 
@@ -173,57 +200,37 @@ class _Search:
         self._numbers: dict[int, None] = {}
         self._chains: set[int] = set()
         self._cut_off = 0
+        self._blocks: dict[bytes, int] = {}
 
     def wanted(self) -> Wanted:
-        query = self._query
-        first = max(self._path.first, query.known_from // BLOCK)
-        lengths = self._lengths(range(first, self._path.last + 1))
-        hits = {block: self._hits(block, some) for block, some in lengths.items()}
-        deepest = query.known_from
-        for block, some in hits.items():
-            for length, digest in some:
-                if length >= query.known_from:
-                    if self._take(block, length, digest, END, MOST_VARIANTS):
-                        deepest = max(deepest, length)
-                    self._take(block, length, digest, END_ALONE, MOST_VARIANTS)
-        floor = max(query.known_from, min(deepest, self._take_named(deepest)))
-        self._take_chains(lengths, hits, first, floor // BLOCK)
+        known_from = self._query.known_from
+        first = max(self._path.first, known_from // BLOCK)
+        hits = self._hits(range(first, self._path.last + 1))
+        deepest = known_from
+        for hit in hits:
+            if hit.length >= known_from:
+                for variants in (hit.ends, hit.alone):
+                    self._cut_off += len(variants) > MOST_VARIANTS
+                    self._numbers.update(dict.fromkeys(variants[:MOST_VARIANTS]))
+                if hit.ends:
+                    deepest = max(deepest, hit.length)
+        floor = max(known_from, min(deepest, self._take_named(deepest)))
+        self._take_chains(hit for hit in reversed(hits) if hit.block >= floor // BLOCK)
         return Wanted(list(self._numbers), self._cut_off)
 
-    def _lengths(self, blocks: range) -> dict[int, list[int]]:
-        """Return for each block the lengths that are entered under its key, rising; 0 stands for PASS."""
-        of_key = {self._path.key(block): block for block in blocks}
-        found: dict[int, list[int]] = {}
+    def _hits(self, blocks: range) -> list[_Hit]:
+        """Return all places of our text, from its beginning to its end."""
+        of_key = self._blocks = {self._path.key(block): block for block in blocks}
+        found: list[_Hit] = []
         for some in padded(list(of_key), _MOST_BLOCKS):
             keys = ",".join(["(?)"] * len(some))
-            rows = self._connection.execute(_SKIP.format(keys=keys), some).fetchall()
-            for key, length in rows:
-                found.setdefault(of_key[key], []).append(length)
-        return {block: sorted(lengths) for block, lengths in sorted(found.items())}
-
-    def _hits(self, block: int, lengths: list[int]) -> list[tuple[int, bytes]]:
-        """Return the lengths, of those entered under a block, at which our text is that of an entry; with its hash."""
-        key = self._path.key(block)
-        fitting = [length for length in lengths if (length or not block) and length <= self._size]
-        found: list[tuple[int, bytes]] = []
-        hashes = zip(fitting, self._path.hashes(block, fitting), strict=True)
-        for some in padded([(key, length, digest) for length, digest in hashes], 64):
-            values = ",".join(["(?,?,?)"] * len(some))
-            row = [value for entry in some for value in (entry or (None, None, None))]
-            found += self._connection.execute(_HITS.format(rows=values), row).fetchall()
+            for key, length, *newest in self._connection.execute(_SEARCH.format(keys=keys), some):
+                found.append(_Hit(of_key[key], length, *map(_numbers.decode, newest)))
         return sorted(found)
 
-    def _at(self, block: int, length: int, digest: bytes, kind: int, most: int) -> list[int]:
-        """Return the newest records of a place, and count what is beyond `most`."""
-        row = (self._path.key(block), length, digest, kind, most + 1)
-        found = [n for (n,) in self._connection.execute(_AT, row).fetchall()]
-        self._cut_off += len(found) > most
-        return found[:most]
-
-    def _take(self, block: int, length: int, digest: bytes, kind: int, most: int) -> int:
-        found = self._at(block, length, digest, kind, most)
-        self._numbers.update(dict.fromkeys(found))
-        return len(found)
+    def digest(self, key: bytes, length: int) -> bytes | None:
+        """Return the hash of the first characters of our text, which end in the block of this key; None if they do not."""
+        return self._path.hash(length) if BLOCK * self._blocks[key] <= length <= self._size else None
 
     def _take_named(self, end: int) -> int:
         """Take the named parents, and return where the first of them ends, if that is before `end`."""
@@ -239,40 +246,36 @@ class _Search:
                     break
         return end
 
-    def _take_chains(
-        self, lengths: dict[int, list[int]], hits: dict[int, list[tuple[int, bytes]]], first: int, last: int
-    ) -> None:
-        """Take chains that the text leaves midway, from the deepest block to the one of the floor."""
-        for block in sorted(lengths, reverse=True):
-            if block < max(first, last):
-                break
-            if len(self._chains) >= MOST_CHAINS:
+    def _take_chains(self, hits: Iterator[_Hit]) -> None:
+        """Take chains that the text leaves midway: those that go furthest first, and of one block the newest."""
+        for _, group in groupby(hits, key=lambda hit: hit.block):
+            if len(self._chains) == MOST_CHAINS:
                 self._cut_off += 1
-                break
-            if lengths[block][0] == 0 and block:
-                self._take_more(block, 0, b"", PASS)
-            for length, digest in reversed(hits[block]):
-                if length == self._size:
-                    self._take_prompts(block, length, digest)
+                return
+            of_block = list(group)
+            for hit in of_block:
+                self._take_some(hit.passes)
+            for hit in of_block:
+                if hit.length == self._size:
+                    self._take_prompts(hit.starts)
                 else:
-                    self._take_more(block, length, digest, START)
+                    self._take_some(hit.starts)
 
-    def _take_more(self, block: int, length: int, digest: bytes, kind: int) -> None:
-        """Take the newest chains of a place, but no more than `MOST_CHAINS` in all."""
-        for n in self._at(block, length, digest, kind, MOST_CHAINS + len(self._chains)):
+    def _take_some(self, numbers: list[int]) -> None:
+        for n in numbers:
             if n not in self._chains:
                 if len(self._chains) == MOST_CHAINS:
                     self._cut_off += 1
-                    break
+                    return
                 self._chains.add(n)
                 self._numbers[n] = None
 
-    def _take_prompts(self, block: int, length: int, digest: bytes) -> None:
+    def _take_prompts(self, replies: list[int]) -> None:
         """Take one reply for each tokenization of a prompt that is the whole text."""
-        replies = self._at(block, length, digest, START, MOST_CHAINS)
-        sql = f"SELECT parent, max(n) FROM records WHERE n IN ({marks(len(replies))}) GROUP BY parent"
-        for _, rows in groupby(self._connection.execute(sql, replies).fetchall() if replies else ()):
-            self._numbers.update(dict.fromkeys(n for _, n in rows))
+        if not replies:
+            return
+        sql = f"SELECT max(n) FROM records WHERE n IN ({marks(len(replies))}) GROUP BY parent"
+        self._numbers.update(dict.fromkeys(n for (n,) in self._connection.execute(sql, replies)))
 
 
 def _decode_all(bodies: Any) -> tuple[list[SpanRecord], int]:

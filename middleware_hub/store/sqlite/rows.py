@@ -36,14 +36,14 @@ def marks(count: int) -> str:
     return ",".join("?" * count)
 
 
-def insert(connection: sqlite3.Connection, into: str, rows: Sequence[Row]) -> None:
-    """Insert rows by `INSERT INTO {into} VALUES ...`, in as few steps as possible."""
+def insert(connection: sqlite3.Connection, into: str, rows: Sequence[Row], *, verb: str = "INSERT") -> None:
+    """Insert rows by `{verb} INTO {into} VALUES ...`, in as few steps as possible."""
     at, left = 0, len(rows)
     while left:
         size = min(_MOST, 1 << (left.bit_length() - 1))
         some = rows[at : at + size]
         values = ",".join([f"({marks(len(some[0]))})"] * size)
-        connection.execute(f"INSERT INTO {into} VALUES {values}", list(chain.from_iterable(some)))
+        connection.execute(f"{verb} INTO {into} VALUES {values}", list(chain.from_iterable(some)))
         at += size
         left -= size
 

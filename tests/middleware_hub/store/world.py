@@ -69,10 +69,11 @@ class World:
         flags: int = SpanFlag.NONE,
         tail: tuple[HiddenToken, ...] = (),
         stamp: str = "1",
+        each: int = 1,
     ) -> Turn:
         """Return the reply to a prompt that goes on behind `line`, or leaves its reply after `inside` characters.
 
-        A cut inside keeps tokens of the reply but continues the complete reply before it, as the tree does.
+        A token is `each` characters. A cut inside keeps tokens of the reply, but continues the complete reply before it.
         """
         above, continued = line, line
         before, start, take = "", 0, 0
@@ -102,7 +103,7 @@ class World:
                     start=start,
                     width=len(prompt) - start,
                     text=prompt[0 if base is None else base.text_end :],
-                    ids=ids_of(user),
+                    ids=ids_of(user[::each]),
                     parent=None if parent is None else parent.id,
                     take=take,
                     line=None if base is None else base.id,
@@ -115,7 +116,8 @@ class World:
         under = context or base
         assert behind is not None
         whole = prompt + reply
-        count = len(reply) + sum(token.tokens for token in tail)
+        shown = reply[::each]
+        count = len(shown) + sum(token.tokens for token in tail)
         sampled = SpanRecord(
             id=new_id(),
             root=behind.root,
@@ -125,7 +127,7 @@ class World:
             start=len(prompt),
             width=len(reply),
             text=whole[0 if under is None else under.text_end :],
-            ids=ids_of(reply + "\0" * (count - len(reply))),
+            ids=ids_of(shown + "\0" * (count - len(shown))),
             parent=behind.id,
             take=context.count if context is not None else take,
             line=None if base is None else base.id,
@@ -133,7 +135,7 @@ class World:
             logprobs=pack_logprobs([-(i % 7) / 8 for i in range(count)]),
             versions=stamp,
             flags=flags,
-            visible=len(reply),
+            visible=len(shown),
             tail=tail,
             request_ids=names,
             finish="stop",
