@@ -198,7 +198,7 @@ class DictionaryStore:
             self._blobs = {key: blob for key, blob in self._blobs.items() if key[0] in self._records}
             gone.append(self._marks.pop(mark.root))
         kept = sum(mark.retrieved for mark in gone)
-        return Forgotten(kept, len(gone) - kept, records, events, [mark.stamp for mark in gone])
+        return Forgotten(kept, len(gone) - kept, records, events, tuple(mark.stamp for mark in gone))
 
     def _bytes(self) -> int:
         blobs = sum(len(blob.data) for blob in self._blobs.values())

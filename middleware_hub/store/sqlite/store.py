@@ -145,7 +145,7 @@ class SqliteStore:
                 gone += some
                 records += count
         kept = sum(one.retrieved for one in gone)
-        return Forgotten(kept, len(gone) - kept, records, events, [one.stamp for one in gone])
+        return Forgotten(kept, len(gone) - kept, records, events, tuple(one.stamp for one in gone))
 
     async def stats(self) -> StoreStats:
         _, threaded = self._open_readers()
