@@ -11,9 +11,9 @@ recorded there, and decides as always. Nothing is replayed at start.
     ...
     await store.close()
 
-**Record a reply.** A context is named by its content: 16 samples of a prompt keep it once. A reply gets an id of its own. `base`
-says behind whose whole text `text` stands: behind `line` for a context and for a reply without a context of its own, behind
-the context for any other reply, or None at the start of a chain. `root` is that of the parent.
+**Record a reply.** A context is named by its content: 16 samples of a prompt keep it once. A reply gets an id of its own.
+`base` says behind whose whole text `text` stands: behind `line` for a context and for a reply without a context of its own,
+behind the context for any other reply, or None at the start of a chain. `root` is that of the parent.
 
     context = identified(SpanRecord(id=b"", root=parent_root or b"", namespace=namespace, serial=serials.next(), stamp=version,
                                     start=cut.start, width=len(prompt) - cut.start, text=prompt[line_end:], ids=ids, parent=...,
@@ -26,19 +26,19 @@ the context for any other reply, or None at the start of a chain. `root` is that
 On MissingRecordError the conversation was forgotten meanwhile: append what it lacks, too (`missing`), and try again. What is
 there already, with the same content, is no fault.
 
-**Look a text up** that the tree knows up to character `n` (the end of the reply it continues; 0 for nothing). `known` tells which
-records the tree has. Where `PathState` of a reply's end is kept beside it, only the text behind is hashed:
+**Look a text up** that the tree knows up to character `n` (the end of the reply it continues; 0 for nothing). `known` tells
+which records the tree has. Where `PathState` of a reply's end is kept beside it, only the text behind is hashed:
 
     asked = TextPath(namespace, text, state)                            # reply_path.state(len(whole text of the reply))
     found = await store.find(Query(asked, known_from=n, known=ids_in_tree, parents=[name]))
     for record in found.records: ...                                    # those that others build on come first
 
-The records of a look-up are closed: whatever one builds on (`SpanRecord.links`) stands before it or is known. To put them in,
-take them by `serial`, so that the newest of equal texts is the newest again. Hashes only find: compare texts. What
-is damaged is left out with all that builds on it, logged and counted (`Found.damaged`).
+The records of a look-up are closed: whatever one builds on (`SpanRecord.links`) stands before it or is known. Apart from that
+they come by `serial`, so that the newest of equal texts is the newest again. Hashes only find: compare texts. What is damaged
+is left out with all that builds on it, logged and counted (`Found.damaged`).
 
 **Logs** are for sessions and the like: `Batch.events` are appended with the records of a turn in one step, or refused
 (ClosedLogError, LogMovedError) together with them. `read(log, after=number)` reads on.
 
-**Marks** (`note`) say which conversation was hit or retrieved. They cost nothing and are written in groups; `forget` goes by them.
+**Marks** (`note`) say which conversation was hit or retrieved. They are written in groups, later; `forget` goes by them.
 """

@@ -1,4 +1,9 @@
-"""The thread that writes. Whatever was asked for while the last group was written becomes the next one."""
+"""The thread that writes. Whatever was asked for while the last group was written becomes the next one.
+
+SQLite appends to a log, which has to be put into the file now and then (a checkpoint), and that waits for the disk. A helper
+thread moves most of it while groups are written. Only what came in meanwhile is moved between two groups; then SQLite begins
+the log anew, so that it does not grow.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -25,7 +31,8 @@ _MOST_JOBS: Final = 256
 _MARKS_EVERY: Final = 1.0
 """Seconds after which marks are written, with or without anything else."""
 _CHECKPOINT_PAGES: Final = 4_000
-"""Pages of the log after which they are put into the file, when nobody waits; and twice as many, in any case."""
+"""Pages of the log after which a checkpoint begins: 16 MB."""
+_PAGES_OF_A_BATCH: Final = 8
 
 Step = Callable[[sqlite3.Connection], Any]
 Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
@@ -51,6 +58,8 @@ class Writer:
         self._marks: dict[bytes, Mark] = {}
         self._marks_lock = threading.Lock()
         self._closed = False
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
+        self._helping: Future[None] | None = None
         self.groups = self.appends = self.conflicts = 0
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -105,10 +114,10 @@ class Writer:
                 if jobs:
                     answers.append(self._step(jobs.pop(0)))
                 _answer(answers)
-                pages += 8 * len(batches)
-            if pages > _CHECKPOINT_PAGES and (self._queue.empty() or pages > 2 * _CHECKPOINT_PAGES):
-                pages = self._checkpoint()
-        self._checkpoint()
+                pages += _PAGES_OF_A_BATCH * len(batches)
+            pages = self._shorten_log(pages)
+        self._helper.shutdown()
+        self._checkpoint(self._connection)
         self._connection.close()
 
     def _next_jobs(self, due: float) -> tuple[list[Job], bool]:
@@ -197,10 +206,29 @@ class Writer:
             except sqlite3.Error as error:
                 logger.error("%s", store_error(self._path, error))
 
-    def _checkpoint(self) -> int:
-        """Put the log into the file, and return how many pages are left in it."""
+    def _shorten_log(self, pages: int) -> int:
+        """Take the next step of a checkpoint, if one is due, and return how many pages the log has about."""
+        if self._helping is None:
+            if pages > _CHECKPOINT_PAGES:
+                self._helping = self._helper.submit(self._checkpoint_beside)
+        elif self._helping.done():
+            self._helping = None
+            return self._checkpoint(self._connection)
+        return pages
+
+    def _checkpoint_beside(self) -> None:
         try:
-            _, pages, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            connection = connect(self._path)
+        except StoreError as error:
+            logger.warning("%s", error)
+            return
+        self._checkpoint(connection)
+        connection.close()
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> int:
+        """Put the log into the file, and return how many pages could not be."""
+        try:
+            _, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
             logger.warning("%s", store_error(self._path, error))
             return 0
