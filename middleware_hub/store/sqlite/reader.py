@@ -66,9 +66,12 @@ class Wanted(NamedTuple):
 class Reader:
     """Reads by a connection of its own. Not to be used by two threads at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patient: bool = True) -> None:
+        """`patient`: wait while another process mends the log after one was killed; else StoreUnreachableError at once."""
         self.path = path
         self.connection = connect(path)
+        if not patient:
+            self.connection.execute("PRAGMA busy_timeout = 0")
         self._known: Container[bytes] = ()
         self.connection.create_function("known", 1, lambda i: i in self._known)
         self._search: _Search | None = None

@@ -51,7 +51,7 @@ class SqliteStore:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         try:
             self._torn = await self._in_thread(lambda: prepare_file(self._file, fingerprint))
-            self._inline, self._threaded = Reader(self._file), Reader(self._file)
+            self._inline, self._threaded = Reader(self._file, patient=False), Reader(self._file)
             self._writer = Writer(self._file, self._durability)
         except BaseException:
             await self.close()
@@ -81,7 +81,8 @@ class SqliteStore:
         inline, threaded = self._open_readers()
         found = None
         if query.path.last - max(query.path.first, query.known_from // BLOCK) <= _INLINE_BLOCKS:
-            found = inline.find(query, _INLINE_RECORDS)
+            with suppress(StoreUnreachableError):  # locked for a moment: a thread may wait for it, the event loop not
+                found = inline.find(query, _INLINE_RECORDS)
         if found is None:
             found = await self._in_thread(lambda: threaded.find(query))
             assert found is not None
@@ -102,8 +103,10 @@ class SqliteStore:
         return await self._in_thread(lambda: threaded.blobs(record, names))
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
-        inline, _ = self._open_readers()
-        return inline.events(log, after, limit)
+        inline, threaded = self._open_readers()
+        with suppress(StoreUnreachableError):  # as in `find`
+            return inline.events(log, after, limit)
+        return await self._in_thread(partial(threaded.events, log, after, limit))
 
     async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
         _, threaded = self._open_readers()

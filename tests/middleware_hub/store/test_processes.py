@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from middleware_hub.store.protocol import Store
+from middleware_hub.store.sqlite.store import SqliteStore
 from tests.conftest import SLOW
-from tests.middleware_hub.store.world import closed, findings, ids, sqlite, with_store
+from tests.middleware_hub.store.world import World, closed, findings, ids, query, sqlite, with_store
 
 ROOT = Path(__file__).parents[3]
 KILLS = 100 if SLOW else 20
@@ -78,5 +80,24 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) ->
         last = (await store.logs("shared"))[0].last
         assert last >= len(replies)
         assert set(await findings(store)) <= {"file"}  # a torn end, which nobody was told of
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_a_lookup_waits_in_a_thread_for_a_file_that_is_locked(tmp_path: Path) -> None:
+    """A process that mends the log after another was killed holds all locks for a moment: the event loop goes on."""
+    world = World()
+    turn = world.turn(None, "user", "reply")
+
+    async def work(store: Store) -> None:
+        await store.append(turn.batch)
+        assert isinstance(store, SqliteStore)
+        inline, _ = store._open_readers()
+        inline.connection.create_function("known", 1, lambda _: locked())
+        found = await store.find(query(turn.text))
+        assert ids(found) == {record.id for record in turn.records}
+
+    def locked() -> None:
+        raise sqlite3.OperationalError("database is locked")
 
     with_store(sqlite(tmp_path), work)
