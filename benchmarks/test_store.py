@@ -29,13 +29,13 @@ TOKENS = 200
 """Of a reply; a token is four characters."""
 
 
+POOL = " ".join(random.Random(0).choices(WORDS, k=100_000))
+
+
 def text(source: random.Random, tokens: int) -> str:
-    words: list[str] = []
-    size = 0
-    while size < 4 * tokens:
-        words.append(source.choice(WORDS))
-        size += len(words[-1]) + 1
-    return " ".join(words)[: 4 * tokens]
+    """Return words of so many tokens, out of half a million characters."""
+    at = source.randrange(len(POOL) - 4 * tokens)
+    return POOL[at : at + 4 * tokens]
 
 
 class Talk(World):
