@@ -1,0 +1,251 @@
+"""The store: what a turn costs, whether look-ups stay flat, bytes on disk, opening a large store, reloading a conversation.
+
+Aims: append and look-up of a turn of 200 tokens 90 us of processor, threads included; <= 12 bytes a token plus text plus 1 KB a
+turn; 50 turns of 20,000 tokens reloaded in 5 ms; opening does not depend on what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.conftest import WORDS
+from middleware_hub.store.opening import open_store
+from middleware_hub.store.paths import TextPath
+from middleware_hub.store.protocol import Query, Store
+from middleware_hub.store.records import encode
+from tests.middleware_hub.store.world import NS, Turn, World, closed, ids
+
+TOKENS = 200
+"""Of a reply; a token is four characters."""
+
+
+POOL = " ".join(random.Random(0).choices(WORDS, k=100_000))
+
+
+def text(source: random.Random, tokens: int) -> str:
+    """Return words of so many tokens, out of half a million characters."""
+    at = source.randrange(len(POOL) - 4 * tokens)
+    return POOL[at : at + 4 * tokens]
+
+
+class Talk(World):
+    """Turns whose ids are a quarter as many as their characters."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+
+    def next(self, line: Turn | None, asked: int, replied: int = TOKENS, start: str = "") -> Turn:
+        number = f"{self.random.getrandbits(128):032x}"
+        made = self.turn(
+            line,
+            start + text(self.random, asked),
+            text(self.random, replied),
+            names=(f"rid-{number}", number),
+            each=4,
+        )
+        self.turns.clear()
+        return made
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def store(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> Iterator[Store]:
+    store = open_store(f"sqlite:{tmp_path}/")
+    loop.run_until_complete(store.open("bench"))
+    yield store
+    loop.run_until_complete(store.close())
+
+
+async def fill(store: Store, turns: Iterator[Turn], together: int = 200) -> None:
+    some: list[Awaitable[Any]] = []
+    for turn in turns:
+        some.append(store.append(turn.batch))
+        if len(some) == together:
+            await asyncio.gather(*some)
+            some.clear()
+    await asyncio.gather(*some)
+
+
+@pytest.mark.parametrize("clients", [1, 32])
+def test_turn(benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, store: Store, clients: int) -> None:
+    """A look-up of the prompt and an append of the reply: wall clock, and processor of both threads."""
+    talk = Talk()
+    rounds, per_round = 20, 5
+    ends: list[Turn | None] = [None] * clients
+    prepared = iter(
+        [[[talk_next(talk, ends, c) for _ in range(per_round)] for c in range(clients)] for _ in range(rounds)]
+    )
+    spent: list[float] = []
+
+    async def client(turns: list[tuple[Turn, TextPath, int, set[bytes]]]) -> None:
+        for turn, state, known_from, known in turns:
+            path = TextPath(NS, turn.text[: turn.reply.start], state)
+            await store.find(Query(path, known_from, known))
+            await store.append(type(turn.batch)(turn.records, {turn.reply.id: path.longer(turn.text)}))
+
+    async def all_clients(work: list[Any]) -> None:
+        await asyncio.gather(*(client(turns) for turns in work))
+
+    def run(work: list[Any]) -> None:
+        started = time.process_time()
+        loop.run_until_complete(all_clients(work))
+        spent.append((time.process_time() - started) / clients / per_round)
+
+    benchmark.pedantic(run, setup=lambda: ((next(prepared),), {}), rounds=rounds)
+    benchmark.extra_info["processor us a turn"] = round(1e6 * sorted(spent)[len(spent) // 2])
+    benchmark.extra_info["wall us a turn"] = round(1e6 * benchmark.stats.stats.median / clients / per_round)
+    print(benchmark.extra_info)
+
+
+def talk_next(talk: Talk, ends: list[Turn | None], client: int) -> tuple[Turn, Any, int, set[bytes]]:
+    line = ends[client]
+    turn = talk.next(line, 100)
+    ends[client] = turn if len(turn.text) < 20_000 else None
+    if line is None:
+        return turn, None, 0, set()
+    return turn, line.path.state(len(line.text)), len(line.text), {record.id for record in line.records}
+
+
+@pytest.mark.parametrize("conversations", [10, 1_000, 100_000])
+@pytest.mark.parametrize("what", ["hit", "new"])
+def test_find_among_conversations(
+    benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, store: Store, conversations: int, what: str
+) -> None:
+    """Conversations share a system prompt of 4,000 characters. A hit continues one that is known; a new one knows nothing."""
+    talk = Talk()
+    system = text(talk.random, 1_000)
+    lengths = random.Random(1)
+    turns: list[Turn] = []
+
+    def some() -> Iterator[Turn]:
+        for _ in range(conversations):
+            turn = talk.next(None, lengths.randrange(5, 100), lengths.randrange(5, 50), start=system)
+            if len(turns) < 100:
+                turns.append(turn)
+            yield turn
+
+    loop.run_until_complete(fill(store, some()))
+    turn = turns[len(turns) // 2]
+    if what == "hit":
+        state, known_from, known = turn.path.state(len(turn.text)), len(turn.text), {r.id for r in turn.records}
+        asked = turn.text + text(talk.random, 100)
+    else:
+        state, known_from, known, asked = None, 0, set[bytes](), system + text(talk.random, 100)
+
+    def find() -> None:
+        found = loop.run_until_complete(store.find(Query(TextPath(NS, asked, state), known_from, known)))
+        assert not found.cut_off
+
+    benchmark.pedantic(find, rounds=300, warmup_rounds=20)
+
+
+def test_reload(benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, store: Store) -> None:
+    """A conversation of 50 turns and 20,000 tokens at a router that never saw it, among 1,000 others."""
+    talk = Talk()
+
+    def conversation(turns: int) -> Iterator[Turn]:
+        line: Turn | None = None
+        for _ in range(turns):
+            line = talk.next(line, 200)
+            yield line
+
+    for _ in range(20):
+        loop.run_until_complete(fill(store, conversation(50), together=1))
+    last = list(conversation(50))
+    loop.run_until_complete(fill(store, iter(last), together=1))
+    asked = last[-1].text + text(talk.random, 100)
+
+    def find() -> int:
+        found = loop.run_until_complete(store.find(Query(TextPath(NS, asked))))
+        assert closed(found)
+        assert last[-1].reply.id in ids(found)
+        return len(found.records)
+
+    assert benchmark.pedantic(find, rounds=50, warmup_rounds=3) == 100
+
+
+@pytest.mark.parametrize("tokens", [200, 2_000])
+def test_bytes(benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, tmp_path: Path, tokens: int) -> None:
+    """Bytes on disk of 5,000 turns (500 long ones) in conversations of ten."""
+    talk = Talk()
+    store = open_store(f"sqlite:{tmp_path}/")
+    count = {"turns": 0, "tokens": 0, "text": 0}
+
+    def turns() -> Iterator[Turn]:
+        for _ in range(500 if tokens < 1_000 else 50):
+            line = None
+            for _ in range(10):
+                line = talk.next(line, tokens // 2, tokens)
+                count["turns"] += 1
+                count["tokens"] += sum(record.count for record in line.records)
+                count["text"] += sum(len(record.text) for record in line.records)
+                yield line
+
+    async def run() -> None:
+        await store.open("bench")
+        await fill(store, turns())
+        await store.close()
+
+    benchmark.pedantic(lambda: loop.run_until_complete(run()), rounds=1)
+    size = os.stat(tmp_path / "store.sqlite3").st_size
+    benchmark.extra_info["bytes a token, without text"] = round((size - count["text"]) / count["tokens"], 2)
+    beyond = (size - count["text"] - 12 * count["tokens"]) / count["turns"]
+    benchmark.extra_info["beyond 12 a token and text, a turn"] = round(beyond)
+    print(benchmark.extra_info)
+    assert beyond < 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [10, 1_000_000])
+def test_open(benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, tmp_path: Path, turns: int) -> None:
+    """Opening a store, and the first look-up in it. The million is two turns and their index entries, copied with other ids."""
+    talk = Talk()
+    store = open_store(f"sqlite:{tmp_path}/")
+    turn = talk.next(None, 100)
+
+    async def make() -> None:
+        await store.open("bench")
+        await store.append(turn.batch)
+        await store.close()
+
+    loop.run_until_complete(make())
+    body = encode(turn.reply)
+    with sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -500000")
+        connection.execute("BEGIN")
+        count = f"WITH RECURSIVE n(n) AS (SELECT 3 UNION ALL SELECT n + 1 FROM n WHERE n < {turns})"
+        connection.execute(f"{count} INSERT INTO records SELECT n, randomblob(16), n, NULL, NULL, ? FROM n", (body,))
+        connection.execute(f"{count} INSERT INTO roots SELECT n, n, '1', 0 FROM n")
+        for kind in range(4):
+            connection.execute(
+                f"{count} INSERT INTO places SELECT substr(randomblob(16), 1, 16), n % 9999, randomblob(16), {kind}, n FROM n"
+            )
+        connection.execute("COMMIT")
+    connection.close()
+
+    async def run() -> None:
+        store = open_store(f"sqlite:{tmp_path}/")
+        await store.open("bench")
+        found = await store.find(Query(TextPath(NS, turn.text + " and on")))
+        assert len(found.records) == 2
+        await store.close()
+
+    benchmark.pedantic(lambda: loop.run_until_complete(run()), rounds=5)

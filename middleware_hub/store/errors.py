@@ -1,0 +1,72 @@
+"""What a store can refuse, and what to do about it."""
+
+from __future__ import annotations
+
+from router.errors import RouterError
+
+
+class StoreError(RouterError):
+    """A store did not do what was asked."""
+
+    type = "store_error"
+
+
+class StoreUnreachableError(StoreError):
+    """The store cannot be read or written now: locked, read-only, a full disk, no such folder. Nothing was stored."""
+
+    status = 503
+    type = "store_unreachable"
+
+
+class StoreMismatchError(StoreError):
+    """The store belongs to another tokenizer, has a newer format, or is no store at all."""
+
+    type = "store_mismatch"
+
+
+class DamagedRecordError(StoreError):
+    """Bytes of the store are not those that were written."""
+
+    type = "store_damaged"
+
+
+class MissingRecordError(StoreError):
+    """A record builds on others that the store does not have (any more): append those again, together with it.
+
+    Attributes:
+        missing: the ids of what is not there.
+    """
+
+    type = "store_record_missing"
+
+    def __init__(self, missing: tuple[bytes, ...]) -> None:
+        super().__init__(f"{len(missing)} record(s) that others build on are not in the store: append them again, too")
+        self.missing = missing
+
+
+class ConflictingRecordError(StoreError):
+    """The id of a record is in the store with another content, or a record is not in the root of what it builds on."""
+
+    type = "store_record_conflict"
+
+
+class ClosedLogError(StoreError):
+    """The log takes no more events."""
+
+    status = 409
+    type = "store_log_closed"
+
+
+class LogMovedError(StoreError):
+    """Somebody else appended to the log first: read on from the last event that is known, and try again.
+
+    Attributes:
+        last: the number of the last event in the log.
+    """
+
+    status = 409
+    type = "store_log_moved"
+
+    def __init__(self, log: str, last: int) -> None:
+        super().__init__(f"the log {log!r} has gone on to event {last}: read on and try again")
+        self.last = last

@@ -1,0 +1,162 @@
+"""Where records are found by text: hashes of a text's prefixes, and the places under which a reply is entered.
+
+A text is cut into blocks of `BLOCK` characters. The digest at the end of a block chains the one before it, and the first one
+is salted with the namespace: who does not know the namespace finds, counts and times nothing.
+
+    text      |  block 0  |  block 1  |  block 2  |  bl
+    digest  salt         d1          d2          d3          d(i+1) = blake2b(d(i) + the characters of block i)
+
+A reply is entered in three kinds of places:
+
+    START    where its prompt ends: (block end at or before it, length, hash of all of the text)
+    END      where it ends itself, in the same way
+    PASS     every block's end behind its start and not behind its end: a text may leave it midway
+
+The key of a block end is the digest, but its first four bytes are those of the digest at the last `GROUP`-th block: places
+that are written together lie together on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+Namespace = tuple[str, ...]
+"""(tenant, lora path, x-radix-namespace)."""
+
+BLOCK: Final = 256
+"""Characters of a block (measured: 64, 128, 256, 512). Part of the format: another value finds nothing."""
+GROUP: Final = 16
+_SIZE: Final = 16
+_NEAR: Final = 4
+
+START: Final = 0
+END: Final = 1
+END_ALONE: Final = 2
+"""The end of a reply that texts which go on behind it may not continue (see `SpanRecord.continuable`)."""
+PASS: Final = 3
+
+
+class PathState(NamedTuple):
+    """The hashes of a text up to a block's end: enough to go on from there without the text before it."""
+
+    blocks: int
+    digest: bytes
+    group: bytes
+
+
+class Place(NamedTuple):
+    """Where a record is entered."""
+
+    key: bytes
+    """Of the block end at or before the place."""
+    length: int
+    """Of the text, in characters; 0 for PASS."""
+    hash: bytes
+    """Of all of the text; empty for PASS."""
+    kind: int
+
+
+class TextPath:
+    """The hashes of one text's prefixes. They cost about 1 us for each block.
+
+    Args:
+        namespace: the salt.
+        text: all of it, from its first character.
+        state: of a prefix of this very text in this namespace (`TextPath.state`); then only what is behind it is hashed, and
+            nothing can be asked that lies before it. The caller vouches for it.
+    """
+
+    __slots__ = ("_digests", "_groups", "first", "namespace", "text")
+
+    def __init__(self, namespace: Namespace, text: str, state: PathState | None = None) -> None:
+        if state is None:
+            salt = _salt(namespace)
+            state = PathState(0, salt, salt[:_NEAR])
+        self.namespace = namespace
+        self.text = text
+        self.first = state.blocks
+        digest, group = state.digest, state.group
+        digests, groups = [digest], [group]
+        for block, data in enumerate(_blocks(text, state.blocks), state.blocks + 1):
+            digest = blake2b(digest + data, digest_size=_SIZE).digest()
+            if block % GROUP == 0:
+                group = digest[:_NEAR]
+            digests.append(digest)
+            groups.append(group)
+        self._digests = digests
+        self._groups = groups
+
+    def __repr__(self) -> str:
+        return f"<TextPath {len(self.text)} characters, blocks {self.first} to {self.last}>"
+
+    @property
+    def last(self) -> int:
+        """Return the number of whole blocks."""
+        return self.first + len(self._digests) - 1
+
+    def state(self, at: int) -> PathState:
+        """Return the state at the last block end at or before a character."""
+        block = at // BLOCK
+        return PathState(block, self._digests[block - self.first], self._groups[block - self.first])
+
+    def longer(self, text: str) -> TextPath:
+        """Return the path of a text that begins with this one: only what is behind the last whole block is hashed."""
+        found = TextPath(self.namespace, text, self.state(len(self.text)))
+        found.first = self.first
+        found._digests = self._digests[:-1] + found._digests
+        found._groups = self._groups[:-1] + found._groups
+        return found
+
+    def key(self, block: int) -> bytes:
+        """Return the key of the end of the first `block` blocks."""
+        return self._groups[block - self.first] + self._digests[block - self.first][_NEAR:]
+
+    def hash(self, length: int) -> bytes:
+        """Return the hash of the first `length` characters."""
+        block = length // BLOCK
+        rest = self.text[block * BLOCK : length].encode("utf-8", "surrogatepass")
+        return blake2b(self._digests[block - self.first] + rest, digest_size=_SIZE).digest()
+
+    def hashes(self, block: int, lengths: Iterable[int]) -> list[bytes]:
+        """Return `hash` of some lengths in the block that begins at `block`, which have to rise."""
+        running = blake2b(self._digests[block - self.first], digest_size=_SIZE)
+        at, found = block * BLOCK, []
+        for length in lengths:
+            running.update(self.text[at:length].encode("utf-8", "surrogatepass"))
+            found.append(running.copy().digest())
+            at = length
+        return found
+
+
+def places(path: TextPath, start: int, end: int, *, continuable: bool) -> list[Place]:
+    """Return where a reply is entered that covers these characters of a text, of which it is the end.
+
+    The path has to be known from the block of `start`. `continuable` is that of the `SpanRecord`.
+    """
+    kind = END if continuable else END_ALONE
+    found = [
+        Place(path.key(start // BLOCK), start, path.hash(start), START),
+        Place(path.key(end // BLOCK), end, path.hash(end), kind),
+    ]
+    found += [Place(path.key(block), 0, b"", PASS) for block in range(start // BLOCK + 1, end // BLOCK + 1)]
+    return found
+
+
+def name_key(namespace: Namespace, name: str) -> bytes:
+    """Return the key of a reply's name (a request id)."""
+    return blake2b(_salt(namespace) + name.encode("utf-8", "surrogatepass"), digest_size=_SIZE, person=b"name").digest()
+
+
+@lru_cache(1024)
+def _salt(namespace: Namespace) -> bytes:
+    parts = (part.encode("utf-8", "surrogatepass") for part in namespace)
+    return blake2b(b"".join(len(part).to_bytes(8, "big") + part for part in parts), digest_size=_SIZE).digest()
+
+
+def _blocks(text: str, first: int) -> Iterator[bytes]:
+    """Yield the whole blocks behind the first ones, as bytes."""
+    for at in range(first * BLOCK, len(text) - BLOCK + 1, BLOCK):
+        yield text[at : at + BLOCK].encode("utf-8", "surrogatepass")

@@ -1,0 +1,212 @@
+"""What every store does. Nobody outside this package needs to know which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+from middleware_hub.store.paths import TextPath
+from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
+
+MOST_VARIANTS: Final = 64
+"""Of the replies that end at the very same text, the newest ones that a look-up brings."""
+MOST_CHAINS: Final = 16
+"""Of the chains that a text leaves midway, the newest ones of each place that a look-up brings, and when it stops looking."""
+
+Durability = Literal["process", "disk", "off"]
+"""What an acknowledged append survives: the death of this process, a power cut, or nothing (it is acknowledged at once)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is appended together: all of it, or nothing.
+
+    Attributes:
+        records: those that others build on first.
+        paths: for each reply among them its id and the path of its whole text, from the block of its start or before.
+        blobs: of records of this batch, or of earlier ones. One that is there already stays.
+        events: in the order of their numbers, also if they belong to different logs.
+    """
+
+    records: Sequence[SpanRecord] = ()
+    paths: Mapping[bytes, TextPath] = field(default_factory=dict)
+    blobs: Sequence[Blob] = ()
+    events: Sequence[Event] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a text's look-up wants to know.
+
+    Attributes:
+        path: of the text. `path.first` may be as late as the block of `known_from`.
+        known_from: the length up to which the caller knows what is recorded: replies that end before are not looked for,
+            those that end just there are.
+        known: the ids of records that the caller has, with all they build on. They are not brought.
+        parents: names (request ids) of replies that are wanted whatever their text is: of each name the newest.
+    """
+
+    path: TextPath
+    known_from: int = 0
+    known: Container[bytes] = ()
+    parents: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look-up brought.
+
+    Attributes:
+        records: those that others build on first. What a record builds on (`SpanRecord.links`, recursively) is here or known.
+        marks: by root, of the conversations that the records belong to.
+        cut_off: how often a bound kept something out (`MOST_VARIANTS`, `MOST_CHAINS`).
+        damaged: how many records were left out, because they or what they build on cannot be read.
+    """
+
+    records: Sequence[SpanRecord] = ()
+    marks: Mapping[bytes, Mark] = field(default_factory=dict)
+    cut_off: int = 0
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """A log: its key, the number of its last event, and how far it is closed."""
+
+    log: str
+    last: int
+    closed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """The size of a store, and what happened to it since it was opened here.
+
+    Attributes:
+        bytes: used by everything in it.
+        groups, appends: groups that were committed, and the batches in them.
+        torn_bytes: of an append that nobody was told of, which were cut off when the store was opened.
+    """
+
+    records: int = 0
+    roots: int = 0
+    logs: int = 0
+    bytes: int = 0
+    groups: int = 0
+    appends: int = 0
+    finds: int = 0
+    cut_off: int = 0
+    damaged: int = 0
+    conflicts: int = 0
+    torn_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong with a store.
+
+    Attributes:
+        kind: `file`, `record`, `link`, `index`, `blob`, or `event`.
+        message: what is wrong, with ids in hex.
+        record: the id, where it is about one.
+    """
+
+    kind: str
+    message: str
+    record: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was forgotten: whole conversations, those nobody retrieved counted apart; and all of their records."""
+
+    retrieved: int = 0
+    unretrieved: int = 0
+    records: int = 0
+    events: int = 0
+    stamps: Sequence[str] = ()
+    """The weight version of the last hit of each conversation, in the order of forgetting."""
+
+
+class Store(Protocol):
+    """Remembers records beyond a process. Several processes may use one store at once, each with an object of its own.
+
+    Every method but `note` may raise StoreUnreachableError.
+    """
+
+    async def open(self, fingerprint: str) -> None:
+        """Make or open the store of the tokenizer with this fingerprint. Raises StoreMismatchError."""
+        ...
+
+    async def close(self) -> None:
+        """Write what is waiting, and let go of the store. It may not be used again. Closing twice does nothing."""
+        ...
+
+    async def append(self, batch: Batch) -> list[int]:
+        """Append all of a batch or nothing; return the numbers of its events when it is as durable as was asked for.
+
+        Records that are there already, with the same content, are no fault. A caller that is cancelled does not know
+        whether the batch was appended; appending it again is safe, but for its events.
+
+        Raises:
+            MissingRecordError: something that a record builds on is not there, perhaps forgotten.
+            ConflictingRecordError: a reply is there with another content; or a record is in another root than its links.
+            ClosedLogError, LogMovedError: an event is refused.
+            ValueError: a record is wrong in itself, or a text cannot be stored.
+        """
+        ...
+
+    def note(self, marks: Sequence[Mark]) -> None:
+        """Keep marks. They are written with what is appended next, or after a second; a killed process loses those at most."""
+        ...
+
+    async def find(self, query: Query) -> Found:
+        """Return what is recorded on the path of a text, in the namespace of its path:
+
+        - all replies whose whole text the text begins with, or equals, from `known_from` on (`MOST_VARIANTS` of each text);
+        - chains that the text leaves midway, furthest first, as far as they go beyond the deepest continuable of those
+          replies, or beyond a named parent that ends before it; of a prompt that is the whole text one reply for each
+          tokenization of it;
+        - the replies called `parents`;
+        - and what all of these build on.
+
+        The cost grows with the text behind `known_from` and with what is found, not with what else is stored.
+        """
+        ...
+
+    async def get(self, ids: Sequence[bytes], *, known: Container[bytes] = ()) -> Found:
+        """Return these records, and all they build on that is not known. Ids that are not there are left out."""
+        ...
+
+    async def blobs(self, record: bytes, names: Sequence[str] | None = None) -> list[Blob]:
+        """Return the blobs beside a record: all, or those of these names."""
+        ...
+
+    async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
+        """Return the events of a log behind a number, in order. Raises DamagedRecordError."""
+        ...
+
+    async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
+        """Return the logs whose key begins with `prefix` and is greater than `after`, in the order of keys."""
+        ...
+
+    def scan(self) -> AsyncIterator[SpanRecord]:
+        """Yield all records, those that others build on first; damaged ones are left out."""
+        ...
+
+    def verify(self) -> AsyncIterator[Finding]:
+        """Check everything that is stored, page by page, while others go on to use it; yield what is wrong."""
+        ...
+
+    async def forget(self, max_bytes: int) -> Forgotten:
+        """Forget whole conversations until no more than `max_bytes` are used.
+
+        Those that were retrieved go first, the least recently hit (`Mark.tick`) first. Those nobody retrieved go last. Before
+        any of them go the events of deleted logs (`closes` >= 2), except each log's last one: such a log stays closed.
+        """
+        ...
+
+    async def stats(self) -> StoreStats:
+        """Return the size and the counters of this store."""
+        ...

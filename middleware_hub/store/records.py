@@ -1,0 +1,307 @@
+"""The records of a store: immutable spans, blobs beside them, events of logs, and marks of what was hit.
+
+A `SpanRecord` is a `TokenSpan` with its place in a chain as ids instead of pointers, and with its text. The text of a chain
+is kept once: a record has the characters behind the whole text of `base`, another record of the same chain.
+
+    whole text of a record = whole text of its base (or nothing) + its own `text`
+
+On disk a record is `format (1 byte) | xxh3-64 of all the rest (8 bytes) | msgpack`. Whatever comes later keeps these nine
+bytes, so damage and a newer format can be told apart. New fields go to the end and have a default; an older router refuses
+a record only if the format byte has grown.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Container, Iterable
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_digest
+
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, Versions
+from middleware_hub.spans.hidden_tail import HiddenToken
+from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
+from middleware_hub.store.paths import Namespace, Place, TextPath, places
+
+FORMAT: Final = 1
+ID_SIZE: Final = 16
+_HEAD: Final = 9
+
+
+class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One span of a chain: the context of a prompt, or a sampled reply. The fields without a word here are `TokenSpan`'s.
+
+    Attributes:
+        id: 16 bytes: of a context, the hash of its content (`content_id`); of a reply, unique (`new_id`).
+        root: the id of the first record of the chain (its own, if that is this one): what is forgotten together.
+        namespace: nothing is ever found from another one.
+        serial: the order of recording over all routers, see `Serials`.
+        stamp: the weight version at the time of recording.
+        start, width: the characters of the chain's text that this span covers: `start` to `start + width`.
+        text: the last characters of the chain's text, up to the end of this span; they begin at `text_from`.
+        parent, take: the chain goes through the first `take` tokens of that record.
+        line: the complete reply that the prompt of this reply or context continued (`PrefixMatch.continues`).
+        base: `parent`, `line`, or None: the record behind whose whole text `text` stands.
+        tail: the hidden tail, for the texts that may spell it.
+        extras: names of the blobs beside this record.
+    """
+
+    id: bytes
+    root: bytes
+    namespace: Namespace
+    serial: int
+    stamp: str
+    start: int
+    width: int
+    text: str
+    ids: bytes
+    parent: bytes | None = None
+    take: int = 0
+    line: bytes | None = None
+    base: bytes | None = None
+    logprobs: bytes | None = None
+    versions: Versions | None = None
+    flags: int = SpanFlag.NONE
+    visible: int = -1
+    ends: bytes | None = None
+    tail: tuple[HiddenToken, ...] = ()
+    request_ids: tuple[str, ...] = ()
+    finish: str = ""
+    extras: tuple[str, ...] = ()
+
+    @property
+    def sampled(self) -> bool:
+        """Return whether this is a reply, and not a context."""
+        return self.versions is not None
+
+    @property
+    def count(self) -> int:
+        """Return the number of tokens."""
+        return len(self.ids) // ID_BYTES
+
+    @property
+    def text_end(self) -> int:
+        """Return the length of the whole text, in characters."""
+        return self.start + self.width
+
+    @property
+    def text_from(self) -> int:
+        """Return where `text` begins: the length of the whole text of `base`."""
+        return self.start + self.width - len(self.text)
+
+    @property
+    def links(self) -> tuple[bytes, ...]:
+        """Return the ids of the records that this one cannot do without."""
+        if self.parent is None:
+            return () if self.line is None else (self.line,)
+        return (self.parent,) if self.line is None or self.line == self.parent else (self.parent, self.line)
+
+    @property
+    def continuable(self) -> bool:
+        """Return whether every text that goes on behind this reply continues it (rules 1 and 6 make exceptions)."""
+        return self.width > 0 and self.visible != 0 and not self.flags & SpanFlag.MISMATCH
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """Per-token extras of a reply, in the engine's dtype."""
+
+    record: bytes
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event of an append-only log.
+
+    Attributes:
+        log: the key of the log.
+        kind: what happened.
+        data: whatever belongs to it.
+        number: its place in the log, from 1 without gaps. The store assigns it.
+        closes: from this event on the log takes only events that close it further: 0 for none (finalized: 1, deleted: 2).
+        expected: to append only if the last event has this number; None: wherever the log ends. It is not kept.
+    """
+
+    log: str
+    kind: str
+    data: bytes = b""
+    number: int = 0
+    closes: int = 0
+    expected: int | None = None
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What was last done with a conversation (all that grew from one root). Marks of one root merge into the latest.
+
+    Attributes:
+        root: the `root` of the records that were hit.
+        tick: when, as `Serials` gives it.
+        stamp: the weight version at that time.
+        retrieved: whether its tokens were retrieved or exported; once is enough.
+    """
+
+    root: bytes
+    tick: int
+    stamp: str = ""
+    retrieved: bool = False
+
+    def merged(self, other: Mark) -> Mark:
+        late = self if self.tick >= other.tick else other
+        return Mark(self.root, late.tick, late.stamp, self.retrieved or other.retrieved)
+
+
+class _Content(NamedTuple):
+    namespace: Namespace
+    parent: bytes | None
+    take: int
+    line: bytes | None
+    base: bytes | None
+    start: int
+    width: int
+    text: str
+    ids: bytes
+    flags: int
+    ends: bytes | None
+
+
+class Serials:
+    """Gives numbers that grow, also over restarts, and over machines as far as their clocks agree."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next(self) -> int:
+        self._last = max(self._last + 1, time.time_ns())
+        return self._last
+
+
+def new_id() -> bytes:
+    """Return an id that nobody else has. It begins with the time, so that neighbours in time are neighbours on disk."""
+    return time.time_ns().to_bytes(8, "big") + os.urandom(8)
+
+
+def content_id(record: SpanRecord) -> bytes:
+    """Return the id of a context: the hash of what it is, not of when it was recorded."""
+    content = _Content(*(getattr(record, name) for name in _Content._fields))
+    return blake2b(msgspec.msgpack.encode(content), digest_size=ID_SIZE, person=b"tito-context").digest()
+
+
+def identified(context: SpanRecord) -> SpanRecord:
+    """Return a context with the id that its content gives it; without a parent it is the root of its chain."""
+    found = content_id(context)
+    return msgspec.structs.replace(context, id=found, root=context.root if context.links else found)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SpanRecord)
+
+
+def encode(record: SpanRecord) -> bytes:
+    """Return a record as bytes. Raises ValueError if its text holds half of a surrogate pair."""
+    try:
+        return seal(_encoder.encode(record))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text with half of a surrogate pair cannot be stored: {error}") from error
+
+
+def decode(data: bytes) -> SpanRecord:
+    """Return the record of these bytes. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
+    payload = unseal(data)
+    try:
+        return _decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedRecordError(f"a record is whole, but is no span: {error}") from error
+
+
+def places_of(reply: SpanRecord, path: TextPath) -> list[Place]:
+    """Return where a reply is entered. `path` is that of its whole text, from the block of its start or before."""
+    return places(path, reply.start, reply.text_end, continuable=reply.continuable)
+
+
+def encode_event(event: Event) -> bytes:
+    """Return what is kept of an event, but its log and its number."""
+    return seal(msgspec.msgpack.encode((event.kind, event.closes, event.data)))
+
+
+def decode_event(log: str, number: int, data: bytes) -> Event:
+    """Return a kept event. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
+    try:
+        kind, closes, rest = msgspec.msgpack.decode(unseal(data), type=tuple[str, int, bytes])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedRecordError(f"event {number} of the log {log!r} is whole, but is no event: {error}") from error
+    return Event(log, kind, rest, number, closes)
+
+
+def encode_blob(blob: Blob) -> bytes:
+    """Return a blob as bytes."""
+    return seal(msgspec.msgpack.encode(blob))
+
+
+def decode_blob(data: bytes) -> Blob:
+    """Return the blob of these bytes. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
+    try:
+        return msgspec.msgpack.decode(unseal(data), type=Blob)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedRecordError(f"a blob is whole, but is no blob: {error}") from error
+
+
+def seal(payload: bytes) -> bytes:
+    """Return bytes with the format and a checksum in front."""
+    head = bytes((FORMAT,))
+    return head + xxh3_64_digest(head + payload) + payload
+
+
+def unseal(data: bytes) -> memoryview:
+    """Return what was sealed. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
+    whole = memoryview(data)
+    if len(data) < _HEAD or xxh3_64_digest(data[:1] + data[_HEAD:]) != data[1:_HEAD]:
+        raise DamagedRecordError("a record's checksum is wrong: run `tito-router store verify`")
+    if data[0] != FORMAT:
+        raise StoreMismatchError(f"a record has format {data[0]}, and this router knows {FORMAT}: update the router")
+    return whole[_HEAD:]
+
+
+def faults(record: SpanRecord) -> list[str]:
+    """Return what is wrong with a record by itself."""
+    count, found = record.count, []
+    checks = (
+        (len(record.id) == ID_SIZE and len(record.root) == ID_SIZE, "an id is not 16 bytes"),
+        (len(record.ids) == ID_BYTES * count, "the ids are not whole int32"),
+        (record.ends is None or len(record.ends) == len(record.ids), "there are not as many ends as ids"),
+        (record.start >= 0 and record.width >= 0 and record.text_from >= 0, "the text is longer than the chain's"),
+        (record.base is not None or record.text_from == 0, "there is text before it, and no base"),
+        (record.base is None or record.base in record.links, "the base is neither parent nor line"),
+        (bool(record.links) or record.root == record.id, "it has no parent, and is not its own root"),
+        (-1 <= record.visible <= count, "more tokens are visible than there are"),
+        (record.logprobs is None or len(record.logprobs) in (4 * count, 8 * count), "logprobs are not one per id"),
+        (record.sampled or record.logprobs is None, "a context has logprobs"),
+        (record.sampled or record.id == content_id(record), "the id of a context is not that of its content"),
+    )
+    found += [words for right, words in checks if not right]
+    if isinstance(record.versions, tuple) and (not record.versions or record.versions[-1][1] != count):
+        found.append("the runs of versions do not end with the ids")
+    return found
+
+
+def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[list[SpanRecord], int]:
+    """Return the records whose links are all there or known, those they build on first, and how many are left out."""
+    waiting = {record.id: record for record in records}
+    done = dict[bytes, SpanRecord]()
+    stack = sorted(waiting.values(), key=lambda record: record.serial, reverse=True)
+    visited = set[bytes]()
+    while stack:
+        record = stack[-1]
+        open_links = [link for link in record.links if link in waiting and link not in visited]
+        if open_links and record.id not in visited:
+            visited.add(record.id)
+            stack += [waiting[link] for link in open_links]
+            continue
+        visited.add(stack.pop().id)
+        if record.id not in done and all(link in done or link in known for link in record.links):
+            done[record.id] = record
+    return list(done.values()), len(waiting) - len(done)

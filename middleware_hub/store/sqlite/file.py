@@ -1,0 +1,199 @@
+"""The file: where it is, its tables, how a connection is set up, and what SQLite's errors mean for us."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
+
+FORMAT: Final = 1
+_APPLICATION: Final = 0x7170_746F
+_PAGE: Final = 4096
+_BUSY_SECONDS: Final = 20.0
+_NAME: Final = "store.sqlite3"
+_FRAME_HEAD: Final = 24
+_WAL_HEAD: Final = 32
+
+# `n` numbers the records of this file: parents before children. A place or a name points to the newest record last.
+_TABLES: Final = (
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE records(n INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, root INTEGER NOT NULL, parent INTEGER, line INTEGER,
+       body BLOB NOT NULL)""",
+    "CREATE INDEX records_of_root ON records(root)",
+    """CREATE TABLE places(key BLOB NOT NULL, length INTEGER NOT NULL, hash BLOB NOT NULL, kind INTEGER NOT NULL,
+       record INTEGER NOT NULL, PRIMARY KEY(key, length, hash, kind, record)) WITHOUT ROWID""",
+    "CREATE TABLE names(key BLOB NOT NULL, record INTEGER NOT NULL, PRIMARY KEY(key, record)) WITHOUT ROWID",
+    """CREATE TABLE roots(root INTEGER PRIMARY KEY, tick INTEGER NOT NULL, stamp TEXT NOT NULL,
+       retrieved INTEGER NOT NULL)""",
+    """CREATE TABLE blobs(record INTEGER NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL,
+       PRIMARY KEY(record, name))""",
+    """CREATE TABLE logs(log INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, last INTEGER NOT NULL,
+       closed INTEGER NOT NULL)""",
+    "CREATE TABLE events(log INTEGER NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY(log, number))",
+)
+
+
+def place_of(path: str) -> Path:
+    """Return the file for the PATH of `sqlite:PATH`: a folder has the file `store.sqlite3` in it."""
+    found = Path(path).expanduser()
+    if found.is_dir() or (not found.exists() and (path.endswith("/") or not found.suffix)):
+        return found / _NAME
+    return found
+
+
+def connect(path: Path, *, synced: bool = False) -> sqlite3.Connection:
+    """Return a connection to a file, which may be used in any one thread at a time.
+
+    `synced`: a commit waits until it is on the disk. Raises a StoreError.
+    """
+    with mapped(path):
+        connection = sqlite3.connect(
+            path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            for setting in (
+                f"synchronous = {'FULL' if synced else 'NORMAL'}",
+                "temp_store = MEMORY",
+                "cache_size = -65536",
+                "wal_autocheckpoint = 0",
+                f"journal_size_limit = {64 << 20}",
+            ):
+                connection.execute(f"PRAGMA {setting}")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def prepare(path: Path, fingerprint: str) -> int:
+    """Make the file or check it, and return how many bytes of its log were torn. Raises a StoreError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnreachableError(f"the store's folder {path.parent} cannot be made: {error}") from error
+    log = _log_bytes(path)
+    connection = connect(path)
+    try:
+        with mapped(path):
+            _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+            try:
+                (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                if not count:
+                    connection.execute("COMMIT")
+                    _make(connection, fingerprint)
+                else:
+                    connection.execute("COMMIT")
+                _check(connection, path, fingerprint)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            return _torn(connection, log)
+    finally:
+        connection.close()
+
+
+def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
+    connection.execute(f"PRAGMA page_size = {_PAGE}")
+    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+    connection.execute("BEGIN IMMEDIATE")
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):  # else another process was first
+        for table in _TABLES:
+            connection.execute(table)
+        connection.execute("INSERT INTO meta VALUES ('fingerprint', ?)", (fingerprint,))
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+    connection.execute("COMMIT")
+
+
+def _check(connection: sqlite3.Connection, path: Path, fingerprint: str) -> None:
+    if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
+        raise StoreMismatchError(f"{path} is a database of something else: name another path with --store")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != FORMAT:
+        raise StoreMismatchError(f"{path} has format {version}, and this router knows {FORMAT}: update the router")
+    row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
+    if row is None or row[0] != fingerprint:
+        raise StoreMismatchError(
+            f"{path} was made with another tokenizer ({None if row is None else row[0]}, and this one is {fingerprint}): "
+            "its ids mean other words. Start with the tokenizer it was made with, or name another path with --store"
+        )
+
+
+def _patiently(statement: Callable[[], object]) -> None:
+    """Repeat a statement for which SQLite does not wait by itself while another process opens the same file."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            statement()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _log_bytes(path: Path) -> int:
+    """Return the length of the write-ahead log's present round, whole or not: 0 without one.
+
+    https://sqlite.org/fileformat2.html#the_write_ahead_log: a header with two salts, and frames with the same salts.
+    """
+    try:
+        descriptor = os.open(f"{path}-wal", os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        head = os.read(descriptor, _WAL_HEAD)
+        size = os.fstat(descriptor).st_size
+        if len(head) < _WAL_HEAD:
+            return len(head)
+        frame = _FRAME_HEAD + int.from_bytes(head[8:12], "big")
+        at = _WAL_HEAD
+        while at + frame <= size and os.pread(descriptor, 8, at + 8) == head[16:24]:
+            at += frame
+        partial = os.pread(descriptor, 8, at + 8) == head[16:24]
+        return size - _WAL_HEAD if partial else at - _WAL_HEAD
+    finally:
+        os.close(descriptor)
+
+
+def _torn(connection: sqlite3.Connection, before: int) -> int:
+    """Return how much of the log SQLite left out when it opened it: an append that was never acknowledged, or damage."""
+    if not before:
+        return 0
+    _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    (page,) = connection.execute("PRAGMA page_size").fetchone()
+    return max(0, before - max(0, int(frames)) * (_FRAME_HEAD + int(page)))
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[None]:
+    """Map SQLite's errors to ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise store_error(path, error) from error
+
+
+def store_error(path: Path, error: sqlite3.Error) -> StoreUnreachableError | StoreMismatchError | DamagedRecordError:
+    """Return what an error of SQLite means, and what to do."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_NOTADB:
+        return StoreMismatchError(
+            f"{path} is no SQLite file, or its first page is damaged: name another path with --store"
+        )
+    if code == sqlite3.SQLITE_CORRUPT:
+        return DamagedRecordError(f"{path} is damaged ({error}): run `tito-router store verify`, and restore a backup")
+    advice = {
+        sqlite3.SQLITE_FULL: "the disk is full: make room, or lower --store-max-bytes",
+        sqlite3.SQLITE_READONLY: "it is read-only: give this user the right to write the file and its folder",
+        sqlite3.SQLITE_CANTOPEN: "it cannot be opened: is the folder there, and may this user write in it?",
+        sqlite3.SQLITE_BUSY: f"another process has held its lock for {_BUSY_SECONDS:.0f} s: is one of them stopped?",
+        sqlite3.SQLITE_IOERR: "the disk failed: look at the system's log",
+    }.get(code, "look at the router's log")
+    return StoreUnreachableError(f"the store {path}: {error}; {advice}")

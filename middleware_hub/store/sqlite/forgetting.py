@@ -1,0 +1,141 @@
+"""Forgetting whole conversations: planned by a reader, done by the writer in small transactions.
+
+A conversation that is longer than one transaction goes from its end, so what is left of it is whole at any moment.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+from typing import Final
+
+from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
+from middleware_hub.store.paths import Place, name_key
+from middleware_hub.store.records import SpanRecord, decode
+from middleware_hub.store.sqlite.retracing import Retracer
+from middleware_hub.store.sqlite.rows import marks
+
+_RECORDS: Final = 256
+"""Records that one transaction forgets, at most."""
+_EVENTS: Final = 2_000
+_ROOTS: Final = 256
+
+
+@dataclass(slots=True)
+class _Record:
+    n: int
+    places: list[Place] | None
+    names: list[bytes]
+
+
+@dataclass(slots=True)
+class Plan:
+    """A conversation to forget.
+
+    Attributes:
+        records: the latest first.
+        size: bytes of its records.
+    """
+
+    root: int
+    stamp: str
+    retrieved: bool
+    records: list[_Record] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def last(self) -> int:
+        """Return the number of the latest record."""
+        return self.records[0].n if self.records else 0
+
+
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """Return the bytes of the pages that hold something."""
+    pages, free, size = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
+
+
+def plan(connection: sqlite3.Connection, excess: int) -> list[Plan]:
+    """Return the conversations to forget next: as many as hold about so many bytes, or as make some transactions."""
+    found: list[Plan] = []
+    roots = connection.execute(
+        "SELECT root, stamp, retrieved FROM roots ORDER BY retrieved DESC, tick, root LIMIT ?", (_ROOTS,)
+    ).fetchall()
+    records = 0
+    for root, stamp, retrieved in roots:
+        if excess <= 0 or records >= _RECORDS:
+            break
+        one = _planned(connection, Plan(root, stamp, bool(retrieved)))
+        found.append(one)
+        excess -= one.size
+        records += len(one.records)
+    return found
+
+
+def _planned(connection: sqlite3.Connection, found: Plan) -> Plan:
+    bodies: dict[int, SpanRecord | None] = {}
+    ids: dict[bytes, SpanRecord] = {}
+    for n, body in connection.execute("SELECT n, body FROM records WHERE root = ? ORDER BY n", (found.root,)):
+        found.size += len(body)
+        try:
+            bodies[n] = record = decode(body)
+            ids[record.id] = record
+        except (DamagedRecordError, StoreMismatchError):
+            bodies[n] = None
+    retracer = Retracer(ids.get)
+    for n, held in bodies.items():
+        where = None if held is None else retracer.places(held)
+        names = [] if held is None else [name_key(held.namespace, name) for name in held.request_ids]
+        found.records.append(_Record(n, where, names))
+    found.records.reverse()
+    return found
+
+
+def forget_some(connection: sqlite3.Connection, plans: list[Plan]) -> tuple[list[Plan], int]:
+    """Forget what fits into one transaction, in place; return the conversations that are gone, and how many records.
+
+    One that has grown since it was planned is left out.
+    """
+    gone, left = [], _RECORDS
+    while plans and left > 0:
+        first = plans[0]
+        (last,) = connection.execute("SELECT max(n) FROM records WHERE root = ?", (first.root,)).fetchone()
+        if (last or 0) > first.last:
+            plans.pop(0)
+            continue
+        some, first.records = first.records[:left], first.records[left:]
+        _delete(connection, some)
+        left -= len(some)
+        if not first.records:
+            connection.execute("DELETE FROM roots WHERE root = ?", (first.root,))
+            gone.append(plans.pop(0))
+    return gone, _RECORDS - left
+
+
+def _delete(connection: sqlite3.Connection, records: list[_Record]) -> None:
+    numbers = [record.n for record in records]
+    connection.executemany(
+        "DELETE FROM places WHERE key = ? AND length = ? AND hash = ? AND kind = ? AND record = ?",
+        [(*place, record.n) for record in records for place in record.places or ()],
+    )
+    connection.executemany(
+        "DELETE FROM names WHERE key = ? AND record = ?",
+        [(name, record.n) for record in records for name in record.names],
+    )
+    unreadable = [record.n for record in records if record.places is None]
+    for table, some in (("places", unreadable), ("names", unreadable), ("blobs", numbers)):
+        if some:
+            connection.execute(f"DELETE FROM {table} WHERE record IN ({marks(len(some))})", some)
+    connection.execute(f"DELETE FROM records WHERE n IN ({marks(len(numbers))})", numbers)
+
+
+def forget_events(connection: sqlite3.Connection) -> int:
+    """Forget some events of deleted logs, and return how many: all but the last one of each log."""
+    found = connection.execute(
+        "DELETE FROM events WHERE rowid IN (SELECT e.rowid FROM logs l JOIN events e ON e.log = l.log AND e.number < l.last "
+        "WHERE l.closed >= 2 LIMIT ?)",
+        (_EVENTS,),
+    )
+    return found.rowcount

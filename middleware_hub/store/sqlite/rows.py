@@ -1,0 +1,61 @@
+"""Many rows in one step.
+
+Each step of a statement lets go of Python's lock and has to get it back, which takes up to 5 ms beside a busy event loop. So
+rows go into SQLite, and ids come out of it, by statements for 1, 2, 4, ... rows at once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+_MOST: Final = 256
+
+Row = tuple[Any, ...]
+
+
+class Located(NamedTuple):
+    """Where a record is in the file."""
+
+    n: int
+    root: int
+
+
+def padded(values: Sequence[Any], most: int = _MOST) -> Iterator[list[Any]]:
+    """Yield the values in lists whose length is a power of two, filled with None."""
+    for at in range(0, len(values), most):
+        part = list(values[at : at + most])
+        yield part + [None] * ((1 << (len(part) - 1).bit_length()) - len(part))
+
+
+def marks(count: int) -> str:
+    return ",".join("?" * count)
+
+
+def insert(connection: sqlite3.Connection, into: str, rows: Sequence[Row], *, verb: str = "INSERT") -> None:
+    """Insert rows by `{verb} INTO {into} VALUES ...`, in as few steps as possible."""
+    at, left = 0, len(rows)
+    while left:
+        size = min(_MOST, 1 << (left.bit_length() - 1))
+        some = rows[at : at + size]
+        values = ",".join([f"({marks(len(some[0]))})"] * size)
+        connection.execute(f"{verb} INTO {into} VALUES {values}", list(chain.from_iterable(some)))
+        at += size
+        left -= size
+
+
+_locations = msgspec.json.Decoder(list[tuple[str, int, int]])
+
+
+def locate(connection: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, Located]:
+    """Return where records are, in one step."""
+    found: dict[bytes, Located] = {}
+    for some in padded(list(ids)):
+        sql = f"SELECT json_group_array(json_array(hex(id), n, root)) FROM records WHERE id IN ({marks(len(some))})"
+        (rows,) = connection.execute(sql, some).fetchone()
+        found.update({bytes.fromhex(i): Located(n, root) for i, n, root in _locations.decode(rows)})
+    return found

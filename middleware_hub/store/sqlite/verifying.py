@@ -1,0 +1,162 @@
+"""Checking a file, page by page: SQLite's own structure, every record, what it builds on, and where it is entered."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, Final
+
+from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMismatchError
+from middleware_hub.store.paths import name_key
+from middleware_hub.store.protocol import Finding
+from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode_event, faults
+from middleware_hub.store.sqlite.file import mapped
+from middleware_hub.store.sqlite.reader import Reader
+from middleware_hub.store.sqlite.retracing import Retracer
+from middleware_hub.store.sqlite.rows import Located, locate
+
+_PAGE: Final = 200
+_PLACE: Final = "SELECT 1 FROM places WHERE key = ? AND length = ? AND hash = ? AND kind = ? AND record = ?"
+
+
+class Verifier:
+    """Checks all that is in a file. Whatever is forgotten meanwhile is no finding."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._connection = reader.connection
+        self._retracer = Retracer(self._load)
+        self._pages = self._checks()
+
+    def page(self) -> tuple[list[Finding], bool]:
+        """Check the next page; return what is wrong, and whether there is more to check."""
+        try:
+            return next(self._pages), True
+        except StopIteration:
+            return [], False
+        except sqlite3.Error as error:
+            return [Finding("file", f"the file cannot be read on: {error}")], False
+        except StoreError as error:
+            return [Finding("file", f"the file cannot be read on: {error.message}")], False
+
+    def _checks(self) -> Iterator[list[Finding]]:
+        with mapped(self._reader.path):
+            rows = self._connection.execute("PRAGMA quick_check(20)").fetchall()
+        yield [Finding("file", str(row[0])) for row in rows if row[0] != "ok"]
+        after = 0
+        while rows := self._reader.page(after, _PAGE):
+            after = rows[-1][0]
+            with self._reader.snapshot():
+                yield [finding for row in rows if self._there(row[0]) for finding in self._record(row)]
+        yield self._strays()
+        yield from self._sealed("blobs", "rowid, name, body", self._blob)
+        yield from self._sealed("events", "rowid, number, body", self._event)
+        yield self._gaps()
+
+    def _there(self, n: int) -> bool:
+        return self._connection.execute("SELECT 1 FROM records WHERE n = ?", (n,)).fetchone() is not None
+
+    def _load(self, record: bytes) -> SpanRecord | None:
+        row = self._connection.execute("SELECT body FROM records WHERE id = ?", (record,)).fetchone()
+        try:
+            return None if row is None else decode(row[0])
+        except (DamagedRecordError, StoreMismatchError):
+            return None
+
+    def _record(self, row: tuple[Any, ...]) -> Iterator[Finding]:
+        n, key, root, parent, line, body = row
+        try:
+            record = decode(body)
+        except (DamagedRecordError, StoreMismatchError) as error:
+            yield Finding("record", f"record {key.hex()}: {error.message}", key)
+            return
+        name = f"record {record.id.hex()}"
+        if record.id != key:
+            yield Finding("record", f"{name} is stored as {key.hex()}", key)
+        for wrong in faults(record):
+            yield Finding("record", f"{name}: {wrong}", key)
+        at = locate(self._connection, {*record.links, record.root})
+        missing = [link for link in (*record.links, record.root) if link not in at]
+        for link in missing:
+            yield Finding("link", f"{name}: {link.hex()}, which it builds on, is not there", key)
+        if missing:
+            return
+        linked = (at[record.root].n, _number(at, record.parent), _number(at, record.line))
+        if linked != (root, parent, line) or any(at[link].n >= n or at[link].root != root for link in record.links):
+            yield Finding("link", f"{name}: its row links to other records than it does itself", key)
+        yield from self._place(record, n, name)
+
+    def _place(self, record: SpanRecord, n: int, name: str) -> Iterator[Finding]:
+        if record.parent is not None:
+            tokens = self._retracer.tokens(record.parent)
+            if tokens is not None and record.take > tokens:
+                yield Finding("link", f"{name} takes {record.take} tokens of a parent that has {tokens}", record.id)
+        if record.base is not None:
+            length = self._retracer.length(record.base)
+            if length is not None and length != record.text_from:
+                yield Finding(
+                    "link", f"{name}: its text begins at {record.text_from}, its base ends at {length}", record.id
+                )
+        where = self._retracer.places(record)
+        if where is None:
+            yield Finding("link", f"{name}: a text that it builds on cannot be read", record.id)
+            return
+        for place in where:
+            if self._connection.execute(_PLACE, (*place, n)).fetchone() is None:
+                yield Finding(
+                    "index", f"{name} cannot be found by its text (length {place.length}, {place.kind})", record.id
+                )
+        for request_id in record.request_ids:
+            row = (name_key(record.namespace, request_id), n)
+            if self._connection.execute("SELECT 1 FROM names WHERE key = ? AND record = ?", row).fetchone() is None:
+                yield Finding("index", f"{name} cannot be found by its name {request_id!r}", record.id)
+
+    def _strays(self) -> list[Finding]:
+        found = []
+        for table in ("places", "names", "blobs"):
+            sql = f"SELECT count(*) FROM {table} WHERE record NOT IN (SELECT n FROM records)"
+            with self._reader.snapshot() as connection:
+                (count,) = connection.execute(sql).fetchone()
+            if count:
+                found.append(Finding("index", f"{count} entries of {table} point to records that are not there"))
+        return found
+
+    def _sealed(self, table: str, columns: str, check: Any) -> Iterator[list[Finding]]:
+        after = 0
+        while True:
+            with mapped(self._reader.path):
+                sql = f"SELECT {columns} FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"
+                rows = self._connection.execute(sql, (after, _PAGE)).fetchall()
+            if not rows:
+                return
+            after = rows[-1][0]
+            yield [finding for row in rows for finding in check(*row[1:])]
+
+    @staticmethod
+    def _blob(name: str, body: bytes) -> Iterator[Finding]:
+        try:
+            decode_blob(body)
+        except StoreError as error:
+            yield Finding("blob", f"a blob {name!r}: {error}")
+
+    @staticmethod
+    def _event(number: int, body: bytes) -> Iterator[Finding]:
+        try:
+            decode_event("", number, body)
+        except StoreError as error:
+            yield Finding("event", f"an event {number}: {error}")
+
+    def _gaps(self) -> list[Finding]:
+        """Return the logs that lack events, but for those of deleted logs that were forgotten."""
+        sql = (
+            "SELECT name, last, closed, (SELECT count(*) FROM events e WHERE e.log = l.log) AS count, "
+            "(SELECT max(number) FROM events e WHERE e.log = l.log) AS newest FROM logs l "
+            "WHERE newest IS NOT last OR (count != last AND closed < 2)"
+        )
+        with self._reader.snapshot() as connection:
+            rows = connection.execute(sql).fetchall()
+        return [Finding("event", f"the log {name!r} has {count} of {last} events") for name, last, _, count, _ in rows]
+
+
+def _number(at: dict[bytes, Located], record: bytes | None) -> int | None:
+    return None if record is None else at[record].n

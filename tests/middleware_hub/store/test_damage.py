@@ -1,0 +1,236 @@
+"""Damage of a SQLite store: each kind is found, none becomes a wrong token."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMismatchError, StoreUnreachableError
+from middleware_hub.store.opening import open_store
+from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.records import Blob, Event
+from tests.middleware_hub.store.world import World, append_all, closed, findings, ids, query, sqlite, with_store
+
+NAME = "store.sqlite3"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A store with three turns of one conversation and another conversation, closed."""
+    world = World()
+    first = world.turn(None, "user" * 100, "reply" * 100, names=("first",))
+    second = world.turn(first, "more" * 100, "answer" * 100)
+    world.turn(second, "and on", "to the end")
+    world.turn(None, "elsewhere", "untouched")
+
+    async def work(store: Store) -> None:
+        await append_all(store, world.turns)
+        blob = Blob(first.reply.id, "routed_experts", "int32", (1,), b"1234")
+        await store.append(Batch(blobs=[blob], events=[Event("log", "created"), Event("log", "turn", b"data")]))
+
+    with_store(sqlite(tmp_path), work)
+    return world
+
+
+def change(folder: Path, statement: str, *values: object) -> None:
+    connection = sqlite3.connect(folder / NAME)
+    with connection:
+        assert connection.execute(statement, values).rowcount > 0
+    connection.close()
+
+
+def flip(folder: Path, table: str, where: str, *values: object) -> None:
+    connection = sqlite3.connect(folder / NAME)
+    (body,) = connection.execute(f"SELECT body FROM {table} WHERE {where}", values).fetchone()
+    cut = body[:-1] + bytes((body[-1] ^ 1,))
+    with connection:
+        connection.execute(f"UPDATE {table} SET body = ? WHERE {where}", (cut, *values))
+    connection.close()
+
+
+def test_a_whole_store_has_no_findings(tmp_path: Path, world: World) -> None:
+    assert with_store(sqlite(tmp_path), findings) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [
+        ("record", lambda folder, world: flip(folder, "records", "id = ?", world.turns[0].reply.id)),
+        ("link", lambda folder, world: change(folder, "DELETE FROM records WHERE id = ?", world.turns[0].reply.id)),
+        (
+            "link",
+            lambda folder, world: change(folder, "UPDATE records SET line = 1 WHERE id = ?", world.turns[1].reply.id),
+        ),
+        (
+            "link",
+            lambda folder, world: change(folder, "UPDATE records SET root = 3 WHERE id = ?", world.turns[1].reply.id),
+        ),
+        ("record", lambda folder, world: change(folder, "UPDATE records SET id = ? WHERE n = 2", b"?" * 16)),
+        ("index", lambda folder, _: change(folder, "DELETE FROM places WHERE kind = 1 AND record = 2")),
+        ("index", lambda folder, _: change(folder, "UPDATE places SET length = 401 WHERE kind = 0 AND record = 2")),
+        ("index", lambda folder, _: change(folder, "DELETE FROM names")),
+        ("index", lambda folder, _: change(folder, "INSERT INTO names VALUES (x'00', 99)")),
+        ("blob", lambda folder, _: flip(folder, "blobs", "name = 'routed_experts'")),
+        ("event", lambda folder, _: flip(folder, "events", "number = 2")),
+        ("event", lambda folder, _: change(folder, "DELETE FROM events WHERE number = 1")),
+        ("event", lambda folder, _: change(folder, "DELETE FROM events WHERE number = 2")),
+    ],
+)
+def test_verify_finds_it(tmp_path: Path, world: World, kind: str, damage: Callable[[Path, World], None]) -> None:
+    damage(tmp_path, world)
+    assert kind in with_store(sqlite(tmp_path), findings)
+
+
+def test_what_builds_on_damage_is_left_out(tmp_path: Path, world: World) -> None:
+    """Neither it nor what comes behind it is found; what comes before it and other conversations are."""
+    flip(tmp_path, "records", "id = ?", world.turns[1].reply.id)
+
+    async def work(store: Store) -> None:
+        found = await store.find(query(world.turns[2].text))
+        assert closed(found)
+        assert ids(found) >= {record.id for record in world.turns[0].records}
+        assert not ids(found) & {turn.reply.id for turn in world.turns[1:3]}
+        assert found.damaged
+        assert (await store.stats()).damaged == found.damaged
+        assert not (await store.find(query(world.turns[3].text))).damaged
+        assert len([record async for record in store.scan()]) == 7
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_a_missing_parent_is_left_out(tmp_path: Path, world: World) -> None:
+    change(tmp_path, "DELETE FROM records WHERE id = ?", world.turns[0].reply.id)
+
+    async def work(store: Store) -> None:
+        found = await store.find(query(world.turns[2].text))
+        assert found.damaged
+        assert not ids(found) & {turn.reply.id for turn in world.turns[:3]}
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_damaged_blobs_and_events_are_refused(tmp_path: Path, world: World) -> None:
+    flip(tmp_path, "blobs", "name = 'routed_experts'")
+    flip(tmp_path, "events", "number = 2")
+
+    async def work(store: Store) -> None:
+        with pytest.raises(DamagedRecordError):
+            await store.blobs(world.turns[0].reply.id)
+        with pytest.raises(DamagedRecordError):
+            await store.read("log")
+        assert len(await store.read("log", limit=1)) == 1
+
+    with_store(sqlite(tmp_path), work)
+
+
+@pytest.mark.parametrize("share", [0.0005, 0.1, 0.5, 0.9])
+def test_a_cut_file_is_told(tmp_path: Path, world: World, share: float) -> None:
+    path = tmp_path / NAME
+    with path.open("r+b") as file:
+        file.truncate(int(path.stat().st_size * share))
+
+    async def work(store: Store) -> list[str]:
+        return await findings(store)
+
+    try:
+        kinds = with_store(sqlite(tmp_path), work)
+    except (StoreMismatchError, DamagedRecordError, StoreUnreachableError):
+        return  # it did not even open
+    assert "file" in kinds
+
+
+def cut_log(folder: Path, world: World) -> Path:
+    """Return a folder with a copy of a store that is in use: all of it is in the log still."""
+    copy = folder / "copy"
+    copy.mkdir()
+
+    def take() -> None:
+        for part in folder.glob("live/*"):
+            shutil.copy(part, copy / part.name)
+
+    async def work(store: Store) -> None:
+        await append_all(store, world.turns)
+        await asyncio.to_thread(take)
+
+    with_store(f"sqlite:{folder / 'live'}/", work)
+    return copy
+
+
+@pytest.mark.parametrize("lost", [1, 100, 4_096, 9_000, 20_000])
+def test_a_cut_log_loses_its_end_only(tmp_path: Path, lost: int) -> None:
+    """What is left is whole, from the first turn on; and that something was torn is told."""
+    world = World()
+    line = None
+    for number in range(30):
+        line = world.turn(line, f"user {number}", "reply")
+    copy = cut_log(tmp_path, world)
+    log = copy / f"{NAME}-wal"
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size - lost)
+
+    async def work(store: Store) -> None:
+        kinds = await findings(store)
+        records = [record async for record in store.scan()]
+        every = [record for turn in world.turns for record in turn.records]
+        assert records == every[: len(records)]
+        assert len(records) < len(every)
+        assert kinds == (["file"] if (await store.stats()).torn_bytes else [])
+        assert (await store.stats()).torn_bytes or lost % 4_120 == 0
+
+    with_store(f"sqlite:{copy}/", work)
+
+
+def test_a_flipped_byte_in_the_log_cuts_it_there(tmp_path: Path) -> None:
+    world = World()
+    for number in range(20):
+        world.turn(None, f"user {number}", "reply")
+    copy = cut_log(tmp_path, world)
+    log = copy / f"{NAME}-wal"
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 1
+    log.write_bytes(bytes(data))
+
+    async def work(store: Store) -> None:
+        assert await findings(store) == ["file"]
+        assert (await store.stats()).torn_bytes > 0
+        assert 0 < len([record async for record in store.scan()]) < 40
+
+    with_store(f"sqlite:{copy}/", work)
+
+
+def refused(address: str, kind: type[StoreError], words: str) -> None:
+    async def work() -> None:
+        store = open_store(address)
+        with pytest.raises(kind, match=words):
+            await store.open("toy")
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("these are notes, and no store of anything at all\n" * 100)
+    refused(f"sqlite:{tmp_path / 'notes.txt'}", StoreMismatchError, "name another path")
+    connection = sqlite3.connect(tmp_path / "other.db")
+    connection.execute("CREATE TABLE t(a)")
+    connection.close()
+    refused(f"sqlite:{tmp_path / 'other.db'}", StoreMismatchError, "something else")
+    assert (tmp_path / "notes.txt").read_text().startswith("these are notes")
+
+
+def test_a_newer_format_is_refused(tmp_path: Path, world: World) -> None:
+    connection = sqlite3.connect(tmp_path / NAME)
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    refused(sqlite(tmp_path), StoreMismatchError, "update the router")
+
+
+def test_a_place_where_no_file_can_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(f"sqlite:{tmp_path}/file/store.sqlite3", StoreUnreachableError, "cannot be made|cannot be opened")
+    refused("sqlite:/proc/none/store.sqlite3", StoreUnreachableError, "cannot be made")

@@ -1,0 +1,294 @@
+"""Forgetting: whole conversations, in the order of their marks, across restarts; and the marks themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.opening import open_store
+from middleware_hub.store.protocol import Batch, Forgotten, Store
+from middleware_hub.store.records import Blob, Event, Mark
+from middleware_hub.store.sqlite import writer
+from middleware_hub.store.sqlite.file import connect
+from middleware_hub.store.sqlite.store import SqliteStore
+from tests.middleware_hub.store.world import Turn, World, append_all, findings, ids, query, sqlite, with_store
+
+KINDS = ["memory", "sqlite"]
+
+
+def address(kind: str, folder: Path) -> str:
+    return "memory:" if kind == "memory" else sqlite(folder)
+
+
+def conversations(world: World, count: int, turns: int = 3) -> list[list[Turn]]:
+    made = []
+    for number in range(count):
+        line = None
+        talk = []
+        for at in range(turns):
+            line = world.turn(line, f"user {number} asks {at} " * 60, f"answer {at} " * 60, names=(f"{number}.{at}",))
+            talk.append(line)
+        made.append(talk)
+    return made
+
+
+async def left(store: Store, talks: list[list[Turn]]) -> list[int]:
+    """Return which conversations are there; each is whole or not at all."""
+    there = []
+    for number, talk in enumerate(talks):
+        found = ids(await store.find(query(talk[-1].text, parents=[f"{number}.{at}" for at in range(len(talk))])))
+        whole = {record.id for turn in talk for record in turn.records}
+        assert found in (set(), whole)
+        if found:
+            there.append(number)
+    return there
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_forgetting(kind: str, tmp_path: Path) -> None:
+    """Retrieved ones first, the least recently hit first; what nobody retrieved goes last."""
+    world = World()
+    talks = conversations(world, 12)
+
+    async def work(store: Store) -> None:
+        for talk in talks:
+            await append_all(store, talk)
+        tick = world.serials.next()
+        for at, number in enumerate([7, 3, 9]):
+            store.note([Mark(talks[number][0].reply.root, tick + at, "2", retrieved=True)])
+        store.note([Mark(talks[0][0].reply.root, tick + 50, "3")])
+        assert await store.forget(1 << 40) == Forgotten()
+        forgotten = Forgotten()
+        order = []
+        while forgotten.unretrieved < 3:
+            before = await left(store, talks)
+            if len(before) < 2:
+                break
+            forgotten = await store.forget((await store.stats()).bytes - 1)
+            after = await left(store, talks)
+            order += sorted(set(before) - set(after), key=[7, 3, 9, 1, 2, 4, 5, 6, 8, 10, 11, 0].index)
+            assert forgotten.records == 6 * (len(before) - len(after))
+            assert len(forgotten.stamps) == len(before) - len(after)
+        assert order == [7, 3, 9, 1, 2, 4, 5, 6, 8, 10, 11, 0][: len(order)]
+        assert len(order) >= 4
+        assert await findings(store) == []
+
+    with_store(address(kind, tmp_path), work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_can_be_forgotten(kind: str, tmp_path: Path) -> None:
+    """Also blobs, and a conversation longer than one transaction; and what is forgotten can be appended again."""
+    world = World()
+    line = None
+    for number in range(200):
+        line = world.turn(line, f"user {number}", "reply")
+    conversations(world, 3)
+    blob = Blob(world.turns[0].reply.id, "routed_experts", "int8", (100,), bytes(100))
+
+    async def work(store: Store) -> None:
+        await append_all(store, world.turns)
+        await store.append(Batch(blobs=[blob]))
+        forgotten = await store.forget(0)
+        assert (forgotten.unretrieved, forgotten.records) == (4, 418)
+        stats = await store.stats()
+        assert (stats.records, stats.roots) == (0, 0)
+        assert await store.blobs(blob.record) == []
+        assert not (await store.find(query(world.turns[50].text))).records
+        assert await findings(store) == []
+        await append_all(store, world.turns)
+        assert (await store.stats()).records == 418
+        assert await findings(store) == []
+
+    with_store(address(kind, tmp_path), work)
+
+
+def test_the_order_outlives_a_restart(tmp_path: Path) -> None:
+    world = World()
+    talks = conversations(world, 6)
+
+    async def fill(store: Store) -> None:
+        for talk in talks:
+            await append_all(store, talk)
+        store.note([Mark(talks[4][0].reply.root, world.serials.next(), "2", retrieved=True)])
+        store.note([Mark(talks[0][0].reply.root, world.serials.next(), "2")])
+
+    async def forget(store: Store) -> None:
+        assert (await store.forget((await store.stats()).bytes - 1)).retrieved == 1
+        assert 4 not in await left(store, talks)
+        while len(there := await left(store, talks)) > 1:
+            await store.forget((await store.stats()).bytes - 1)
+        assert there == [0]
+
+    with_store(sqlite(tmp_path), fill)
+    with_store(sqlite(tmp_path), forget)
+
+
+def test_space_is_used_again(tmp_path: Path) -> None:
+    """The file does not grow while as much is forgotten as is appended."""
+    world = World()
+
+    async def work(store: Store) -> None:
+        sizes = []
+        for _ in range(8):
+            for talk in conversations(world, 30):
+                await append_all(store, talk)
+            await store.forget(600_000)
+            used = (await store.stats()).bytes
+            assert used <= 600_000
+            with sqlite3.connect(tmp_path / "store.sqlite3") as connection:
+                (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.close()
+            sizes.append(pages)
+        assert sizes[-1] <= 1.2 * sizes[2]
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_a_conversation_that_goes_on_is_left_out(tmp_path: Path) -> None:
+    """Turns are appended while others are forgotten: what is acknowledged last of all is there."""
+    world = World()
+    talks = conversations(world, 40)
+
+    async def work(store: Store) -> None:
+        for talk in talks:
+            await append_all(store, talk)
+        line = talks[39][-1]
+
+        async def go_on() -> Turn:
+            nonlocal line
+            for number in range(40):
+                line = world.turn(line, f"more {number}", "reply")
+                await store.append(line.batch)
+            return line
+
+        last, forgotten = await asyncio.gather(go_on(), store.forget(300_000))
+        assert forgotten.records
+        assert last.reply.id in ids(await store.find(query(last.text)))
+        assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_events_of_deleted_logs_go_first(kind: str, tmp_path: Path) -> None:
+    """The log stays closed, and no conversation is forgotten if that is enough."""
+    turn = World().turn(None, "user", "reply")
+
+    async def work(store: Store) -> None:
+        await store.append(turn.batch)
+        size = (await store.stats()).bytes
+        for log in ("gone", "kept"):
+            await store.append(Batch(events=[Event(log, "turn", bytes(1_000)) for _ in range(500)]))
+        await store.append(Batch(events=[Event("gone", "deleted", closes=2)]))
+        forgotten = await store.forget(size + 800_000)
+        assert (forgotten.events, forgotten.records) == (500, 0)
+        assert [event.number for event in await store.read("gone")] == [501]
+        assert len(await store.read("kept")) == 500
+        assert (await store.logs("gone"))[0].closed == 2
+        assert await findings(store) == []
+
+    with_store(address(kind, tmp_path), work)
+
+
+def test_marks_are_not_waited_for(tmp_path: Path) -> None:
+    """They are there after a second, or as soon as the store is closed."""
+    turn = World().turn(None, "user", "reply")
+    mark = Mark(turn.reply.root, turn.reply.serial + 1, "2", retrieved=True)
+
+    async def note(store: Store) -> None:
+        await store.append(turn.batch)
+        store.note([mark])
+
+    async def check(store: Store) -> None:
+        assert (await store.find(query(turn.text))).marks == {turn.reply.root: mark}
+
+    with_store(sqlite(tmp_path), note)
+    with_store(sqlite(tmp_path), check)
+
+
+@pytest.mark.parametrize("durability", ["process", "disk", "off"])
+def test_every_durability_keeps_what_was_appended(tmp_path: Path, durability: str) -> None:
+    world = World()
+    talks = conversations(world, 3)
+
+    async def work() -> None:
+        store = open_store(sqlite(tmp_path), durability=durability)  # type: ignore[arg-type]
+        await store.open("toy")
+        for talk in talks:
+            await append_all(store, talk)
+        assert await store.append(Batch(events=[Event("log", "turn")])) == [1]
+        await store.close()
+        await store.close()
+
+    async def check(store: Store) -> None:
+        assert await left(store, talks) == [0, 1, 2]
+
+    asyncio.run(work())
+    with_store(sqlite(tmp_path), check)
+
+
+def test_disk_durability_syncs_each_commit(tmp_path: Path) -> None:
+    """`synchronous` is FULL (2) where an acknowledgement has to survive a power cut, and NORMAL (1) else."""
+    for synced, level in ((True, 2), (False, 1)):
+        connection = connect(tmp_path / "x.sqlite3", synced=synced)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
+        connection.close()
+
+
+def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
+    """The append is refused with what to do; what was there before is there, and appends go on when there is room."""
+    world = World()
+    small, large = world.turn(None, "user", "reply"), world.turn(None, "large" * 100_000, "reply")
+
+    async def work(store: Store) -> None:
+        assert isinstance(store, SqliteStore)
+        await store.append(small.batch)
+        connection = store._open_writer()._connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages + 5}")
+        with pytest.raises(StoreUnreachableError, match="make room"):
+            await store.append(large.batch)
+        assert ids(await store.find(query(small.text)))
+        connection.execute("PRAGMA max_page_count = 1000000")
+        await store.append(large.batch)
+        assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = open_store(sqlite(tmp_path))
+        with pytest.raises(StoreUnreachableError, match="not open"):
+            await store.find(query("x"))
+        await store.open("toy")
+        await store.close()
+        with pytest.raises(StoreUnreachableError, match="not open"):
+            await store.append(Batch())
+
+    asyncio.run(work())
+
+
+def test_the_log_is_put_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a load that never pauses, too: the log stays a few times as long as a checkpoint's beginning."""
+    monkeypatch.setattr(writer, "_CHECKPOINT_PAGES", 100)
+    world = World()
+
+    async def work(store: Store) -> None:
+        async def client() -> None:
+            line = None
+            for number in range(400):
+                line = world.turn(line, f"user {number}", "reply")
+                await store.append(line.batch)
+
+        await asyncio.gather(*(client() for _ in range(8)))
+        log = await asyncio.to_thread((tmp_path / "store.sqlite3-wal").stat)
+        assert log.st_size < 4_120 * 3_000
+        assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), work)
