@@ -135,6 +135,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         count: tokens of this span; computed.
         users: spans, generations and requests in progress that build on this span (kept by `RadixTree`).
         owner: what the tree checks when `users` falls (a Generation, or the node of a context).
+        stored: what it keeps of its record in a store (see `store.chains`); None if it has none.
     """
 
     parent: TokenSpan | None
@@ -153,6 +154,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
     count: int = 0
     users: int = 0
     owner: Any = None
+    stored: Any = None
 
     def __post_init__(self) -> None:
         self.count = count = len(self.ids) // ID_BYTES

@@ -1,0 +1,92 @@
+"""Between the spans of this process and the records of a store: the same chains, linked by pointers here and by ids there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.store.paths import Namespace, PathState
+from middleware_hub.store.records import SpanRecord, identified, new_id
+
+
+class Stored(NamedTuple):
+    """What a span keeps of its record (`TokenSpan.stored`).
+
+    Attributes:
+        id, root: of the record.
+        state: the hashes of the whole text up to the last block's end in it, for the look-up of a text that goes on behind
+            it; None where texts are not looked up.
+    """
+
+    id: bytes
+    root: bytes
+    state: PathState | None = None
+
+
+def record_of(
+    span: TokenSpan,
+    namespace: Namespace,
+    *,
+    serial: int,
+    stamp: str,
+    text: str = "",
+    line: TokenSpan | None = None,
+    base: TokenSpan | None = None,
+    **details: Any,
+) -> SpanRecord:
+    """Return the record of a span. Its parent, `line` and `base` are stored already.
+
+    Args:
+        text: of the span, behind the whole text of `base`.
+        line: the complete reply that its prompt continued.
+        details: further fields of the record: `tail`, `extras`.
+    """
+    above = span.parent or line
+    record = SpanRecord(
+        id=new_id() if span.sampled else b"",
+        root=b"" if above is None else above.stored.root,
+        namespace=namespace,
+        serial=serial,
+        stamp=stamp,
+        start=span.start,
+        width=span.width,
+        text=text,
+        ids=span.ids,
+        parent=None if span.parent is None else span.parent.stored.id,
+        take=span.take,
+        line=None if line is None else line.stored.id,
+        base=None if base is None else base.stored.id,
+        logprobs=span.logprobs,
+        versions=span.versions,
+        flags=span.flags,
+        visible=span.visible,
+        ends=span.ends,
+        request_ids=span.request_ids,
+        finish=span.finish,
+        **details,
+    )
+    if not span.sampled:
+        return identified(record)
+    return record if above is not None else replace(record, root=record.id)
+
+
+def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathState | None = None) -> TokenSpan:
+    """Return the span of a record. Its parent is in `spans`, by the id of its record."""
+    return TokenSpan(
+        None if record.parent is None else spans[record.parent],
+        record.take,
+        record.start,
+        record.ids,
+        record.width,
+        logprobs=record.logprobs,
+        versions=record.versions,
+        flags=record.flags,
+        visible=record.visible,
+        ends=record.ends,
+        request_ids=record.request_ids,
+        finish=record.finish,
+        stored=Stored(record.id, record.root, state),
+    )
