@@ -71,8 +71,13 @@ def connect(path: Path, *, synced: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def prepare(path: Path, fingerprint: str) -> int:
-    """Make the file or check it, and return how many bytes of its log were torn. Raises a StoreError."""
+def prepare(path: Path, fingerprint: str | None) -> int:
+    """Make the file or check it, and return how many bytes of its log were torn. Raises a StoreError.
+
+    Without a fingerprint it is not made, and may belong to any tokenizer.
+    """
+    if fingerprint is None and not path.is_file():
+        raise StoreUnreachableError(f"there is no store at {path}: name the path that the router has in --store")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -84,7 +89,7 @@ def prepare(path: Path, fingerprint: str) -> int:
             _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-                if not count:
+                if not count and fingerprint is not None:
                     connection.execute("COMMIT")
                     _make(connection, fingerprint)
                 else:
@@ -111,14 +116,14 @@ def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
     connection.execute("COMMIT")
 
 
-def _check(connection: sqlite3.Connection, path: Path, fingerprint: str) -> None:
+def _check(connection: sqlite3.Connection, path: Path, fingerprint: str | None) -> None:
     if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
         raise StoreMismatchError(f"{path} is a database of something else: name another path with --store")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != FORMAT:
         raise StoreMismatchError(f"{path} has format {version}, and this router knows {FORMAT}: update the router")
     row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
-    if row is None or row[0] != fingerprint:
+    if fingerprint is not None and (row is None or row[0] != fingerprint):
         raise StoreMismatchError(
             f"{path} was made with another tokenizer ({None if row is None else row[0]}, and this one is {fingerprint}): "
             "its ids mean other words. Start with the tokenizer it was made with, or name another path with --store"

@@ -183,7 +183,7 @@ def query(text: str, namespace: Namespace = NS, **options: Any) -> Query:
     return Query(TextPath(namespace, text), **options)
 
 
-def with_store(address: str, work: Callable[[Store], Awaitable[Any]], fingerprint: str = "toy") -> Any:
+def with_store(address: str, work: Callable[[Store], Awaitable[Any]], fingerprint: str | None = "toy") -> Any:
     """Open a store, do something with it, and close it."""
 
     async def run() -> Any:
