@@ -159,6 +159,7 @@ class SqliteStore:
     async def forget_roots(self, roots: Sequence[bytes]) -> Forgotten:
         _, threaded = self._open_readers()
         done = Forgotten()
+        await self._open_writer().submit(lambda _: None)  # a step writes the marks that wait
         for at in range(0, len(roots), MOST_ROOTS):
             some = roots[at : at + MOST_ROOTS]
             plans = await self._in_thread(partial(threaded.within, plan_roots, some))
