@@ -82,7 +82,7 @@ def prepare(path: Path, fingerprint: str | None) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreUnreachableError(f"the store's folder {path.parent} cannot be made: {error}") from error
-    log = _log_bytes(path)
+    torn = 0
     connection = connect(path)
     try:
         with mapped(path):
@@ -93,12 +93,13 @@ def prepare(path: Path, fingerprint: str | None) -> int:
                     connection.execute("COMMIT")
                     _make(connection, fingerprint)
                 else:
+                    torn = _torn(path)
                     connection.execute("COMMIT")
                 _check(connection, path, fingerprint)
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-            return _torn(connection, log)
+            return torn
     finally:
         connection.close()
 
@@ -143,6 +144,23 @@ def _patiently(statement: Callable[[], object]) -> None:
             time.sleep(0.01)
 
 
+def _torn(path: Path) -> int:
+    """Return how much of the log SQLite leaves out: an append that was never acknowledged, or damage.
+
+    To be called while another connection holds the write lock: else another process appends meanwhile.
+    """
+    log = _log_bytes(path)
+    if not log:
+        return 0
+    connection = connect(path)
+    try:
+        busy, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+    finally:
+        connection.close()
+    return 0 if busy else max(0, log - max(0, int(frames)) * (_FRAME_HEAD + int(page)))
+
+
 def _log_bytes(path: Path) -> int:
     """Return the length of the write-ahead log's present round, whole or not: 0 without one.
 
@@ -165,15 +183,6 @@ def _log_bytes(path: Path) -> int:
         return size - _WAL_HEAD if partial else at - _WAL_HEAD
     finally:
         os.close(descriptor)
-
-
-def _torn(connection: sqlite3.Connection, before: int) -> int:
-    """Return how much of the log SQLite left out when it opened it: an append that was never acknowledged, or damage."""
-    if not before:
-        return 0
-    _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    (page,) = connection.execute("PRAGMA page_size").fetchone()
-    return max(0, before - max(0, int(frames)) * (_FRAME_HEAD + int(page)))
 
 
 @contextmanager
