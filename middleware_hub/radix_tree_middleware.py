@@ -63,7 +63,7 @@ class RadixTreeMiddleware:
 
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config.radix
-        hub = Hub.of(context)
+        self._hub = hub = Hub.of(context)
         self.app = app
         self.tokenizer = hub.tokenizer
         self.tree = hub.open_tree(config)
@@ -85,10 +85,12 @@ class RadixTreeMiddleware:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._hub.live(self.app, scope, receive, send)
+            self.tree.clear()
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-            if scope["type"] == "lifespan":
-                self.tree.clear()
             return
         inside = self._routes.get(scope["path"], self.app)
         if inside is not self.app and request_state(scope).kept:

@@ -74,6 +74,7 @@ class SessionsMiddleware:
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config
         self.app = app
+        self._hub = Hub.of(context)
         self._metrics = SessionMetrics(context.registry)
         key = keys.load(config.sessions.match)
         self.registry = SessionRegistry(self._metrics, max_tokens=config.sessions.token_budget, key=key)
@@ -86,12 +87,12 @@ class SessionsMiddleware:
         self._chats = self._make_chats(context, config)
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)
         self._completions = Completions(
-            app, Hub.of(context).tokenizer, max_body_bytes=self._max_body_bytes, limits=self._limits
+            app, self._hub.tokenizer, max_body_bytes=self._max_body_bytes, limits=self._limits
         )
 
     def _make_chats(self, context: MiddlewareContext, config: RouterConfig) -> Chats | None:
         """Return what serves turns; None without a chat template."""
-        hub, sessions = Hub.of(context), config.sessions
+        hub, sessions = self._hub, config.sessions
         source = hub.chat_template(sessions.chat_template)
         if source is None:
             logger.info("the tokenizer has no chat template: sessions answer no turns without --chat-template FILE")
@@ -123,7 +124,8 @@ class SessionsMiddleware:
                     await self._completions(scope, receive, send)
                     return
         elif scope["type"] == "lifespan":
-            receive = self._closing(receive)
+            await self._hub.live(self.app, scope, self._closing(receive), send)
+            return
         await self.app(scope, receive, send)
 
     def _closing(self, receive: Receive) -> Receive:
