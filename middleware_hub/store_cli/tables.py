@@ -44,7 +44,8 @@ class RowWriter:
         self._schema = _schema(pa)
         self._record_batch = pa.RecordBatch.from_pydict
         # Python's file, because Arrow's own refuse a pipe; and what is written to one has no position but its length.
-        self._sink = pa.PythonFile(_Counted(sink), mode="w")
+        self._counted = _Counted(sink)
+        self._sink = pa.PythonFile(self._counted, mode="w")
         if kind == "parquet":
             from pyarrow.parquet import ParquetWriter
 
@@ -65,10 +66,12 @@ class RowWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is not None:
+            self._counted.drop = True  # pyarrow writes an end in any case, if only when it is collected
+        else:
             self._write()
-            self._writer.close()
-            self._sink.flush()
+        self._writer.close()
+        self._sink.flush()
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take some rows, and write a piece when there are enough."""
@@ -111,15 +114,16 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 class _Counted:
-    """A file that only grows, with a position: a pipe has none."""
+    """A file that only grows, with a position: a pipe has none. With `drop`, nothing more is written to it."""
 
     def __init__(self, sink: BinaryIO) -> None:
         self._sink = sink
         self._at = 0
-        self.closed = False
+        self.closed = self.drop = False
 
     def write(self, data: Any) -> int:
-        self._sink.write(data)
+        if not self.drop:
+            self._sink.write(data)
         self._at += len(data)
         return len(data)
 
@@ -127,7 +131,8 @@ class _Counted:
         return self._at
 
     def flush(self) -> None:
-        self._sink.flush()
+        if not self.drop:
+            self._sink.flush()
 
     def close(self) -> None:
         self.closed = True
