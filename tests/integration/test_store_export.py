@@ -1,0 +1,105 @@
+"""An export beside a running router: every row is what `/retrieve_from_text` answers, after random conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from middleware_hub.store.opening import open_store
+from middleware_hub.store_cli.cli import parser
+from router.config import StoreConfig
+from tests.support.stack import Stack, stack
+
+SAME = (
+    "tokens",
+    "loss_mask",
+    "rollout_logp",
+    "token_length",
+    "response_length",
+    "exact",
+    "reasons",
+    "weight_versions",
+    "variants",
+    "request_ids",
+    "turns",
+)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Stack]:
+    with stack("qwen", store=StoreConfig(url=f"sqlite:{tmp_path / 'store'}")) as started:
+        yield started
+
+
+def exported(folder: Path, rows: str) -> list[dict[str, Any]]:
+    path = folder / "rows.parquet"
+    url = f"sqlite:{folder / 'store'}"
+    args = parser().parse_args(["export", "--store", url, "--out", str(path), "--rows", rows])
+
+    async def run() -> int:
+        store = open_store(url)
+        await store.open(None)
+        try:
+            status: int = await args.run(store, args)
+            return status
+        finally:
+            await store.close()
+
+    assert asyncio.run(run()) == 0
+    return pq.read_table(path).to_pylist()
+
+
+def converse(served: Stack, draw: random.Random) -> list[tuple[str, str, str]]:
+    """Send random requests; return (namespace, whole text, name) of each reply."""
+    known: list[tuple[str, str, str]] = []
+    for number in range(40):
+        namespace, before, parent = draw.choice([("", "", ""), ("eval", "", ""), *known])
+        if before and draw.random() < 0.15:
+            before, parent = before[: draw.randrange(len(before))], ""
+        text = before + draw.choice(
+            ["", "\nuser: why? ", "\n🙂 und weiter? ", " <|im_end|>\n", "x" * draw.randrange(1, 400)]
+        )
+        text = text or "A start."
+        body: dict[str, Any] = {"text": text, "sampling_params": {"max_new_tokens": draw.randrange(1, 30)}}
+        if draw.random() < 0.2:
+            body["sampling_params"]["n"] = 2
+        if draw.random() < 0.3:
+            body["stream"] = True
+        if draw.random() < 0.1:
+            served.set_weight_version(str(number))
+        headers = {"x-radix-namespace": namespace} if namespace else {}
+        if parent and draw.random() < 0.5:
+            headers["x-radix-parent"] = parent
+        for worker in served.workers:
+            worker.wire.stream_style = "cumulative"
+        answer = served.generate(body, headers=headers).body
+        replies: dict[int, dict[str, Any]] = {}
+        for one in answer if isinstance(answer, list) else [answer]:
+            replies[one.get("index", len(replies) if not body.get("stream") else 0)] = one
+        known += [(namespace, text + one["text"], one["meta_info"]["id"]) for one in replies.values()]
+    return known
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_what_is_retrieved(served: Stack, tmp_path: Path, seed: int) -> None:
+    known = converse(served, random.Random(seed))
+    rows = exported(tmp_path, "replies")
+    assert sorted((row["namespace"], row["text"]) for row in rows) == sorted(one[:2] for one in known)
+    for row in rows:
+        found = served.retrieve(row["text"], namespace=row["namespace"], request_id=row["request_id"])
+        assert found["response"] == row["text"]
+        assert found["exact_chars"] == len(row["text"])
+        for name in SAME:
+            assert row[name] == found[name], (name, row["text"])
+    leaves = exported(tmp_path, "leaves")
+    whole = {row["request_id"]: row for row in rows}
+    assert all(leaf == whole[leaf["request_id"]] for leaf in leaves)
+    # Nothing is lost by leaving the others out: every reply of which a text shows something is in a row.
+    inside = {turn["request_id"] for leaf in leaves for turn in leaf["turns"]}
+    assert {row["request_id"] for row in rows if row["turns"]} == inside
