@@ -14,6 +14,7 @@ from middleware_hub.store.chains import span_of
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Query, Store
 from middleware_hub.store.records import Mark, SpanRecord
+from middleware_hub.store_cli.selection import session_of
 
 _AT_ONCE: Final = 32
 """Sequences that are read in one look-up."""
@@ -24,14 +25,14 @@ class Row(NamedTuple):
 
     Attributes:
         record: the reply that it ends with.
-        text: all of it.
+        text: all of it; None for a turn of a session, which has messages instead.
         flat: its tokens.
         request_ids: one for each reply that ends with this very text, newest first.
         mark: what was last done with its conversation.
     """
 
     record: SpanRecord
-    text: str
+    text: str | None
     flat: Trajectory
     request_ids: tuple[str, ...]
     mark: Mark | None
@@ -83,16 +84,10 @@ async def read_rows(store: Store, ids: Sequence[bytes]) -> AsyncIterator[list[Ro
             if wanted not in records:
                 continue
             record, span = records[wanted], spans[wanted]
-            text = whole_text(record, records)
-            rows.append(
-                Row(
-                    record,
-                    text,
-                    flatten(span, span.count),
-                    await _variants(store, record, text, records),
-                    found.marks.get(record.root),
-                )
-            )
+            text = None if session_of(record.namespace) else whole_text(record, records)
+            same = [record] if text is None else await _variants(store, record, text, records)
+            names = tuple(one.request_ids[0] if one.request_ids else "" for one in same)
+            rows.append(Row(record, text, flatten(span, span.count), names, found.marks.get(record.root)))
         yield rows
 
 
@@ -107,8 +102,8 @@ def whole_text(record: SpanRecord, records: Mapping[bytes, SpanRecord]) -> str:
 
 async def _variants(
     store: Store, record: SpanRecord, text: str, records: Mapping[bytes, SpanRecord]
-) -> tuple[str, ...]:
-    """Return the names of all replies with this text, newest first."""
+) -> list[SpanRecord]:
+    """Return all replies with this text, newest first."""
     asked = Query(TextPath(record.namespace, text), known_from=len(text), known=records.keys() - {record.id})
     others = {other.id: other for other in (await store.find(asked)).records}
     for other in records.values():
@@ -121,4 +116,4 @@ async def _variants(
         if other.sampled and other.text_end == len(text) and whole_text(other, every) == text
     ]
     same.sort(key=lambda other: other.serial, reverse=True)
-    return tuple(other.request_ids[0] if other.request_ids else "" for other in same)
+    return same

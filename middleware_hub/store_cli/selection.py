@@ -58,6 +58,11 @@ def named(namespace: Namespace) -> tuple[str, str, str]:
     return tenant, lora_path, rest
 
 
+def session_of(namespace: Namespace) -> str:
+    """Return the session that records of this namespace belong to; empty for those that are found by their text."""
+    return namespace[3].split("/")[-2] if len(namespace) > 3 else ""
+
+
 def last_version(record: SpanRecord) -> str:
     """Return the weight version of a reply's last token."""
     versions = record.versions

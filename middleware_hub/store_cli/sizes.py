@@ -31,6 +31,7 @@ async def stats(store: Store, args: argparse.Namespace) -> int:
         return 0
     for name, value in answer.items():
         if isinstance(value, list):
+            sys.stdout.write(f"{name}\n")
             for row in value:
                 sys.stdout.write("  " + ", ".join(f"{key} {_shown(key, one)}" for key, one in row.items()) + "\n")
         else:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 from middleware_hub.store_cli.rows import Row
-from middleware_hub.store_cli.selection import named
+from middleware_hub.store_cli.selection import named, session_of
 from router.errors import BadRequestError
 
 FORMATS: Final = ("parquet", "arrow", "arrows")
@@ -147,6 +147,7 @@ def _schema(pa: Any) -> Any:
             ("tenant", text),
             ("lora_path", text),
             ("namespace", text),
+            ("session", text),
             ("conversation", text),
             ("request_id", text),
             ("recorded_at", pa.timestamp("us", tz="UTC")),
@@ -172,6 +173,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
         "tenant": [name[0] for name in names],
         "lora_path": [name[1] for name in names],
         "namespace": [name[2] for name in names],
+        "session": [session_of(row.record.namespace) or None for row in rows],
         "conversation": [row.record.root.hex() for row in rows],
         "request_id": [row.record.request_ids[0] if row.record.request_ids else "" for row in rows],
         "recorded_at": [datetime.fromtimestamp(row.record.serial / 1e9, UTC) for row in rows],

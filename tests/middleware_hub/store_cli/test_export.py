@@ -101,6 +101,7 @@ def expected(world: World, turn: Turn, lines: dict[bytes, tuple[Turn, int | None
         "tenant": tenant,
         "lora_path": lora_path,
         "namespace": namespace,
+        "session": None,
         "conversation": turn.reply.root.hex(),
         "request_id": turns[-1]["request_id"],
         "recorded_at": datetime.fromtimestamp(turn.reply.serial / 1e9, UTC),
