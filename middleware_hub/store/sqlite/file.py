@@ -28,7 +28,6 @@ _TABLES: Final = (
     "CREATE INDEX records_of_root ON records(root)",
     """CREATE TABLE places(key BLOB NOT NULL, length INTEGER NOT NULL, hash BLOB NOT NULL, kind INTEGER NOT NULL,
        record INTEGER NOT NULL, PRIMARY KEY(key, length, hash, kind, record)) WITHOUT ROWID""",
-    "CREATE TABLE names(key BLOB NOT NULL, record INTEGER NOT NULL, PRIMARY KEY(key, record)) WITHOUT ROWID",
     """CREATE TABLE roots(root INTEGER PRIMARY KEY, tick INTEGER NOT NULL, stamp TEXT NOT NULL,
        retrieved INTEGER NOT NULL)""",
     """CREATE TABLE blobs(record INTEGER NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL,
