@@ -25,6 +25,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from xxhash import xxh3_64_digest
+
 Namespace = tuple[str, ...]
 """(tenant, lora path, x-radix-namespace)."""
 
@@ -36,8 +38,7 @@ GROUP: Final = 16
 _SIZE: Final = 16
 _NEAR: Final = 4
 _KEY: Final = 12
-_HASH: Final = 8
-"""Bytes of a key and of a text's hash: a collision costs time, since texts are compared."""
+"""Bytes of a key. Hashes of texts have 8: their collisions cost time, since texts are compared."""
 
 START: Final = 0
 END: Final = 1
@@ -144,7 +145,7 @@ class TextPath:
         """Return the hash of the first `length` characters."""
         block = length // BLOCK
         rest = self.text[block * BLOCK : length].encode("utf-8", "surrogatepass")
-        return blake2b(self._digests[self._index(block)] + rest, digest_size=_HASH).digest()
+        return xxh3_64_digest(self._digests[self._index(block)] + rest)
 
 
 def steps(start: int, end: int) -> range:

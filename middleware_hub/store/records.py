@@ -217,11 +217,11 @@ def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
     """Return where a record is entered. `path` is that of its whole text, from the block where its `text` begins or before."""
     if not record.sampled:
         return ways(path, record.text_from, record.text_end)
-    return [
-        *ways(path, record.text_from, record.start),
-        *places(path, record.start, record.text_end, continuable=record.continuable),
-        *(name_place(record.namespace, name) for name in record.request_ids),
-    ]
+    found = places(path, record.start, record.text_end, continuable=record.continuable)
+    if record.text_from < record.start:
+        found += ways(path, record.text_from, record.start)
+    found += [name_place(record.namespace, name) for name in record.request_ids]
+    return found
 
 
 def encode_event(event: Event) -> bytes:
@@ -268,27 +268,33 @@ def unseal(data: bytes) -> memoryview:
 
 def faults(record: SpanRecord, *, thorough: bool = False) -> list[str]:
     """Return what is wrong with a record by itself. `thorough`: hash the content of a context, too, which takes longer."""
-    count, found = record.count, []
-    checks = (
-        (len(record.id) == ID_SIZE and len(record.root) == ID_SIZE, "an id is not 16 bytes"),
-        (len(record.ids) == ID_BYTES * count, "the ids are not whole int32"),
-        (record.ends is None or len(record.ends) == len(record.ids), "there are not as many ends as ids"),
-        (record.start >= 0 and record.width >= 0 and record.text_from >= 0, "the text is longer than the chain's"),
-        (record.base is not None or record.text_from == 0, "there is text before it, and no base"),
-        (record.base is None or record.base in record.links, "the base is neither parent nor line"),
-        (bool(record.links) or record.root == record.id, "it has no parent, and is not its own root"),
-        (-1 <= record.visible <= count, "more tokens are visible than there are"),
-        (record.logprobs is None or len(record.logprobs) in (4 * count, 8 * count), "logprobs are not one per id"),
-        (record.sampled or record.logprobs is None, "a context has logprobs"),
+    count, length = record.count, record.text_end
+    text_from = length - len(record.text)
+    links = record.links
+    wrong = (
+        (len(record.id) != ID_SIZE or len(record.root) != ID_SIZE, "an id is not 16 bytes"),
+        (len(record.ids) != ID_BYTES * count, "the ids are not whole int32"),
+        (record.ends is not None and len(record.ends) != len(record.ids), "there are not as many ends as ids"),
+        (record.start < 0 or record.width < 0 or text_from < 0, "the text is longer than the chain's"),
+        (record.base is None and text_from != 0, "there is text before it, and no base"),
+        (record.base is not None and record.base not in links, "the base is neither parent nor line"),
+        (not links and record.root != record.id, "it has no parent, and is not its own root"),
+        (not -1 <= record.visible <= count, "more tokens are visible than there are"),
         (
-            record.sampled or not thorough or record.id == content_id(record),
+            record.logprobs is not None and len(record.logprobs) not in (4 * count, 8 * count),
+            "logprobs are not one per id",
+        ),
+        (record.logprobs is not None and not record.sampled, "a context has logprobs"),
+        (
+            thorough and not record.sampled and record.id != content_id(record),
             "the id of a context is not that of its content",
         ),
+        (
+            isinstance(record.versions, tuple) and (not record.versions or record.versions[-1][1] != count),
+            "the runs of versions do not end with the ids",
+        ),
     )
-    found += [words for right, words in checks if not right]
-    if isinstance(record.versions, tuple) and (not record.versions or record.versions[-1][1] != count):
-        found.append("the runs of versions do not end with the ids")
-    return found
+    return [words for is_so, words in wrong if is_so]
 
 
 def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[list[SpanRecord], int]:

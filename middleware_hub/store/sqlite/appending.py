@@ -40,6 +40,7 @@ class Prepared:
     records: Sequence[SpanRecord]
     bodies: list[bytes] = field(default_factory=list)
     places: list[list[Place]] = field(default_factory=list)
+    links: list[bytes] = field(default_factory=list)
     blobs: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     events: list[tuple[Event, bytes]] = field(default_factory=list)
 
@@ -57,10 +58,13 @@ def prepare(batch: Batch) -> Prepared:
             raise ValueError(f"record {record.id.hex()}: there is no path of its text")
         done.bodies.append(encode(record))
         done.places.append(places_of(record, path))
+        done.links += record.links
+        done.links.append(record.root)
     done.bodies.reverse()
     done.places.reverse()
     if batch.blobs:
         done.blobs += [(blob.record, blob.name, encode_blob(blob)) for blob in batch.blobs]
+        done.links += [blob.record for blob in batch.blobs]
     if batch.events:
         done.events += [(event, encode_event(event)) for event in batch.events]
     return done
@@ -104,14 +108,13 @@ class Group:
         self._connection = connection
         self._located = known.records
         self._logs = known.logs
-        wanted = {i for job in jobs for record in job.records for i in (*record.links, record.root)}
+        wanted = {i for job in jobs for i in job.links}
         own = {record.id for job in jobs for record in job.records}
         wanted = wanted | own if careful else wanted - own
-        wanted.update(record for job in jobs for record, _, _ in job.blobs)
-        wanted -= self._located.keys()
-        if wanted:
-            self._located.update(locate(connection, wanted))
-        self._read_logs({event.log for job in jobs for event, _ in job.events} - self._logs.keys())
+        unknown = [i for i in wanted if i not in known.records]
+        if unknown:
+            known.records.update(locate(connection, unknown))
+        self._read_logs({event.log for job in jobs for event, _ in job.events if event.log not in known.logs})
         self._changed: set[str] = set()
         self._records: list[Row] = []
         self._pending: dict[bytes, bytes] = {}

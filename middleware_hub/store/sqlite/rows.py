@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 _MOST: Final = 256
+_EXACT: Final = 16
+"""Up to so many rows have a statement for just their number."""
 
 Row = tuple[Any, ...]
 
@@ -43,7 +45,7 @@ def insert(
     """Insert rows by `{verb} INTO {into} VALUES ... {then}`, in as few steps as possible."""
     at, left = 0, len(rows)
     while left:
-        size = min(_MOST, 1 << (left.bit_length() - 1))
+        size = left if left <= _EXACT else min(_MOST, 1 << (left.bit_length() - 1))
         some = rows[at : at + size]
         connection.execute(_insertion(verb, into, len(some[0]), size, then), list(chain.from_iterable(some)))
         at += size
