@@ -80,6 +80,7 @@ def prepare(path: Path, fingerprint: str) -> int:
     connection = connect(path)
     try:
         with mapped(path):
+            connection.execute(f"PRAGMA page_size = {_PAGE}")  # before anything else, and of a new file only
             _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -98,7 +99,6 @@ def prepare(path: Path, fingerprint: str) -> int:
 
 
 def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
-    connection.execute(f"PRAGMA page_size = {_PAGE}")
     _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
     connection.execute("BEGIN IMMEDIATE")
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):  # else another process was first
