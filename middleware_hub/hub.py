@@ -7,7 +7,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.judge import Judge
 from middleware_hub.radix.tree import RadixTree
@@ -40,14 +40,13 @@ class Hub:
         self.tokenizer = tokenizer
         self.clock = VersionClock()
         self.serials = Serials()
-        self._config = store or StoreConfig()
         self.store: Store | None = None
         self.versions: VersionLog | None = None
-        if self._config.url is not None:
-            self.store = open_store(self._config.url, durability=self._config.durability)
+        if store is not None and store.url is not None:
+            self.store = open_store(store.url, durability=store.durability)
             self.versions = VersionLog(self.store, self.clock, self.judge.workers)
         self.tree: RadixTree | None = None
-        self.memory: Memory | None = None
+        self.memory: Backing | None = None
         self._living = False
 
     @classmethod
@@ -116,8 +115,6 @@ class Hub:
             clock=self.clock,
             stored=self.store is not None,
         )
-        if self.store is not None and self.versions is not None:
-            self.memory = Memory(self.tree, self.store, self.serials, self.versions, self._config.max_bytes)
         return self.tree
 
     def chat_template(self, path: str | None) -> str | None:

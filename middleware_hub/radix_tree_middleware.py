@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.metrics import RadixMetrics
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import prompting, retrieval
 from middleware_hub.radix.judge import Verdict
 from middleware_hub.radix.prompting import Prompt
@@ -67,7 +68,7 @@ class RadixTreeMiddleware:
         self.app = app
         self.tokenizer = hub.tokenizer
         self.tree = hub.open_tree(config)
-        self.memory = hub.memory
+        self.memory = self._open_memory(hub, context.config.store.max_bytes)
         self.recorder = Recorder(self.tree, hub.judge, context.tracer, self.memory)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
@@ -84,6 +85,13 @@ class RadixTreeMiddleware:
             "/radix_tree/stats": ByMethod({"GET": self._stats}),
             **dict.fromkeys(VERSION_CALLS, self._new_version),
         }
+
+    def _open_memory(self, hub: Hub, max_bytes: int | None) -> Memory | None:
+        """Return what fills the tree from the store; None without a store."""
+        if hub.store is None or hub.versions is None:
+            return None
+        hub.memory = memory = Memory(self.tree, hub.store, hub.serials, hub.versions, max_bytes)
+        return memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -18,6 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from middleware_hub.persistence.mending import whole_chain
+from middleware_hub.persistence.restoring import restore
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.match import PrefixMatch
@@ -130,13 +131,13 @@ class Memory:
 
     async def _restore(self, found: Found) -> bool:
         """Put records into the tree. What they need may have been collected while they were read: then it is read again."""
-        records, lacking = found.records, self.tree.restore(found.records, found.marks)
+        records, lacking = found.records, restore(self.tree, found)
         for _ in range(_MOST_ROUNDS):
             if not lacking:
                 break
             more = await self.store.get(list(lacking), known=self.tree.stored)
             records = [*more.records, *records]
-            lacking = self.tree.restore(records, {**more.marks, **found.marks})
+            lacking = restore(self.tree, Found(records, {**more.marks, **found.marks}))
         self.restored += len(records)
         return bool(records)
 
@@ -180,7 +181,8 @@ class Memory:
                     base=above,
                 )
                 records.append(context)
-                self.tree.keep(span.parent, Stored(context.id, context.root, context.serial))
+                span.parent.stored = Stored(context.id, context.root, context.serial)
+                self.tree.keep(span.parent, context.id)
             behind = span.start
         elif match.known is not None:
             base, behind = match.known, span.start
@@ -196,17 +198,18 @@ class Memory:
         )
         records.append(sampled)
         path = TextPath(match.namespace, text, None if above is None else above.stored.state)
-        self.tree.keep(span, Stored(sampled.id, sampled.root, sampled.serial, path.state(len(text))))
+        span.stored = Stored(sampled.id, sampled.root, sampled.serial, path.state(len(text)))
+        self.tree.keep(span, sampled.id)
         for name in reply.request_ids:
             self._note_name(match.namespace, name, self._others)
         return self._append(generation, Batch(records, {sampled.id: path}, events=self._versions.news()))
 
     def _append(self, generation: Generation, batch: Batch) -> Awaitable[bool]:
         span = generation.span
-        span.users += 1  # until it is in the store it cannot come back from there
+        self.tree.hold(span)  # until it is in the store it cannot come back from there
         return self.saving.append(
             batch,
-            mend=lambda _: whole_chain(self.tree, generation, batch),
+            mend=lambda _: whole_chain(self.tree.keep, generation, batch),
             over=lambda: self.tree.release(span),
         )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from middleware_hub.radix.node import Generation, RadixNode
-from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.store.chains import Stored, record_of
 from middleware_hub.store.paths import TextPath
@@ -13,8 +14,11 @@ from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import SpanRecord
 
 
-def whole_chain(tree: RadixTree, generation: Generation, batch: Batch) -> Batch:
-    """Return a batch with the records of the whole chain of a reply, of which `batch` was to append the end."""
+def whole_chain(keep: Callable[[TokenSpan, bytes], None], generation: Generation, batch: Batch) -> Batch:
+    """Return a batch with the records of the whole chain of a reply, of which `batch` was to append the end.
+
+    `keep` is told the id of each span's record.
+    """
     records: list[SpanRecord] = []
     paths: dict[bytes, TextPath] = {}
     namespace = generation.namespace
@@ -43,7 +47,8 @@ def whole_chain(tree: RadixTree, generation: Generation, batch: Batch) -> Batch:
         if span.sampled:
             record = replace(record, id=old.id, root=record.root if record.links else old.id)
             paths[record.id] = TextPath(namespace, text)
-        tree.keep(span, Stored(record.id, record.root, old.serial, old.state))
+        span.stored = Stored(record.id, record.root, old.serial, old.state)
+        keep(span, record.id)
         records.append(record)
     return Batch(records, paths, batch.blobs, batch.events)
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 from middleware_hub.radix.indexes import IdsIndex, Leaves, ReplyNames
 from middleware_hub.radix.landmarks import Landmarks
-from middleware_hub.radix.node import Generation, RadixNode, common_length
+from middleware_hub.radix.node import Generation, RadixNode, StoredSpan, common_length
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from middleware_hub.spans.versions import Stamp
-from middleware_hub.store.chains import span_of
-from middleware_hub.store.records import SpanRecord
 
 
 @dataclass(slots=True)
@@ -99,27 +97,22 @@ class Forest:
         node.add_context(span)
         self.add_span(span)
 
-    def restore(self, record: SpanRecord, stamp: Stamp, tick: int, *, retrieved: bool) -> TokenSpan:
+    def restore(self, found: StoredSpan, stamp: Stamp, tick: int) -> None:
         """Put in what a store has. What it builds on is here. `stamp` and `tick` are those of its last hit."""
-        span = span_of(record, self.stored)
-        node = self.descend(self._end_of_base(record), record.text, 0)
-        if record.sampled:
-            line = None if record.line is None else self.stored[record.line].owner
+        span, base = found.span, found.base
+        if base is None:
+            above = self.root(found.namespace)
+        else:
+            above = base.owner.node if isinstance(base.owner, Generation) else base.owner
+        node = self.descend(above, found.text, 0)
+        if span.sampled:
+            line = None if found.line is None else found.line.owner
             self.insert(
-                record.namespace, Generation(span, node, line, record.tail, record.serial, stamp, tick, retrieved)
+                found.namespace, Generation(span, node, line, found.tail, found.serial, stamp, tick, found.retrieved)
             )
         else:
             self.insert_context(span, node)
-        self.stored[record.id] = span
-        return span
-
-    def _end_of_base(self, record: SpanRecord) -> RadixNode:
-        """Return where the text of a record begins: at the end of what it stands behind."""
-        if record.base is None:
-            return self.root(record.namespace)
-        owner = self.stored[record.base].owner
-        node: RadixNode = owner.node if isinstance(owner, Generation) else owner
-        return node
+        self.stored[found.record] = span
 
     def remove(self, generation: Generation) -> None:
         """Remove a reply on which nothing builds."""

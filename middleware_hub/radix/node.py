@@ -70,6 +70,31 @@ class Generation(msgspec.Struct, gc=False, eq=False):
         return self.span.users == 1
 
 
+class StoredSpan(msgspec.Struct, frozen=True):
+    """A span that a store has: the end of a prompt, or a reply.
+
+    Attributes:
+        span: behind a parent that is in the tree.
+        record: the id of its record.
+        namespace: where it was recorded.
+        base: the span behind whose whole text `text` stands; None at the start of a chain.
+        line: the complete reply that its prompt continued.
+        tail, serial, retrieved: those of the `Generation`.
+        version: the weight version of its last hit.
+    """
+
+    span: TokenSpan
+    record: bytes
+    namespace: tuple[str, ...]
+    text: str
+    base: TokenSpan | None
+    line: TokenSpan | None
+    tail: tuple[HiddenToken, ...]
+    serial: int
+    version: str
+    retrieved: bool
+
+
 class RadixNode(msgspec.Struct, gc=False, eq=False):
     """A node, see the top of this file. Like spans, nodes are not garbage collected: `detach` cuts the cycles."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Namespace
 from middleware_hub.radix.tree import RadixTree
@@ -58,7 +58,7 @@ async def from_text(
     text: str,
     parent: str | None,
     tracer: Tracer = OFF,
-    memory: Memory | None = None,
+    memory: Backing | None = None,
 ) -> Prompt:
     """Make the prompt of a request with text. Raises BadRequestError if the text encodes to no token.
 
@@ -98,7 +98,7 @@ async def from_ids(
     parent: str | None,
     tracer: Tracer = OFF,
     encoded: Sequence[range] = (),
-    memory: Memory | None = None,
+    memory: Backing | None = None,
 ) -> Prompt:
     """Make the prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered.
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Message, Send
 
-from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import INTERNAL_ERROR, UNREADABLE, Expectation, Judge, Verdict, summary
 from middleware_hub.radix.prompting import Prompt
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class Recorder:
     """Puts replies that pass the judge into the radix tree, and into the store behind it, if there is one (`memory`)."""
 
-    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF, memory: Memory | None = None) -> None:
+    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF, memory: Backing | None = None) -> None:
         self.tracer = tracer
         self.tree = tree
         self.judge = judge

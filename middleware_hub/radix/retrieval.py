@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
 from middleware_hub.radix.tree import RadixTree
@@ -123,7 +123,7 @@ async def retrieve(
     text: str,
     request: RetrievalRequest,
     expected: Sequence[str] = (),
-    memory: Memory | None = None,
+    memory: Backing | None = None,
 ) -> dict[str, Any]:
     """Return the answer for one text; `expected` are the replies that the caller lists for it, `memory` fills the tree.
 

@@ -15,7 +15,7 @@ Three rules carry it:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -23,12 +23,10 @@ from middleware_hub.radix.cut import FRESH, Cut, end_of
 from middleware_hub.radix.forest import Forest, TreeStats
 from middleware_hub.radix.indexes import begins_with
 from middleware_hub.radix.match import PrefixMatch, match_chain, match_text, recorded_context, walk_down
-from middleware_hub.radix.node import Generation, RadixNode
+from middleware_hub.radix.node import Generation, RadixNode, StoredSpan
 from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.store.chains import Stored
-from middleware_hub.store.records import Mark, SpanRecord
 
 
 class RadixTree:
@@ -270,41 +268,21 @@ class RadixTree:
         """The spans of which a store has records, by the ids of those. All that one of them builds on is among them."""
         return self._forest.stored
 
-    def keep(self, span: TokenSpan, stored: Stored) -> None:
-        """Note that a store has a span, or soon will: its parent has been noted before."""
-        span.stored = stored
-        self._forest.stored[stored.id] = span
+    def keep(self, span: TokenSpan, record: bytes) -> None:
+        """Note under which id a store has a span, or soon will: its parent has been noted before."""
+        self._forest.stored[record] = span
+
+    def hold(self, span: TokenSpan) -> None:
+        """Keep a span, until it is released."""
+        span.users += 1
 
     def release(self, span: TokenSpan) -> None:
-        """Let go of a span that was held by one user more."""
         self._forest.release(span)
 
-    def restore(self, records: Iterable[SpanRecord], marks: Mapping[bytes, Mark]) -> set[bytes]:
-        """Remember what a store has, those first that others build on, as if it had been recorded here.
-
-        The clock does not move: it is known when they were recorded. Returns the ids of records that are needed and neither
-        given nor here; what builds on them is left out.
-        """
-        lacking: set[bytes] = set()
-        contexts: list[TokenSpan] = []
-        known = self._forest.stored
-        for record in records:
-            if record.id in known:
-                continue
-            lacks = [link for link in record.links if link not in known]
-            if lacks:
-                lacking.update(lacks)
-                continue
-            mark = marks.get(record.root)
-            stamp = self.clock.stamp(record.stamp if mark is None else mark.stamp)
-            self._ticks += 1
-            span = self._forest.restore(record, stamp, self._ticks, retrieved=mark is not None and mark.retrieved)
-            if not record.sampled:
-                span.users += 1
-                contexts.append(span)
-        for span in contexts:
-            self._forest.release(span)
-        return lacking
+    def restore(self, found: StoredSpan) -> None:
+        """Remember what a store has as if it had been recorded here. What it builds on is here, and the clock does not move."""
+        self._ticks += 1
+        self._forest.restore(found, self.clock.stamp(found.version), self._ticks)
 
     # Collecting --------------------------------------------------------------------------------------------------------
 

@@ -186,7 +186,7 @@ class DictionaryStore:
         for record in list(self._records.values()):
             if checked is not None:
                 checked(1)
-            for wrong in faults(record):
+            for wrong in faults(record, thorough=True):
                 yield Finding("record", f"record {record.id.hex()}: {wrong}", record.id)
 
     async def forget(self, max_bytes: int) -> Forgotten:

@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.hub import Hub
-from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import prompting
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import unpack_ids
@@ -32,7 +32,7 @@ class RememberedText:
     _namespace: tuple[str, str, str]
     _parent: str | None
     _tracer: Tracer
-    _memory: Memory | None = None
+    _memory: Backing | None = None
     knew_parent: bool = False
 
     @classmethod
