@@ -89,7 +89,8 @@ REASONS: tuple[tuple[int, str], ...] = (
 """The name of each flag in answers and counters."""
 
 UNKNOWN_REPLY = "unknown_reply"
-INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY})
+STORE_UNREACHABLE = "store_unreachable"
+INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY, STORE_UNREACHABLE})
 """Reasons for which a sequence is not `exact`, even where one recorded chain covers all of its text."""
 
 
