@@ -192,7 +192,10 @@ class SessionRegistry:
 
     async def create(self, session: Session) -> None:
         """Add a new session, to the store as well. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
-        if self.archive is not None and self.find(session.tenant, session.id) is None:
+        if self.archive is not None:
+            if await self.reach(session.tenant, session.id) is not None:
+                raise SessionExistsError(_exists(session))
+            self.require_room(session)
             await self.archive.create(session)
         self.add(session)
 
@@ -200,7 +203,7 @@ class SessionRegistry:
         """Add a session. Raises SessionExistsError, and CapacityError if there is no room."""
         name = session.tenant, session.id
         if name in self._sessions:
-            raise SessionExistsError(f"there is a session {session.id!r} already")
+            raise SessionExistsError(_exists(session))
         self.require_room(session)
         self._sessions[name] = session
         self._metrics.sessions.labels("created").inc()
@@ -337,3 +340,7 @@ class SessionRegistry:
             await session.end_exchanges()
             await session.log.hand_over()
         await session.abort()
+
+
+def _exists(session: Session) -> str:
+    return f"there is a session {session.id!r} already"
