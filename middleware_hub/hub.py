@@ -7,6 +7,8 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.judge import Judge
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.versions import VersionClock
@@ -29,7 +31,9 @@ class Hub:
     Attributes:
         store: what outlives this process, open while requests are served (`live`); None without `--store`.
         serials: the order of what is recorded.
+        versions: writes the order of weight versions into the store; None without `--store`.
         tree: the tree that remembers texts; None where no middleware has opened one.
+        memory: fills that tree from the store, and writes down what it records; None without one of the two.
     """
 
     def __init__(self, tokenizer: Tokenizer, store: StoreConfig | None = None) -> None:
@@ -37,9 +41,12 @@ class Hub:
         self.clock = VersionClock()
         self.serials = Serials()
         self.store: Store | None = None
+        self.versions: VersionLog | None = None
         if store is not None and store.url is not None:
             self.store = open_store(store.url, durability=store.durability)
+            self.versions = VersionLog(self.store, self.clock, self.judge.workers)
         self.tree: RadixTree | None = None
+        self.memory: Backing | None = None
         self._living = False
 
     @classmethod
@@ -64,24 +71,34 @@ class Hub:
         if self.store is None or self._living:
             await app(scope, receive, send)
             return
-        await self.store.open(self.tokenizer.fingerprint)
-        self._living = True
-        try:
-            await app(scope, receive, self._closing(self.store, send))
-        finally:
-            self._living = False
-            await self.store.close()
-
-    @staticmethod
-    def _closing(store: Store, send: Send) -> Send:
-        """Return a `send` that closes the store before the server hears that all has shut down: it may exit then."""
 
         async def closing(message: Message) -> None:
+            # Before the server hears that all has shut down, because it may exit then.
             if message["type"].startswith("lifespan.shutdown."):
-                await store.close()
+                await self._close()
             await send(message)
 
-        return closing
+        self._living = True
+        try:
+            await self._open(self.store)
+            await app(scope, receive, closing)
+        finally:
+            self._living = False
+            await self._close()
+
+    async def _open(self, store: Store) -> None:
+        await store.open(self.tokenizer.fingerprint)
+        if self.versions is not None:
+            await self.versions.read()
+        if self.memory is not None:
+            await self.memory.open()
+
+    async def _close(self) -> None:
+        """Write all that waits, and close the store. A second call does nothing."""
+        if self.memory is not None:
+            await self.memory.close()
+        if self.store is not None:
+            await self.store.close()
 
     @cached_property
     def judge(self) -> Judge:
@@ -96,6 +113,7 @@ class Hub:
             keep_versions=config.keep_versions,
             unretrieved_versions=config.unretrieved_versions,
             clock=self.clock,
+            stored=self.store is not None,
         )
         return self.tree
 
