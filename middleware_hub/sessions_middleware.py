@@ -80,15 +80,10 @@ class SessionsMiddleware:
         self._metrics = SessionMetrics(context.registry)
         key = keys.load(config.sessions.match)
         self.registry = SessionRegistry(self._metrics, max_tokens=config.sessions.token_budget, key=key)
-        if self._hub.store is not None:
+        hub = self._hub
+        if hub.store is not None and hub.versions is not None:
             self.registry.archive = Archive(
-                self._hub.store,
-                self._hub.serials,
-                self._hub.clock,
-                key,
-                context.registry,
-                self.registry.held,
-                self.registry.closed_elsewhere,
+                hub.store, hub.serials, hub.clock, hub.versions, key, context.registry, self.registry
             )
         self._max_body_bytes = config.server.max_body_bytes
         self._implicit = config.sessions.implicit

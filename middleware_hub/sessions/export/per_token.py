@@ -178,7 +178,7 @@ def numbers_in(name: str, value: Raw) -> bytes | None:
         numbers = binascii.a2b_base64(text)
     except binascii.Error:
         return None
-    return numbers if written(numbers) == value else None
+    return numbers if written(numbers) == bytes(value) else None
 
 
 def written(numbers: bytes) -> bytes:

@@ -12,12 +12,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from contextlib import suppress
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter
 
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.sessions.log.entry import Shelf
 from middleware_hub.sessions.log.events import (
     DELETED,
@@ -38,7 +40,7 @@ from middleware_hub.sessions.log.events import (
 from middleware_hub.sessions.log.stored_log import StoredLog
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.store.errors import ClosedLogError, LogMovedError, MissingRecordError
+from middleware_hub.store.errors import ClosedLogError, LogMovedError, MissingRecordError, StoreUnreachableError
 from middleware_hub.store.protocol import Batch, LogInfo, Store
 from middleware_hub.store.records import Serials
 
@@ -52,12 +54,22 @@ _SILENT: Final = 1 / 8
 _TELL_SECONDS: Final = 60.0
 
 
+class Holder(Protocol):
+    """Holds sessions, and hears of what happens to them elsewhere."""
+
+    def held(self, tokens: int) -> None:
+        """Count tokens that a session gained."""
+
+    def closed_elsewhere(self, tenant: str, session_id: str) -> None:
+        """Note that a session was finalized or has ended."""
+
+
 class Archive:
     """See the top of this file.
 
     Args:
-        held: called with tokens that a session gains by what happened elsewhere.
-        closed: called with tenant and id of a session that was finalized or ended elsewhere.
+        versions: the log of weight versions.
+        holder: has the sessions of this process.
     """
 
     def __init__(
@@ -65,12 +77,14 @@ class Archive:
         store: Store,
         serials: Serials,
         clock: VersionClock,
+        versions: VersionLog,
         key: KeyFunction,
         registry: CollectorRegistry,
-        held: Callable[[int], None],
-        closed: Callable[[str, str], None],
+        holder: Holder,
     ) -> None:
         self._store = store
+        self._versions = versions
+        self._others = 0
         self._key = key
         self._unsaved = Counter(
             "tito_session_unsaved_total",
@@ -80,7 +94,7 @@ class Archive:
         self._told = -_TELL_SECONDS
         self._opened = time.time()
         self._swept = PREFIX
-        self._shelf = Shelf(store, serials, clock, self._failed, held, closed)
+        self._shelf = Shelf(store, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
     def _failed(self, count: int, error: Exception) -> None:
         self._unsaved.inc(count)
@@ -99,20 +113,33 @@ class Archive:
 
         Raises StoreUnreachableError, DamagedRecordError.
         """
+        await self._look_round()
         newest = await self._newest(tenant, session_id)
         return None if newest is None or newest.closed >= DELETED else await self._load(tenant, newest)
 
-    async def refresh(self, session: Session) -> bool:
-        """Let happen what happened to a session elsewhere; return whether it can be used. If not, it may be found anew."""
+    async def refresh(self, session: Session, *, asked: bool = True) -> bool:
+        """Let happen what happened to a session elsewhere; return whether it can be used. If not, it may be found anew.
+
+        `asked` says that a client asked for it.
+        """
         log = session.log
         if not isinstance(log, StoredLog):
             return True
         await log.read_on()
+        await self._look_round()
         if session.over or (log.crossed and session.idle):
             return False
-        if time.time() - log.time > session.ttl * _SILENT:
+        if asked and time.time() - log.time > session.ttl * _SILENT:
             log.touched()
         return True
+
+    async def _look_round(self) -> None:
+        """Learn of weight versions that others noted, if others wrote."""
+        others = self._store.others()
+        if others != self._others:
+            with suppress(StoreUnreachableError):
+                await self._versions.read()
+                self._others = others
 
     async def _newest(self, tenant: str, session_id: str) -> LogInfo | None:
         return next(iter(await self._store.logs(name_prefix(tenant, session_id), limit=1)), None)
@@ -191,7 +218,7 @@ class Archive:
     async def sweep(self, held: Callable[[str, str], bool]) -> int:
         """End some of the sessions whose time is over and that nobody here holds; return how many. Goes round and round."""
         page = await self._store.logs(PREFIX, after=self._swept, limit=_SWEPT)
-        self._swept = page[-1].log if page else PREFIX
+        self._swept = page[-1].log if len(page) == _SWEPT else PREFIX
         ended = 0
         for info in page:
             if info.closed >= DELETED or held(tenant_of(info.log), id_of(info.log)):

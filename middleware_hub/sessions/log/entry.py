@@ -10,7 +10,7 @@ from middleware_hub.sessions.log.events import AnyEvent
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.protocol import Store
-from middleware_hub.store.records import Blob, Serials, SpanRecord
+from middleware_hub.store.records import Blob, Event, Serials, SpanRecord
 
 
 def _future() -> asyncio.Future[bool]:
@@ -23,7 +23,7 @@ class Entry:
 
     Attributes:
         act: lets it happen here.
-        records, blobs: appended in one step with it.
+        records, blobs, news: appended in one step with it; news are events of other logs.
         span: the sampled tokens of a turn.
         done: for whoever waits: whether it is in the store.
     """
@@ -33,6 +33,7 @@ class Entry:
     records: Sequence[SpanRecord] = ()
     blobs: Sequence[Blob] = ()
     span: TokenSpan | None = None
+    news: Sequence[Event] = ()
     done: asyncio.Future[bool] = field(default_factory=_future)
 
     def tell(self, outcome: bool | Exception) -> None:
@@ -51,6 +52,7 @@ class Shelf:
     """What the logs of one router share.
 
     Attributes:
+        news: returns events of other logs that have to be appended with the next turn.
         failed: called with the number of events that could not be written, and why.
         held: called with the tokens that a turn of another router adds.
         closed: called with tenant and id of a session that was finalized or ended elsewhere.
@@ -59,6 +61,7 @@ class Shelf:
     store: Store
     serials: Serials
     clock: VersionClock
+    news: Callable[[], Sequence[Event]]
     failed: Callable[[int, Exception], None]
     held: Callable[[int], None]
     closed: Callable[[str, str], None]

@@ -186,8 +186,11 @@ class Archive(Protocol[S]):
     async def find(self, tenant: str, session_id: str) -> S | None:
         """Return a session as its log says; None if there is none."""
 
-    async def refresh(self, session: S) -> bool:
-        """Let happen what happened to a session elsewhere; return whether it can be used. If not, find it anew."""
+    async def refresh(self, session: S, *, asked: bool = True) -> bool:
+        """Let happen what happened to a session elsewhere; return whether it can be used. If not, find it anew.
+
+        `asked` says that a client asked for it.
+        """
 
     async def create(self, session: S) -> None:
         """Write down a new session. Raises SessionExistsError."""

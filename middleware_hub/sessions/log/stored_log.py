@@ -158,7 +158,7 @@ class StoredLog:
             flags=0 if context is None else context.flags,
             **{name: turn.details[name] for name in ("edited", "finish", "shown", "reasoning", "scaffold", "reasons")},
         )
-        return await self._submit(Entry(event, commit, records, self._book.blobs(records), span))
+        return await self._submit(Entry(event, commit, records, self._book.blobs(records), span, self._shelf.news()))
 
     async def _submit(self, entry: Entry) -> bool:
         self._waiting.append(entry)
@@ -201,7 +201,10 @@ class StoredLog:
                 records,
                 self._book.paths(records),
                 [blob for entry in everything for blob in entry.blobs],
-                stored(self.key, [entry.event for entry in everything], self.last),
+                [
+                    *stored(self.key, [entry.event for entry in everything], self.last),
+                    *(event for entry in everything for event in entry.news),
+                ],
             )
             try:
                 await self._shelf.store.append(batch)

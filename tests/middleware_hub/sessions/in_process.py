@@ -262,7 +262,12 @@ class Room:
     """A middleware with one session, `s`."""
 
     def __init__(
-        self, *, encodes: Tokenizer | None = None, store: StoreConfig | None = None, engine: Engine | None = None, **options: Any
+        self,
+        *,
+        encodes: Tokenizer | None = None,
+        store: StoreConfig | None = None,
+        engine: Engine | None = None,
+        **options: Any,
     ) -> None:
         """`encodes`: another tokenizer than the usual one; `store`: it has to be opened; `options`: of `SessionsConfig`."""
         options = {"chat_template": str(templates.folder() / "qwen2_5.jinja"), **options}

@@ -69,8 +69,9 @@ class Side:
     async def begin(self) -> Room:
         store = None if self.url is None else StoreConfig(url=self.url)
         room = Room(store=store, engine=self.engine, **self.options)
-        if room.hub.store is not None:
+        if room.hub.store is not None and room.hub.versions is not None:
             await room.hub.store.open("t")
+            await room.hub.versions.read()
         self.rooms.append(room)
         return room
 
@@ -117,7 +118,11 @@ class Life:
         """The next call, what the engine has to say in it, and who is to hear the answer."""
         name = self._dice.choice(NAMES)
         kinds = [self._turn] * 12 + [self._again] * 2 + [self._reward, self._look, self._look, self._export]
-        kinds += [self._make] * (1 if self._talks[name] else 6) + [self._complete] + [self._end] * self._dice.choice((0, 0, 1))
+        kinds += (
+            [self._make] * (1 if self._talks[name] else 6)
+            + [self._complete]
+            + [self._end] * self._dice.choice((0, 0, 1))
+        )
         return self._dice.choice(kinds)(name)
 
     def _call(self, method: str, path: str, body: Any = None) -> tuple[Call, Any, Any]:
@@ -159,7 +164,10 @@ class Life:
         content = message.get("content")
         if message["role"] != "assistant" or not isinstance(content, str) or self._dice.random() > 0.15:
             return message
-        return {**message, "content": self._dice.choice((content.strip(), content + " Indeed.", content[: len(content) // 2]))}
+        return {
+            **message,
+            "content": self._dice.choice((content.strip(), content + " Indeed.", content[: len(content) // 2])),
+        }
 
     def _again(self, name: str) -> Any:
         return self._turn(name) if self._last is None else self._asked(*self._last)
