@@ -33,6 +33,11 @@ which records the tree has. Where `PathState` of a reply's end is kept beside it
     found = await store.find(Query(asked, known_from=n, known=ids_in_tree, parents=[name]))
     for record in found.records: ...                                    # those that others build on come first
 
+A tree that still has all that it appended and found on the path of a text (nothing of it was evicted) says
+`Query(..., complete=True)`: then the look-up is spared (a few us) as long as nobody else can have written anything there, in
+a process that is alone always. `store.others()` tells whether anybody else wrote at all: 0 if nobody did, so that a name the
+tree knows need not be asked for again. Names in `parents` are always looked up: leave out those that are known.
+
 The records of a look-up are closed: whatever one builds on (`SpanRecord.links`) stands before it or is known. Apart from that
 they come by `serial`, so that the newest of equal texts is the newest again. Hashes only find: compare texts. What is damaged
 is left out with all that builds on it, logged and counted (`Found.damaged`).

@@ -105,6 +105,9 @@ class DictionaryStore:
             known = self._marks.get(mark.root)
             self._marks[mark.root] = mark if known is None else known.merged(mark)
 
+    def others(self) -> int:
+        return 0
+
     def text_of(self, record: SpanRecord) -> str:
         """Return the whole text of a record."""
         parts = [record.text]

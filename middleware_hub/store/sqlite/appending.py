@@ -51,13 +51,13 @@ class Group:
     It is used inside a transaction that already holds the lock: what it reads stays true until the commit.
     """
 
-    def __init__(self, connection: sqlite3.Connection, jobs: Sequence[Prepared]) -> None:
+    def __init__(self, connection: sqlite3.Connection, jobs: Sequence[Prepared], last: int) -> None:
+        """`last`: the largest number that a record ever had."""
         self._connection = connection
         wanted = {i for job in jobs for record in job.records for i in (record.id, record.root, *record.links)}
         wanted |= {record for job in jobs for record, _, _ in job.blobs}
         self._located = locate(connection, wanted) if wanted else {}
-        (last,) = connection.execute("SELECT max(n) FROM records").fetchone() if wanted else (0,)
-        self._next = (last or 0) + 1
+        self.last = last
         self._logs = self._read_logs({event.log for job in jobs for event, _ in job.events})
         self._changed: set[str] = set()
         self._records: list[Row] = []
@@ -94,7 +94,7 @@ class Group:
             self._names += [(name, n) for name in names]
             mark = Mark(record.root, record.serial, record.stamp)
             (self.new_roots if n == root else self.hits).append(mark)
-            self._next = n + 1
+            self.last = n
         self._blobs += [(self._located[record].n, name, body) for record, name, body in job.blobs]
         for (event, body), number in zip(job.events, numbers, strict=True):
             log, _, closed = self._logs.get(event.log, (0, 0, 0))
@@ -113,7 +113,7 @@ class Group:
                         f"record {record.id.hex()} is stored with another content: the first one is kept"
                     )
                 continue
-            n = self._next + len(new)
+            n = self.last + 1 + len(new)
             links = [new.get(link) or self._located.get(link) for link in record.links]
             if None in links:
                 raise MissingRecordError(tuple(i for i, at in zip(record.links, links, strict=True) if at is None))

@@ -12,6 +12,7 @@ from typing import Final
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.paths import Place, name_key
 from middleware_hub.store.records import SpanRecord, decode
+from middleware_hub.store.sqlite.others import keep_newest
 from middleware_hub.store.sqlite.retracing import Retracer
 from middleware_hub.store.sqlite.rows import marks
 
@@ -99,6 +100,7 @@ def forget_some(connection: sqlite3.Connection, plans: list[Plan]) -> tuple[list
     One that has grown since it was planned is left out.
     """
     gone, left = [], _RECORDS
+    keep_newest(connection)
     while plans and left > 0:
         first = plans[0]
         (last,) = connection.execute("SELECT max(n) FROM records WHERE root = ?", (first.root,)).fetchone()

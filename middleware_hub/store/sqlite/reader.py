@@ -80,6 +80,12 @@ class Reader:
     def _digest(self, key: bytes, length: int) -> bytes | None:
         return None if self._search is None else self._search.digest(key, length)
 
+    def newest(self) -> int:
+        """Return the number of the last record, or 0."""
+        with mapped(self.path):
+            (found,) = self.connection.execute("SELECT max(n) FROM records").fetchone()
+        return found or 0
+
     def close(self) -> None:
         self.connection.close()
 

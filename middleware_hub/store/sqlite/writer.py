@@ -22,7 +22,8 @@ from middleware_hub.store.errors import ConflictingRecordError, StoreError, Stor
 from middleware_hub.store.protocol import Durability
 from middleware_hub.store.records import Mark
 from middleware_hub.store.sqlite.appending import Group, Prepared, write_marks
-from middleware_hub.store.sqlite.file import connect, store_error
+from middleware_hub.store.sqlite.file import connect, mapped, store_error
+from middleware_hub.store.sqlite.others import Others, newest
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class Writer:
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
         self._helping: Future[None] | None = None
         self.groups = self.appends = self.conflicts = 0
+        with mapped(path):
+            self.others = Others(newest(self._connection))
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -156,7 +159,9 @@ class Writer:
         answers = []
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
-        group = Group(connection, [job.work for job in jobs if isinstance(job.work, Prepared)])
+        last = newest(connection)
+        self.others.locked(last)
+        group = Group(connection, [job.work for job in jobs if isinstance(job.work, Prepared)], last)
         for job in jobs:
             assert isinstance(job.work, Prepared)
             try:
@@ -167,7 +172,9 @@ class Writer:
                     logger.error("%s", error)
                 answers.append(_result(job, None, error))
         group.write()
+        self.others.claim(group.last)
         connection.execute("COMMIT")
+        self.others.committed()
         self.note(group.hits)
         return answers
 
@@ -200,6 +207,7 @@ class Writer:
             logger.warning("marks of %d conversations were not written: %s", len(marks), store_error(self._path, error))
 
     def _roll_back(self) -> None:
+        self.others.rolled_back()
         if self._connection.in_transaction:
             try:
                 self._connection.execute("ROLLBACK")
