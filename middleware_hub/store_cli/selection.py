@@ -59,7 +59,10 @@ def named(namespace: Namespace) -> tuple[str, str, str]:
 
 
 def session_of(namespace: Namespace) -> str:
-    """Return the session that records of this namespace belong to; empty for those that are found by their text."""
+    """Return the session that records of this namespace belong to; empty for those that are found by their text.
+
+    A session's records have the key of its log as the last part of their namespace: `session/TENANT/ID/LIFE`.
+    """
     return namespace[3].split("/")[-2] if len(namespace) > 3 else ""
 
 

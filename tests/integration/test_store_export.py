@@ -14,6 +14,8 @@ import pytest
 from middleware_hub.store.opening import open_store
 from middleware_hub.store_cli.cli import parser
 from router.config import StoreConfig
+from tests.support import templates
+from tests.support.agents import AgentSession, ids_of, user
 from tests.support.stack import Stack, stack
 
 SAME = (
@@ -84,6 +86,35 @@ def converse(served: Stack, draw: random.Random) -> list[tuple[str, str, str]]:
             replies[one.get("index", len(replies) if not body.get("stream") else 0)] = one
         known += [(namespace, text + one["text"], one["meta_info"]["id"]) for one in replies.values()]
     return known
+
+
+def test_rows_of_a_session_are_its_trajectories(tmp_path: Path) -> None:
+    """Every branch, as `finalize` returns them; and what is sent beside a session has rows of its own."""
+    template = str(templates.folder() / "qwen2_5.jinja")
+    store = StoreConfig(url=f"sqlite:{tmp_path / 'store'}")
+    with stack("qwen", styles=("cumulative",), sessions={"chat_template": template}, store=store) as served:
+        agent = AgentSession.make(served)
+        first = agent.must(user("a"), says="one")
+        second = agent.must(user("a"), first.message, user("b"), says="two")
+        agent.must(user("a"), first.message, user("c"), says="three")
+        agent.must(user("a"), first.message, user("b"), second.message, user("d"), says="four")
+        agent.must(user("elsewhere"), says="five")
+        served.generate({"text": "beside it", "sampling_params": {"max_new_tokens": 4}})
+        replies = exported(tmp_path, "replies")
+        rows = exported(tmp_path, "leaves")
+        found = agent.finalize(shared_turns="every")
+    assert [row["session"] is None for row in replies].count(False) == 5
+    of_session = [row for row in rows if row["session"] is not None]
+    assert {row["session"] for row in of_session} == {agent.name}
+    assert len(rows) == len(of_session) + 1
+    assert {row["text"] for row in of_session} == {None}
+    assert sorted(row["tokens"] for row in of_session) == sorted(ids_of(one) for one in found)
+    for row in of_session:
+        (one,) = (one for one in found if ids_of(one) == row["tokens"])
+        cut = len(one["prompt_ids"])
+        assert row["loss_mask"] == [0] * cut + one["response_mask"]
+        assert row["rollout_logp"][cut:] == one["response_logprobs"]
+        assert (row["exact"], row["variants"], len(row["turns"])) == (True, 1, one["num_turns"])
 
 
 @pytest.mark.parametrize("seed", range(4))
