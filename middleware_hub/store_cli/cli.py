@@ -67,9 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
     found = command("prune", prune, "forget whole conversations to which all given flags apply")
     _add_places(found)
-    found.add_argument(
-        "--before-version", type=_version, metavar="N", help="last hit under an older weight version than this integer"
-    )
+    found.add_argument("--before-version", metavar="V", help="last hit under an older weight version than this one")
     found.add_argument(
         "--unused-for", type=moment, metavar="TIME", help="last hit so long ago, or before: 7d, 2026-03-31"
     )
@@ -114,9 +112,3 @@ async def _run(args: argparse.Namespace) -> int:
         return await run(store, args)
     finally:
         await store.close()
-
-
-def _version(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer: only integers have an order without a router")
-    return int(text)

@@ -7,10 +7,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import Final
 
+from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.spans.versions import DEFAULT, VersionClock, WorkerVersions
 from middleware_hub.store.protocol import Forgotten, Store
 from middleware_hub.store.records import Mark, SpanRecord
 from middleware_hub.store_cli.progress import bar
-from middleware_hub.store_cli.selection import Places, older
+from middleware_hub.store_cli.selection import Places
 from middleware_hub.store_cli.sizes import size
 from router.errors import BadRequestError
 
@@ -24,13 +26,11 @@ class Choice:
 
     Attributes:
         unretrieved: how many would be forgotten, if somebody had retrieved them.
-        unordered: how many were hit last under a version with a name, which has no place among integers.
     """
 
     roots: list[bytes] = field(default_factory=list)
     records: int = 0
     unretrieved: int = 0
-    unordered: int = 0
 
 
 async def prune(store: Store, args: argparse.Namespace) -> int:
@@ -39,14 +39,13 @@ async def prune(store: Store, args: argparse.Namespace) -> int:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in _CRITERIA)
         raise BadRequestError(f"say what to forget, with {flags}")
     before = await store.stats()
-    choice = await _choose(store, args, before.records)
+    clock = await _clock(store, args.before_version)
+    choice = await _choose(store, args, clock, before.records)
     write = sys.stdout.write
     if choice.unretrieved:
         write(
             f"{choice.unretrieved} conversations stay, because nobody has retrieved or exported them (--unretrieved)\n"
         )
-    if choice.unordered:
-        write(f"{choice.unordered} conversations stay, because their last weight version is a name and no number\n")
     if args.dry_run:
         write(f"would forget {len(choice.roots)} of {before.roots} conversations, {choice.records} records\n")
         return 0
@@ -64,7 +63,22 @@ async def prune(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-async def _choose(store: Store, args: argparse.Namespace, records: int) -> Choice:
+async def _clock(store: Store, version: str | None) -> VersionClock:
+    """Return the order of weight versions, as the routers wrote it down.
+
+    Raises BadRequestError for a version that has no place in it: everything would be older.
+    """
+    clock = VersionClock()
+    await VersionLog(store, clock, WorkerVersions()).read()
+    if version is not None and version not in clock.known and not version.isdigit():
+        raise BadRequestError(
+            f"--before-version {version}: no router that used this store has seen it; known are "
+            f"{', '.join(clock.known[-10:]) or 'none'}"
+        )
+    return clock
+
+
+async def _choose(store: Store, args: argparse.Namespace, clock: VersionClock, records: int) -> Choice:
     places = Places(args.tenant, args.lora_path, args.namespace)
     choice, counts = Choice(), dict[bytes, int]()
     waiting: list[SpanRecord] = []
@@ -77,14 +91,16 @@ async def _choose(store: Store, args: argparse.Namespace, records: int) -> Choic
             if record.id == record.root:
                 waiting.append(record)
             if len(waiting) == _AT_ONCE:
-                await _sort(store, waiting, args, choice)
+                await _sort(store, waiting, args, clock, choice)
                 waiting = []
-        await _sort(store, waiting, args, choice)
+        await _sort(store, waiting, args, clock, choice)
     choice.records = sum(counts[root] for root in choice.roots)
     return choice
 
 
-async def _sort(store: Store, roots: list[SpanRecord], args: argparse.Namespace, choice: Choice) -> None:
+async def _sort(
+    store: Store, roots: list[SpanRecord], args: argparse.Namespace, clock: VersionClock, choice: Choice
+) -> None:
     """Ask for the marks of some conversations, and choose."""
     marks = (await store.get([record.id for record in roots])).marks
     for record in roots:
@@ -92,9 +108,8 @@ async def _sort(store: Store, roots: list[SpanRecord], args: argparse.Namespace,
         if args.unused_for is not None and mark.tick >= args.unused_for:
             continue
         if args.before_version is not None:
-            is_older = older(mark.stamp, args.before_version)
-            choice.unordered += is_older is None
-            if not is_older:
+            behind = clock.distance(mark.stamp or DEFAULT) - clock.distance(args.before_version)
+            if behind <= 0:
                 continue
         if mark.retrieved or args.unretrieved:
             choice.roots.append(record.id)

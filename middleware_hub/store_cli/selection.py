@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from middleware_hub.spans.versions import DEFAULT, MOST_DIGITS
 from middleware_hub.store.paths import Namespace
 from middleware_hub.store.records import SpanRecord
 
@@ -71,13 +70,6 @@ def last_version(record: SpanRecord) -> str:
     versions = record.versions
     assert versions is not None, "a reply was sampled"
     return versions if isinstance(versions, str) else versions[-1][0]
-
-
-def older(stamp: str, than: int) -> bool | None:
-    """Return whether a weight version is older than an integer one; None for a name, which has no place among integers."""
-    if stamp in ("", DEFAULT):
-        return True
-    return int(stamp) < than if stamp.isascii() and stamp.isdigit() and len(stamp) <= MOST_DIGITS else None
 
 
 def moment(text: str) -> int:

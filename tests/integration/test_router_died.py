@@ -90,7 +90,7 @@ def talk(town: Town, turns: int, *, die: bool, seed: int = 0) -> tuple[str, list
 
 def test_a_conversation_lives_through_its_router(town: Town) -> None:
     """Killed after every turn, it is one sequence, which a worker has read whole; and no answer changes."""
-    text, names = talk(town, 5, die=True)
+    text, names = talk(town, 3, die=True)
     found = town.retrieve(text, expect_request_ids=names)
     assert found["exact"]
     assert found["reasons"] == []
@@ -104,16 +104,35 @@ def test_a_conversation_lives_through_its_router(town: Town) -> None:
     assert town.retrieve(text, expect_request_ids=names) == found
 
 
+def test_a_session_lives_through_its_router(town: Town) -> None:
+    """Killed after every turn: the same id, one branch, which a worker has read whole, and the same export twice."""
+    session = call(f"{town.router.url}/sessions", {"metadata": {"task": 7}}).json()["session_id"]
+    path = f"/sessions/{session}"
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "You answer in one line."}]
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"How long is the river number {turn}?"})
+        body = {"messages": messages, "max_tokens": 24, "seed": turn}
+        messages.append(town.post(f"{path}/v1/chat/completions", body).json()["choices"][0]["message"])
+        town.kill_and_start()
+    assert call(f"{town.router.url}{path}").json()["metadata"] == {"task": 7}
+    found = town.post(f"{path}/finalize", {}).content
+    town.kill_and_start()
+    assert town.post(f"{path}/finalize", {}).content == found
+    (one,) = json.loads(found)["trajectories"]
+    assert (one["exact"], one["num_turns"]) == (True, 3)
+    assert town.read(one["prompt_ids"] + one["response_ids"])
+
+
 def test_a_restart_changes_no_prompt(town: Town) -> None:
     """The same conversation with and without deaths: the workers read the same ids."""
-    talk(town, 4, die=False)
+    talk(town, 3, die=False)
     lived = [record.input_ids for worker in town.workers for record in worker.log]
     for worker in town.workers:
         worker.log.clear()
     town.router.kill()
     Path(town.store.removeprefix("sqlite:")).rename(Path(town.store.removeprefix("sqlite:") + "-before"))
     town.start()
-    talk(town, 4, die=True)
+    talk(town, 3, die=True)
     died = [record.input_ids for worker in town.workers for record in worker.log]
     assert sorted(died) == sorted(lived)
 

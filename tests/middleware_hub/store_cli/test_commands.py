@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Mark
 from tests.middleware_hub.store.world import World, append_all, findings, sqlite, with_store
@@ -124,21 +127,34 @@ def test_prune_keeps_what_nobody_retrieved_and_says_so(
     assert "1 conversations stay, because nobody has retrieved or exported them" in capsys.readouterr().out
 
 
-def test_versions_with_a_name_have_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_versions_have_the_order_in_which_routers_saw_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     world = World()
-    for stamp in ("default", "step-3", "12"):
+    names = ("default", "z-first", "b-second", "a-third")
+    for stamp in names:
         world.turn(None, stamp, f"reply under {stamp}", stamp=stamp)
-    with_store(sqlite(tmp_path), lambda store: append_all(store, world.turns))
-    assert status("prune", "--store", sqlite(tmp_path), "--before-version", "10", "--unretrieved") == 0
-    assert "1 conversations stay, because their last weight version is a name" in capsys.readouterr().out
-    assert texts(tmp_path) == {"reply under step-3", "reply under 12"}
+
+    async def work(store: Store) -> None:
+        await append_all(store, world.turns)
+        clock = VersionClock()
+        log = VersionLog(store, clock, WorkerVersions())
+        for name in names:
+            clock.observe(name)
+        await log.write()
+
+    with_store(sqlite(tmp_path), work)
+    assert status("prune", "--store", sqlite(tmp_path), "--before-version", "c-never-seen", "--unretrieved") == 2
+    assert "no router that used this store has seen it; known are default, z-first" in capsys.readouterr().err
+    assert status("prune", "--store", sqlite(tmp_path), "--before-version", "b-second", "--unretrieved") == 0
+    assert texts(tmp_path) == {"reply under b-second", "reply under a-third"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["prune"], "say what to forget"),
-        (["prune", "--before-version", "new"], "is not an integer"),
+        (["prune", "--before-version", "new"], "no router that used this store has seen it; known are none"),
         (["prune", "--unused-for", "soon"], "neither an age"),
         (["export", "--out", "steps.csv"], "parquet"),
         (["export", "--out", "/no/such/folder/rows.parquet"], "No such file"),
@@ -185,6 +201,20 @@ def test_it_is_a_command_of_the_router_and_quiet_without_a_terminal(tmp_path: Pa
     command = [sys.executable, "-m", "router", "store", "verify", "--store", sqlite(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "10 records checked, nothing is wrong\n", "")
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path, world: World) -> None:
+    """A terminal as standard error sees bars; what is printed stays clean."""
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "router", "store", "stats", "--tokens", "--json", "--store", sqlite(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=follower, env={**os.environ, "TERM": "xterm"}, timeout=60
+    )
+    os.close(follower)
+    shown = os.read(leader, 1 << 16)
+    os.close(leader)
+    assert b"reading" in shown
+    assert json.loads(done.stdout)["replies"] == 5
 
 
 def test_commands_run_beside_a_writer(tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
