@@ -36,11 +36,13 @@ class Selection:
     Attributes:
         versions: their last token was sampled under one of these; empty: whatever it was sampled under.
         since: they were recorded at this time or later, in nanoseconds.
+        without: they do not belong to these sessions, given as the keys of their logs.
     """
 
     places: Places = Places()
     versions: frozenset[str] = frozenset()
     since: int = 0
+    without: frozenset[str] = frozenset()
 
     def __contains__(self, record: SpanRecord) -> bool:
         return (
@@ -48,6 +50,7 @@ class Selection:
             and record.namespace in self.places
             and record.serial >= self.since
             and (not self.versions or last_version(record) in self.versions)
+            and (len(record.namespace) < 4 or record.namespace[3] not in self.without)
         )
 
 

@@ -103,6 +103,8 @@ def test_rows_of_a_session_are_its_trajectories(tmp_path: Path) -> None:
         replies = exported(tmp_path, "replies")
         rows = exported(tmp_path, "leaves")
         found = agent.finalize(shared_turns="every")
+        assert served.exchange("DELETE", agent.path).status < 300
+        assert [row["text"] is None for row in exported(tmp_path, "leaves")] == [False]
     assert [row["session"] is None for row in replies].count(False) == 5
     of_session = [row for row in rows if row["session"] is not None]
     assert {row["session"] for row in of_session} == {agent.name}
