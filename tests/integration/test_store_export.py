@@ -39,13 +39,12 @@ def served(tmp_path: Path) -> Iterator[Stack]:
         yield started
 
 
-def exported(folder: Path, rows: str) -> list[dict[str, Any]]:
-    path = folder / "rows.parquet"
-    url = f"sqlite:{folder / 'store'}"
-    args = parser().parse_args(["export", "--store", url, "--out", str(path), "--rows", rows])
+def command(folder: Path, name: str, *flags: str) -> int:
+    """Run a command beside the router, in this process; return its status."""
+    args = parser().parse_args([name, "--store", f"sqlite:{folder / 'store'}", *flags])
 
     async def run() -> int:
-        store = open_store(url)
+        store = open_store(args.store)
         await store.open(None)
         try:
             status: int = await args.run(store, args)
@@ -53,7 +52,12 @@ def exported(folder: Path, rows: str) -> list[dict[str, Any]]:
         finally:
             await store.close()
 
-    assert asyncio.run(run()) == 0
+    return asyncio.run(run())
+
+
+def exported(folder: Path, rows: str) -> list[dict[str, Any]]:
+    path = folder / "rows.parquet"
+    assert command(folder, "export", "--out", str(path), "--rows", rows) == 0
     return pq.read_table(path).to_pylist()
 
 
@@ -136,3 +140,24 @@ def test_rows_are_what_is_retrieved(served: Stack, tmp_path: Path, seed: int) ->
     # Nothing is lost by leaving the others out: every reply of which a text shows something is in a row.
     inside = {turn["request_id"] for leaf in leaves for turn in leaf["turns"]}
     assert {row["request_id"] for row in rows if row["turns"]} == inside
+
+
+def test_what_is_pruned_beside_a_router_that_has_it_is_written_again(
+    served: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The router goes on with what is in its memory, and the conversation is whole in the store again."""
+    text, names = "A start.", list[str]()
+    for turn in range(4):
+        served.retrieve(text)
+        assert command(tmp_path, "prune", "--tenant", "", "--unretrieved") == 0
+        assert exported(tmp_path, "replies") == []
+        reply = served.generate({"text": text, "sampling_params": {"max_new_tokens": 9}}).body
+        reply = reply[-1] if isinstance(reply, list) else reply
+        names.append(reply["meta_info"]["id"])
+        text += f"{reply['text']}\nuser: {turn}? "
+        whole = served.retrieve(text, expect_request_ids=names)
+        assert "unknown_reply" not in whole["reasons"]
+        (row,) = exported(tmp_path, "leaves")
+        assert [turn["request_id"] for turn in row["turns"]] == names
+        assert row["tokens"] == whole["tokens"][: len(row["tokens"])]
+        assert command(tmp_path, "verify") == 0, capsys.readouterr().out
