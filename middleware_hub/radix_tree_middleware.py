@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.metrics import RadixMetrics
+from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.radix import prompting, retrieval
 from middleware_hub.radix.judge import Verdict
 from middleware_hub.radix.prompting import Prompt
@@ -68,7 +70,7 @@ class RadixTreeMiddleware:
         self.app = app
         self.tokenizer = hub.tokenizer
         self.tree = hub.open_tree(config)
-        self.memory = self._open_memory(hub, context.config.store.max_bytes)
+        self.memory = self._open_memory(hub, context)
         self.recorder = Recorder(self.tree, hub.judge, context.tracer, self.memory)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
@@ -86,11 +88,14 @@ class RadixTreeMiddleware:
             **dict.fromkeys(VERSION_CALLS, self._new_version),
         }
 
-    def _open_memory(self, hub: Hub, max_bytes: int | None) -> Memory | None:
+    def _open_memory(self, hub: Hub, context: MiddlewareContext) -> Memory | None:
         """Return what fills the tree from the store; None without a store."""
         if hub.store is None or hub.versions is None:
             return None
-        hub.memory = memory = Memory(self.tree, hub.store, hub.serials, hub.versions, max_bytes)
+        spelling = Spelling(hub.tokenizer.spell_prompt, hub.tokenizer.vocabulary.special_ids)
+        max_bytes = context.config.store.max_bytes
+        hub.memory = memory = Memory(self.tree, hub.store, hub.serials, hub.versions, spelling, max_bytes)
+        metrics.register(context.registry, memory)
         return memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -217,11 +222,13 @@ class RadixTreeMiddleware:
             level = logging.WARNING if any(one.suspicious for one in alike) else logging.INFO
             what = "a reply was" if len(alike) == 1 else f"{len(alike)} of {len(verdicts)} replies were"
             logger.log(level, "%s not recorded as exact: %s %s", what, alike[0].reason, alike[0].detail)
+        self._keep_to_budget()
+
+    def _keep_to_budget(self) -> None:
         if self.tree.over_budget and not self._collecting:
             self._collecting = True
-            asyncio.get_running_loop().call_soon(
-                self._collect, context=contextvars.Context()
-            )  # not a part of this request
+            # Not a part of this request.
+            asyncio.get_running_loop().call_soon(self._collect, context=contextvars.Context())
 
     def _count(self, verdict: Verdict) -> None:
         self.metrics.answered(verdict.outcome, verdict.reason)
@@ -273,6 +280,7 @@ class RadixTreeMiddleware:
                     self.metrics.retrieval_reasons.labels(reason).inc()
             heavy = sum(one["token_length"] for one in found) > MANY_TOKENS
             parts += (b",", await offload(heavy, _encoded, answer))
+            self._keep_to_budget()
             await asyncio.sleep(0)
         await send_json(send, 200, parts[1] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"])
 
@@ -287,6 +295,7 @@ class RadixTreeMiddleware:
         namespace = self._namespace(scope, request.lora_path or "")
         if self.memory is not None:
             await self.memory.cover(namespace, request.text)
+            self._keep_to_budget()
         await send_json(send, 200, msgspec.json.encode(retrieval.explain(self.tree, namespace, request.text)))
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:
