@@ -167,8 +167,8 @@ class SessionRegistry:
     async def _load(self, archive: Archive[Session], name: tuple[str, str]) -> Session | None:
         found = await archive.find(*name)
         if found is not None:
+            self._metrics.sessions.labels("loaded").inc()
             self._sessions[name] = found
-            await archive.refresh(found)  # which tells others that it was asked for
             self._make_room(found)
         return found
 
@@ -309,7 +309,7 @@ class SessionRegistry:
                 await session.log.hand_over()
         for session in [one for one in self._sessions.values() if one.expired(moment) and one.idle]:
             # It may have been used elsewhere.
-            if not await archive.refresh(session, asked=False):
+            if not await archive.refresh(session):
                 self._end(session)
             elif session.expired(moment) and session.idle and await session.happen(Ended("expired", time=time.time())):
                 self._expire(session)

@@ -54,6 +54,8 @@ _PAGE: Final = 500
 _AT_ONCE: Final = 16
 """Turns that are replayed before others have their turn on the event loop."""
 _TRIES: Final = 100
+_SILENT: Final = 1 / 8
+"""The part of its time to live for which no router is told that a session is used."""
 _LARGE: Final = 64 * 1024
 """Bytes of further fields that are packed in a thread."""
 
@@ -113,8 +115,7 @@ class StoredLog:
         return saved
 
     def touched(self) -> None:
-        """Tell other routers, some time, that a client asked for the session."""
-        if self._unsaved:
+        if self._unsaved or self._session.over or time.time() - self.time < _SILENT * self._session.ttl:
             return
         self.time = time.time()
         self._waiting.append(Entry(Touched(time=self.time), lambda: None))

@@ -371,12 +371,15 @@ def test_time_to_live_is_that_of_all_routers(tmp_path: Path, monkeypatch: pytest
                     await room.app.registry.sweep_store(room.app.registry.archive)
 
             later(60)
-            assert (await other.call("GET", "/sessions/s"))[0] == 200
+            assert (await other.call("POST", "/sessions/s/complete"))[0] == 200
             await until(lambda: other.session.log is not None and other.session.log.settled)
             later(120)
             await sweep()
-            assert (await one.call("GET", "/sessions/s"))[0] == 200
+            assert (await one.call("POST", "/sessions/s/complete"))[0] == 200
             await until(lambda: one.session.log is not None and one.session.log.settled)
+            later(200)
+            await sweep()
+            assert (await other.call("GET", "/sessions/s"))[0] == 200
             later(240)
             await sweep()
             assert (await one.call("GET", "/sessions/s"))[0] == 404
