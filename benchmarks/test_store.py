@@ -51,7 +51,7 @@ class Talk(World):
             line,
             start + text(self.random, asked),
             text(self.random, replied),
-            names=(f"rid-{number}", number),
+            names=(number,),
             each=4,
         )
         self.turns.clear()

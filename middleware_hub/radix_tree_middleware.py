@@ -193,15 +193,13 @@ class RadixTreeMiddleware:
                 encoded[number] if encoded else (),
                 self.memory,
             )
-        self.metrics.reused.inc(prompt.reused)
-        self.metrics.encoded.inc(prompt.encoded)
-        self.metrics.matched("fresh" if prompt.match.cut.span is None else "continued", *prompt.reasons)
+        matched = "fresh" if prompt.match.cut.span is None else "continued"
+        self.metrics.prompted(prompt.reused, prompt.encoded, matched, *prompt.reasons)
         return prompt
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
         """Send a request on as it came. Its reply only gains the header that says why it is not recorded."""
-        self.metrics.replies.labels("no", reason).inc()
-
+        self.metrics.answered("no", reason)
         await self.app(with_body(scope, body), replay(body, receive), unrecorded(send, reason))
 
     @staticmethod
@@ -226,12 +224,11 @@ class RadixTreeMiddleware:
             )  # not a part of this request
 
     def _count(self, verdict: Verdict) -> None:
-        self.metrics.replies.labels(verdict.outcome, verdict.reason).inc()
+        self.metrics.answered(verdict.outcome, verdict.reason)
         if verdict.generation is not None:
             span = verdict.generation.span
             assert span.versions is not None, "a reply was sampled"
-            self.metrics.sampled.inc(span.count)
-            self.metrics.staleness.observe(self.tree.clock.staleness(span.versions))
+            self.metrics.recorded(span.count, self.tree.clock.staleness(span.versions))
 
     def _collect(self) -> None:
         """Make one step of the collection. The event loop turns between steps."""

@@ -182,7 +182,7 @@ class DictionaryStore:
 
     async def verify(self) -> AsyncIterator[Finding]:
         for record in list(self._records.values()):
-            for wrong in faults(record):
+            for wrong in faults(record, thorough=True):
                 yield Finding("record", f"record {record.id.hex()}: {wrong}", record.id)
 
     async def forget(self, max_bytes: int) -> Forgotten:

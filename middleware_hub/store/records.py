@@ -5,9 +5,9 @@ is kept once: a record has the characters behind the whole text of `base`, anoth
 
     whole text of a record = whole text of its base (or nothing) + its own `text`
 
-On disk a record is `format (1 byte) | xxh3-64 of all the rest (8 bytes) | msgpack`. Whatever comes later keeps these nine
-bytes, so damage and a newer format can be told apart. New fields go to the end and have a default; an older router refuses
-a record only if the format byte has grown.
+On disk a record is `format (1 byte) | xxh3-64 of the rest, with the format as seed (8 bytes) | msgpack`. Whatever comes
+later keeps these nine bytes, so damage and a newer format can be told apart. New fields go to the end and have a
+default; an older router refuses a record only if the format byte has grown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Container, Iterable
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from xxhash import xxh3_64_digest
@@ -24,11 +24,12 @@ from xxhash import xxh3_64_digest
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, Versions
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
-from middleware_hub.store.paths import Namespace, Place, TextPath, places
+from middleware_hub.store.paths import Namespace, Place, TextPath, name_place, places, ways
 
 FORMAT: Final = 1
 ID_SIZE: Final = 16
 _HEAD: Final = 9
+_NEAR: Final = 5
 
 
 class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -155,20 +156,6 @@ class Mark(msgspec.Struct, frozen=True):
         return Mark(self.root, late.tick, late.stamp, self.retrieved or other.retrieved)
 
 
-class _Content(NamedTuple):
-    namespace: Namespace
-    parent: bytes | None
-    take: int
-    line: bytes | None
-    base: bytes | None
-    start: int
-    width: int
-    text: str
-    ids: bytes
-    flags: int
-    ends: bytes | None
-
-
 class Serials:
     """Gives numbers that grow, also over restarts, and over machines as far as their clocks agree."""
 
@@ -185,20 +172,28 @@ def new_id() -> bytes:
     return time.time_ns().to_bytes(8, "big") + os.urandom(8)
 
 
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SpanRecord)
+
+
 def content_id(record: SpanRecord) -> bytes:
-    """Return the id of a context: the hash of what it is, not of when it was recorded."""
-    content = _Content(*(getattr(record, name) for name in _Content._fields))
-    return blake2b(msgspec.msgpack.encode(content), digest_size=ID_SIZE, person=b"tito-context").digest()
+    """Return the id of a context: the hash of what it is, not of when it was recorded.
+
+    It begins as the id of what it builds on, so that the two are neighbours on disk.
+    """
+    content = (
+        *(record.namespace, record.parent, record.take, record.line, record.base, record.start, record.width),
+        *(record.text, record.ids, record.flags, record.ends),
+    )
+    found = blake2b(_encoder.encode(content), digest_size=ID_SIZE, person=b"tito-context").digest()
+    above = record.parent or record.line
+    return found if above is None else above[:_NEAR] + found[_NEAR:]
 
 
 def identified(context: SpanRecord) -> SpanRecord:
     """Return a context with the id that its content gives it; without a parent it is the root of its chain."""
     found = content_id(context)
     return msgspec.structs.replace(context, id=found, root=context.root if context.links else found)
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(SpanRecord)
 
 
 def encode(record: SpanRecord) -> bytes:
@@ -218,9 +213,15 @@ def decode(data: bytes) -> SpanRecord:
         raise DamagedRecordError(f"a record is whole, but is no span: {error}") from error
 
 
-def places_of(reply: SpanRecord, path: TextPath) -> list[Place]:
-    """Return where a reply is entered. `path` is that of its whole text, from the block of its start or before."""
-    return places(path, reply.start, reply.text_end, continuable=reply.continuable)
+def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
+    """Return where a record is entered. `path` is that of its whole text, from the block where its `text` begins or before."""
+    if not record.sampled:
+        return ways(path, record.text_from, record.text_end)
+    found = places(path, record.start, record.text_end, continuable=record.continuable)
+    if record.text_from < record.start:
+        found += ways(path, record.text_from, record.start)
+    found += [name_place(record.namespace, name) for name in record.request_ids]
+    return found
 
 
 def encode_event(event: Event) -> bytes:
@@ -252,40 +253,48 @@ def decode_blob(data: bytes) -> Blob:
 
 def seal(payload: bytes) -> bytes:
     """Return bytes with the format and a checksum in front."""
-    head = bytes((FORMAT,))
-    return head + xxh3_64_digest(head + payload) + payload
+    return b"".join((bytes((FORMAT,)), xxh3_64_digest(payload, FORMAT), payload))
 
 
 def unseal(data: bytes) -> memoryview:
     """Return what was sealed. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
-    whole = memoryview(data)
-    if len(data) < _HEAD or xxh3_64_digest(data[:1] + data[_HEAD:]) != data[1:_HEAD]:
+    payload = memoryview(data)[_HEAD:]
+    if len(data) < _HEAD or xxh3_64_digest(payload, data[0]) != data[1:_HEAD]:
         raise DamagedRecordError("a record's checksum is wrong: run `tito-router store verify`")
     if data[0] != FORMAT:
         raise StoreMismatchError(f"a record has format {data[0]}, and this router knows {FORMAT}: update the router")
-    return whole[_HEAD:]
+    return payload
 
 
-def faults(record: SpanRecord) -> list[str]:
-    """Return what is wrong with a record by itself."""
-    count, found = record.count, []
-    checks = (
-        (len(record.id) == ID_SIZE and len(record.root) == ID_SIZE, "an id is not 16 bytes"),
-        (len(record.ids) == ID_BYTES * count, "the ids are not whole int32"),
-        (record.ends is None or len(record.ends) == len(record.ids), "there are not as many ends as ids"),
-        (record.start >= 0 and record.width >= 0 and record.text_from >= 0, "the text is longer than the chain's"),
-        (record.base is not None or record.text_from == 0, "there is text before it, and no base"),
-        (record.base is None or record.base in record.links, "the base is neither parent nor line"),
-        (bool(record.links) or record.root == record.id, "it has no parent, and is not its own root"),
-        (-1 <= record.visible <= count, "more tokens are visible than there are"),
-        (record.logprobs is None or len(record.logprobs) in (4 * count, 8 * count), "logprobs are not one per id"),
-        (record.sampled or record.logprobs is None, "a context has logprobs"),
-        (record.sampled or record.id == content_id(record), "the id of a context is not that of its content"),
+def faults(record: SpanRecord, *, thorough: bool = False) -> list[str]:
+    """Return what is wrong with a record by itself. `thorough`: hash the content of a context, too, which takes longer."""
+    count, length = record.count, record.text_end
+    text_from = length - len(record.text)
+    links = record.links
+    wrong = (
+        (len(record.id) != ID_SIZE or len(record.root) != ID_SIZE, "an id is not 16 bytes"),
+        (len(record.ids) != ID_BYTES * count, "the ids are not whole int32"),
+        (record.ends is not None and len(record.ends) != len(record.ids), "there are not as many ends as ids"),
+        (record.start < 0 or record.width < 0 or text_from < 0, "the text is longer than the chain's"),
+        (record.base is None and text_from != 0, "there is text before it, and no base"),
+        (record.base is not None and record.base not in links, "the base is neither parent nor line"),
+        (not links and record.root != record.id, "it has no parent, and is not its own root"),
+        (not -1 <= record.visible <= count, "more tokens are visible than there are"),
+        (
+            record.logprobs is not None and len(record.logprobs) not in (4 * count, 8 * count),
+            "logprobs are not one per id",
+        ),
+        (record.logprobs is not None and not record.sampled, "a context has logprobs"),
+        (
+            thorough and not record.sampled and record.id != content_id(record),
+            "the id of a context is not that of its content",
+        ),
+        (
+            isinstance(record.versions, tuple) and (not record.versions or record.versions[-1][1] != count),
+            "the runs of versions do not end with the ids",
+        ),
     )
-    found += [words for right, words in checks if not right]
-    if isinstance(record.versions, tuple) and (not record.versions or record.versions[-1][1] != count):
-        found.append("the runs of versions do not end with the ids")
-    return found
+    return [words for is_so, words in wrong if is_so]
 
 
 def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[list[SpanRecord], int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from middleware_hub.store.errors import (
     ClosedLogError,
@@ -12,10 +13,24 @@ from middleware_hub.store.errors import (
     LogMovedError,
     MissingRecordError,
 )
-from middleware_hub.store.paths import Place, name_key
+from middleware_hub.store.paths import Place, TextPath
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event, Mark, SpanRecord, encode, encode_blob, encode_event, faults, places_of
 from middleware_hub.store.sqlite.rows import Located, Row, insert, locate, marks, padded
+
+_MOST_KEPT: Final = 20_000
+_MOVE_LOG: Final = "ON CONFLICT(log) DO UPDATE SET last = excluded.last, closed = excluded.closed"
+
+
+class Log(NamedTuple):
+    """A log: its number in the file, that of its last event, and how far it is closed."""
+
+    log: int | None
+    last: int
+    closed: int
+
+
+_NO_LOG: Final = Log(None, 0, 0)
 
 
 @dataclass(slots=True)
@@ -25,7 +40,7 @@ class Prepared:
     records: Sequence[SpanRecord]
     bodies: list[bytes] = field(default_factory=list)
     places: list[list[Place]] = field(default_factory=list)
-    names: list[set[bytes]] = field(default_factory=list)
+    links: list[bytes] = field(default_factory=list)
     blobs: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     events: list[tuple[Event, bytes]] = field(default_factory=list)
 
@@ -33,16 +48,44 @@ class Prepared:
 def prepare(batch: Batch) -> Prepared:
     """Encode a batch. Raises ValueError for a record that is wrong in itself."""
     done = Prepared(batch.records)
-    for record in batch.records:
+    path: TextPath | None = None
+    for record in reversed(batch.records):  # a context has the path of the reply behind it
         wrong = faults(record)
         if wrong:
             raise ValueError(f"record {record.id.hex()}: {'; '.join(wrong)}")
+        path = batch.paths.get(record.id, path)
+        if path is None:
+            raise ValueError(f"record {record.id.hex()}: there is no path of its text")
         done.bodies.append(encode(record))
-        done.places.append(places_of(record, batch.paths[record.id]) if record.sampled else [])
-        done.names.append({name_key(record.namespace, name) for name in record.request_ids})
-    done.blobs += [(blob.record, blob.name, encode_blob(blob)) for blob in batch.blobs]
-    done.events += [(event, encode_event(event)) for event in batch.events]
+        done.places.append(places_of(record, path))
+        done.links += record.links
+        done.links.append(record.root)
+    done.bodies.reverse()
+    done.places.reverse()
+    if batch.blobs:
+        done.blobs += [(blob.record, blob.name, encode_blob(blob)) for blob in batch.blobs]
+        done.links += [blob.record for blob in batch.blobs]
+    if batch.events:
+        done.events += [(event, encode_event(event)) for event in batch.events]
     return done
+
+
+class Whereabouts:
+    """Where records and logs are in the file: what this process wrote or read last, for as long as nobody else writes."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, Located] = {}
+        self.logs: dict[str, Log] = {}
+
+    def clear(self) -> None:
+        self.records.clear()
+        self.logs.clear()
+
+    def shorten(self) -> None:
+        """Begin anew once there is too much of them."""
+        for held in (self.records, self.logs):
+            if len(held) > _MOST_KEPT:
+                held.clear()
 
 
 class Group:
@@ -51,54 +94,64 @@ class Group:
     It is used inside a transaction that already holds the lock: what it reads stays true until the commit.
     """
 
-    def __init__(self, connection: sqlite3.Connection, jobs: Sequence[Prepared], last: int) -> None:
-        """`last`: the largest number that a record ever had."""
-        self._connection = connection
-        wanted = {i for job in jobs for record in job.records for i in (record.id, record.root, *record.links)}
-        wanted |= {record for job in jobs for record, _, _ in job.blobs}
-        self._located = locate(connection, wanted) if wanted else {}
+    def __init__(
+        self, connection: sqlite3.Connection, jobs: Sequence[Prepared], last: int, known: Whereabouts, *, careful: bool
+    ) -> None:
+        """Read where everything is that the batches build on.
+
+        Args:
+            last: the largest number that a record ever had.
+            known: where things are. What is added belongs to the transaction: it is void if that is rolled back.
+            careful: look also whether the records themselves are there already; else `write` fails if one of them is.
+        """
         self.last = last
-        self._logs = self._read_logs({event.log for job in jobs for event, _ in job.events})
+        self._connection = connection
+        self._located = known.records
+        self._logs = known.logs
+        wanted = {i for job in jobs for i in job.links}
+        own = {record.id for job in jobs for record in job.records}
+        wanted = wanted | own if careful else wanted - own
+        unknown = [i for i in wanted if i not in known.records]
+        if unknown:
+            known.records.update(locate(connection, unknown))
+        self._read_logs({event.log for job in jobs for event, _ in job.events if event.log not in known.logs})
         self._changed: set[str] = set()
         self._records: list[Row] = []
         self._pending: dict[bytes, bytes] = {}
         self._places: list[Row] = []
-        self._names: list[Row] = []
+        self._roots: list[Row] = []
         self._blobs: list[Row] = []
         self._events: list[tuple[str, int, bytes]] = []
-        self.new_roots: list[Mark] = []
         self.hits: list[Mark] = []
 
-    def _read_logs(self, names: set[str]) -> dict[str, tuple[int, int, int]]:
-        found: dict[str, tuple[int, int, int]] = {}
+    def _read_logs(self, names: Iterable[str]) -> None:
         for some in padded(sorted(names)):
             sql = f"SELECT name, log, last, closed FROM logs WHERE name IN ({marks(len(some))})"
-            found.update({name: (log, last, closed) for name, log, last, closed in self._connection.execute(sql, some)})
-        return found
+            self._logs.update({row[0]: Log(*row[1:]) for row in self._connection.execute(sql, some)})
 
     def take(self, job: Prepared) -> list[int]:
         """Take a batch and return the numbers of its events. Raises a StoreError if it is refused: then nothing is taken."""
         new = self._check(job)
         numbers = self._number(job)
-        for record, body, where, names in zip(job.records, job.bodies, job.places, job.names, strict=True):
+        for record, body, where in zip(job.records, job.bodies, job.places, strict=True):
             located = new.pop(record.id, None)
             if located is None:
                 continue
-            n, root = located
+            self.last, root = n, _ = located
             self._located[record.id] = located
             parent = None if record.parent is None else self._located[record.parent].n
             line = None if record.line is None else self._located[record.line].n
             self._records.append((n, record.id, root, parent, line, body))
             self._pending[record.id] = body
             self._places += [(*place, n) for place in where]
-            self._names += [(name, n) for name in names]
-            mark = Mark(record.root, record.serial, record.stamp)
-            (self.new_roots if n == root else self.hits).append(mark)
-            self.last = n
+            if n == root:
+                self._roots.append((n, record.serial, record.stamp, False))
+            elif record.sampled:
+                self.hits.append(Mark(record.root, record.serial, record.stamp))
         self._blobs += [(self._located[record].n, name, body) for record, name, body in job.blobs]
         for (event, body), number in zip(job.events, numbers, strict=True):
-            log, _, closed = self._logs.get(event.log, (0, 0, 0))
-            self._logs[event.log] = log, number, max(closed, event.closes)
+            log, _, closed = self._logs.get(event.log, _NO_LOG)
+            self._logs[event.log] = Log(log, number, max(closed, event.closes))
             self._changed.add(event.log)
             self._events.append((event.log, number, body))
         return numbers
@@ -106,22 +159,23 @@ class Group:
     def _check(self, job: Prepared) -> dict[bytes, Located]:
         """Return where the new records of a batch will be."""
         new: dict[bytes, Located] = {}
+        located = self._located
         for record, body in zip(job.records, job.bodies, strict=True):
-            if record.id in new or record.id in self._located:
+            if record.id in new or record.id in located:
                 if record.sampled and self._body(job, record) != body:
                     raise ConflictingRecordError(
                         f"record {record.id.hex()} is stored with another content: the first one is kept"
                     )
                 continue
             n = self.last + 1 + len(new)
-            links = [new.get(link) or self._located.get(link) for link in record.links]
+            links = [new.get(link) or located.get(link) for link in record.links]
             if None in links:
                 raise MissingRecordError(tuple(i for i, at in zip(record.links, links, strict=True) if at is None))
-            root = new.get(record.root) or self._located.get(record.root) if links else Located(n, n)
+            root = new.get(record.root) or located.get(record.root) if links else Located(n, n)
             if root is None or any(link is not None and link.root != root.n for link in links):
                 raise ConflictingRecordError(f"record {record.id.hex()} builds on records of another root")
             new[record.id] = Located(n, root.n)
-        unknown = tuple(i for i, _, _ in job.blobs if i not in new and i not in self._located)
+        unknown = tuple(i for i, _, _ in job.blobs if i not in new and i not in located)
         if unknown:
             raise MissingRecordError(unknown)
         return new
@@ -136,7 +190,7 @@ class Group:
         ends: dict[str, tuple[int, int]] = {}
         numbers = []
         for event, _ in job.events:
-            last, closed = ends.get(event.log) or self._logs.get(event.log, (0, 0, 0))[1:]
+            last, closed = ends.get(event.log) or self._logs.get(event.log, _NO_LOG)[1:]
             if closed >= max(1, event.closes):
                 raise ClosedLogError(f"the log {event.log!r} is closed: {event.kind!r} is refused")
             if event.expected not in (None, last):
@@ -150,31 +204,28 @@ class Group:
         connection = self._connection
         insert(connection, "records", self._records)
         insert(connection, "places", self._places)
-        insert(connection, "names", self._names)
+        insert(connection, "roots", self._roots)
         insert(connection, "blobs(record, name, body)", self._blobs, verb="INSERT OR IGNORE")
-        write_marks(connection, self.new_roots)
         if self._changed:
             self._write_events()
 
     def _write_events(self) -> None:
         connection = self._connection
-        rows = [
-            (log or None, name, last, closed)
-            for name, (log, last, closed) in self._logs.items()
-            if name in self._changed
-        ]
-        insert(connection, "logs(log, name, last, closed)", [row for row in rows if row[0] is None])
-        for log, _, last, closed in rows:
-            if log is not None:
-                connection.execute("UPDATE logs SET last = ?, closed = ? WHERE log = ?", (last, closed, log))
-        logs = self._read_logs(self._changed)
-        insert(connection, "events", [(logs[name][0], number, body) for name, number, body in self._events])
+        new = [name for name in self._changed if self._logs[name].log is None]
+        if new:
+            insert(connection, "logs(name, last, closed)", [(name, *self._logs[name][1:]) for name in new])
+            self._read_logs(new)
+        rows = [(log.log, name, log.last, log.closed) for name, log in self._logs_changed(new)]
+        insert(connection, "logs(log, name, last, closed)", rows, then=_MOVE_LOG)
+        insert(connection, "events", [(self._logs[name].log, number, body) for name, number, body in self._events])
+
+    def _logs_changed(self, new: Sequence[str]) -> list[tuple[str, Log]]:
+        return [(name, self._logs[name]) for name in self._changed.difference(new)]
 
 
-def write_marks(connection: sqlite3.Connection, found: Sequence[Mark] | Mapping[bytes, Mark]) -> None:
+def write_marks(connection: sqlite3.Connection, found: Mapping[bytes, Mark]) -> None:
     """Merge marks into those that are stored. Marks of roots that are not there are left out."""
-    held = list(found.values()) if isinstance(found, Mapping) else list(found)
-    for some in padded(held, 64):
+    for some in padded(list(found.values()), 64):
         values = ",".join(["(?,?,?,?)"] * len(some))
         connection.execute(
             f"WITH m(id, tick, stamp, retrieved) AS (VALUES {values}) "

@@ -28,7 +28,6 @@ _TABLES: Final = (
     "CREATE INDEX records_of_root ON records(root)",
     """CREATE TABLE places(key BLOB NOT NULL, length INTEGER NOT NULL, hash BLOB NOT NULL, kind INTEGER NOT NULL,
        record INTEGER NOT NULL, PRIMARY KEY(key, length, hash, kind, record)) WITHOUT ROWID""",
-    "CREATE TABLE names(key BLOB NOT NULL, record INTEGER NOT NULL, PRIMARY KEY(key, record)) WITHOUT ROWID",
     """CREATE TABLE roots(root INTEGER PRIMARY KEY, tick INTEGER NOT NULL, stamp TEXT NOT NULL,
        retrieved INTEGER NOT NULL)""",
     """CREATE TABLE blobs(record INTEGER NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL,
@@ -81,6 +80,7 @@ def prepare(path: Path, fingerprint: str) -> int:
     connection = connect(path)
     try:
         with mapped(path):
+            connection.execute(f"PRAGMA page_size = {_PAGE}")  # before anything else, and of a new file only
             _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -99,7 +99,6 @@ def prepare(path: Path, fingerprint: str) -> int:
 
 
 def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
-    connection.execute(f"PRAGMA page_size = {_PAGE}")
     _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
     connection.execute("BEGIN IMMEDIATE")
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):  # else another process was first

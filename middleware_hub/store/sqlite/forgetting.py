@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
-from middleware_hub.store.paths import Place, name_key
+from middleware_hub.store.paths import Place
 from middleware_hub.store.records import SpanRecord, decode
 from middleware_hub.store.sqlite.others import keep_newest
 from middleware_hub.store.sqlite.retracing import Retracer
@@ -26,7 +26,6 @@ _ROOTS: Final = 256
 class _Record:
     n: int
     places: list[Place] | None
-    names: list[bytes]
 
 
 @dataclass(slots=True)
@@ -88,8 +87,7 @@ def _planned(connection: sqlite3.Connection, found: Plan) -> Plan:
     retracer = Retracer(ids.get)
     for n, held in bodies.items():
         where = None if held is None else retracer.places(held)
-        names = [] if held is None else [name_key(held.namespace, name) for name in held.request_ids]
-        found.records.append(_Record(n, where, names))
+        found.records.append(_Record(n, where))
     found.records.reverse()
     return found
 
@@ -122,12 +120,8 @@ def _delete(connection: sqlite3.Connection, records: list[_Record]) -> None:
         "DELETE FROM places WHERE key = ? AND length = ? AND hash = ? AND kind = ? AND record = ?",
         [(*place, record.n) for record in records for place in record.places or ()],
     )
-    connection.executemany(
-        "DELETE FROM names WHERE key = ? AND record = ?",
-        [(name, record.n) for record in records for name in record.names],
-    )
     unreadable = [record.n for record in records if record.places is None]
-    for table, some in (("places", unreadable), ("names", unreadable), ("blobs", numbers)):
+    for table, some in (("places", unreadable), ("blobs", numbers)):
         if some:
             connection.execute(f"DELETE FROM {table} WHERE record IN ({marks(len(some))})", some)
     connection.execute(f"DELETE FROM records WHERE n IN ({marks(len(numbers))})", numbers)

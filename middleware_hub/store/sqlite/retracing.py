@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from middleware_hub.store.paths import BLOCK, PathState, Place, TextPath
+from middleware_hub.store.paths import BLOCK, STEP, PathState, Place, TextPath
 from middleware_hub.store.records import SpanRecord, places_of
 
 _MOST_KEPT: Final = 50_000
@@ -16,7 +16,7 @@ class _End(NamedTuple):
 
     state: PathState | None
     rest: str
-    """The text behind the last whole block."""
+    """The text behind the block end of `state`."""
     length: int
     tokens: int
 
@@ -46,7 +46,7 @@ class Retracer:
         path = self._path(record)
         if path is None:
             return None
-        return places_of(record, path) if record.sampled else []
+        return places_of(record, path)
 
     def _path(self, record: SpanRecord) -> TextPath | None:
         state: PathState | None = None
@@ -58,7 +58,7 @@ class Retracer:
             state = end.state
             before = "\0" * (0 if state is None else BLOCK * state.blocks) + end.rest
         path = TextPath(record.namespace, before + record.text, state)
-        whole = BLOCK * path.last
+        whole = BLOCK * (path.last // STEP * STEP)
         while len(self._ends) >= _MOST_KEPT:
             del self._ends[next(iter(self._ends))]
         self._ends[record.id] = _End(path.state(whole), path.text[whole:], record.text_end, record.count)

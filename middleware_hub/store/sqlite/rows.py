@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 _MOST: Final = 256
+_EXACT: Final = 16
+"""Up to so many rows have a statement for just their number."""
 
 Row = tuple[Any, ...]
 
@@ -36,16 +39,22 @@ def marks(count: int) -> str:
     return ",".join("?" * count)
 
 
-def insert(connection: sqlite3.Connection, into: str, rows: Sequence[Row], *, verb: str = "INSERT") -> None:
-    """Insert rows by `{verb} INTO {into} VALUES ...`, in as few steps as possible."""
+def insert(
+    connection: sqlite3.Connection, into: str, rows: Sequence[Row], *, verb: str = "INSERT", then: str = ""
+) -> None:
+    """Insert rows by `{verb} INTO {into} VALUES ... {then}`, in as few steps as possible."""
     at, left = 0, len(rows)
     while left:
-        size = min(_MOST, 1 << (left.bit_length() - 1))
+        size = left if left <= _EXACT else min(_MOST, 1 << (left.bit_length() - 1))
         some = rows[at : at + size]
-        values = ",".join([f"({marks(len(some[0]))})"] * size)
-        connection.execute(f"{verb} INTO {into} VALUES {values}", list(chain.from_iterable(some)))
+        connection.execute(_insertion(verb, into, len(some[0]), size, then), list(chain.from_iterable(some)))
         at += size
         left -= size
+
+
+@lru_cache(256)
+def _insertion(verb: str, into: str, columns: int, rows: int, then: str) -> str:
+    return f"{verb} INTO {into} VALUES {','.join([f'({marks(columns)})'] * rows)} {then}"
 
 
 _locations = msgspec.json.Decoder(list[tuple[str, int, int]])

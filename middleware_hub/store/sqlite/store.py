@@ -17,6 +17,7 @@ from middleware_hub.store.sqlite.appending import prepare
 from middleware_hub.store.sqlite.file import place_of
 from middleware_hub.store.sqlite.file import prepare as prepare_file
 from middleware_hub.store.sqlite.forgetting import Plan, forget_events, forget_some, plan, used_bytes
+from middleware_hub.store.sqlite.others import Ground
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import Verifier
 from middleware_hub.store.sqlite.writer import Writer
@@ -29,6 +30,7 @@ _INLINE_RECORDS: Final = 16
 _MOST_WAITING: Final = 1_000
 """With durability `off`, appends wait all the same while so many batches are not written."""
 _PAGE: Final = 500
+_NOTHING: Final = Found()
 
 
 class SqliteStore:
@@ -42,6 +44,7 @@ class SqliteStore:
         self._writer: Writer | None = None
         self._inline: Reader | None = None
         self._threaded: Reader | None = None
+        self._ground = Ground()
         self._finds = self._spared = self._cut_off = self._damaged = self._torn = 0
 
     def __repr__(self) -> str:
@@ -71,6 +74,8 @@ class SqliteStore:
     async def append(self, batch: Batch) -> list[int]:
         writer = self._open_writer()
         wait = self._durability != "off" or bool(batch.events) or writer.waiting > _MOST_WAITING
+        for path in batch.paths.values():
+            self._ground.carry_on(path)
         numbers: list[int] = await writer.submit(prepare(batch), wait=wait)
         return numbers
 
@@ -86,17 +91,23 @@ class SqliteStore:
             return others.missed()
 
     async def find(self, query: Query) -> Found:
-        if query.complete and not query.parents and self.others() == 0:
-            self._spared += 1
-            return Found()
         inline, threaded = self._open_readers()
-        found = None
+        count, horizon = 0, None
+        if query.complete:
+            count, horizon = self.others(), self._open_writer().others.horizon
+            self._ground.check(count)
+            if not query.parents and (count == 0 or self._ground.holds(query.path)):
+                self._spared += 1
+                return _NOTHING
+        found = alone = None
         if query.path.last - max(query.path.first, query.known_from // BLOCK) <= _INLINE_BLOCKS:
             with suppress(StoreUnreachableError):  # locked for a moment: a thread may wait for it, the event loop not
-                found = inline.find(query, _INLINE_RECORDS)
+                found, alone = inline.find(query, _INLINE_RECORDS, horizon)
         if found is None:
-            found = await self._in_thread(lambda: threaded.find(query))
+            found, alone = await self._in_thread(lambda: threaded.find(query, horizon=horizon))
             assert found is not None
+        if alone is not None and count == self._open_writer().others.count:
+            self._ground.add(alone)
         return self._counted(found)
 
     async def get(self, ids: Sequence[bytes], *, known: Container[bytes] = ()) -> Found:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMismatchError
-from middleware_hub.store.paths import name_key
+from middleware_hub.store.paths import NAME
 from middleware_hub.store.protocol import Finding
 from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode_event, faults
 from middleware_hub.store.sqlite.file import mapped
@@ -73,7 +73,7 @@ class Verifier:
         name = f"record {record.id.hex()}"
         if record.id != key:
             yield Finding("record", f"{name} is stored as {key.hex()}", key)
-        for wrong in faults(record):
+        for wrong in faults(record, thorough=True):
             yield Finding("record", f"{name}: {wrong}", key)
         at = locate(self._connection, {*record.links, record.root})
         missing = [link for link in (*record.links, record.root) if link not in at]
@@ -103,17 +103,12 @@ class Verifier:
             return
         for place in where:
             if self._connection.execute(_PLACE, (*place, n)).fetchone() is None:
-                yield Finding(
-                    "index", f"{name} cannot be found by its text (length {place.length}, {place.kind})", record.id
-                )
-        for request_id in record.request_ids:
-            row = (name_key(record.namespace, request_id), n)
-            if self._connection.execute("SELECT 1 FROM names WHERE key = ? AND record = ?", row).fetchone() is None:
-                yield Finding("index", f"{name} cannot be found by its name {request_id!r}", record.id)
+                how = "one of its names" if place.kind == NAME else f"its text (length {place.length}, {place.kind})"
+                yield Finding("index", f"{name} cannot be found by {how}", record.id)
 
     def _strays(self) -> list[Finding]:
         found = []
-        for table in ("places", "names", "blobs"):
+        for table in ("places", "blobs"):
             sql = f"SELECT count(*) FROM {table} WHERE record NOT IN (SELECT n FROM records)"
             with self._reader.snapshot() as connection:
                 (count,) = connection.execute(sql).fetchone()

@@ -21,7 +21,7 @@ from typing import Any, Final
 from middleware_hub.store.errors import ConflictingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.protocol import Durability
 from middleware_hub.store.records import Mark
-from middleware_hub.store.sqlite.appending import Group, Prepared, write_marks
+from middleware_hub.store.sqlite.appending import Group, Prepared, Whereabouts, write_marks
 from middleware_hub.store.sqlite.file import connect, mapped, store_error
 from middleware_hub.store.sqlite.others import Others, newest
 
@@ -62,6 +62,8 @@ class Writer:
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
         self._helping: Future[None] | None = None
         self.groups = self.appends = self.conflicts = 0
+        self._known = Whereabouts()
+        self._version = -1
         with mapped(path):
             self.others = Others(newest(self._connection))
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -140,7 +142,11 @@ class Writer:
     def _append(self, jobs: list[Job]) -> list[Answer | None]:
         """Write some batches in one transaction; if that fails, each of them in one of its own."""
         try:
-            answers = self._transaction(jobs)
+            try:
+                answers = self._transaction(jobs)
+            except sqlite3.IntegrityError:  # something was there already
+                self._roll_back()
+                answers = self._transaction(jobs, careful=True)
         except sqlite3.Error as error:
             self._roll_back()
             if len(jobs) > 1 and not isinstance(error, sqlite3.OperationalError):
@@ -155,13 +161,18 @@ class Writer:
         self.appends += len(jobs)
         return answers
 
-    def _transaction(self, jobs: list[Job]) -> list[Answer | None]:
+    def _transaction(self, jobs: list[Job], *, careful: bool = False) -> list[Answer | None]:
         answers = []
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
-        last = newest(connection)
-        self.others.locked(last)
-        group = Group(connection, [job.work for job in jobs if isinstance(job.work, Prepared)], last)
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if version != self._version:  # another connection wrote, perhaps of another process
+            self._version = version
+            self._known.clear()
+            self.others.locked(newest(connection))
+        self._known.shorten()
+        work = [job.work for job in jobs if isinstance(job.work, Prepared)]
+        group = Group(connection, work, self.others.last, self._known, careful=careful)
         for job in jobs:
             assert isinstance(job.work, Prepared)
             try:
@@ -181,6 +192,7 @@ class Writer:
     def _step(self, job: Job) -> Answer | None:
         assert not isinstance(job.work, Prepared)
         self._write_marks()
+        self._known.clear()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             found = job.work(self._connection)
@@ -207,6 +219,7 @@ class Writer:
             logger.warning("marks of %d conversations were not written: %s", len(marks), store_error(self._path, error))
 
     def _roll_back(self) -> None:
+        self._known.clear()
         self.others.rolled_back()
         if self._connection.in_transaction:
             try:

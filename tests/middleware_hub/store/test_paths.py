@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.spans.chain import SpanFlag
-from middleware_hub.store.paths import BLOCK, END, END_ALONE, GROUP, PASS, START, TextPath, name_key
+from middleware_hub.store.paths import BLOCK, END, END_ALONE, GROUP, NAME, PASS, START, STEP, WAY, TextPath, name_place
 from middleware_hub.store.records import places_of
 from tests.middleware_hub.store.world import NS, World
 
@@ -31,7 +31,7 @@ def test_a_text_that_grows_is_not_hashed_again(text: str, more: str) -> None:
     assert keys(whole)[: path.last + 1] == keys(path)
     assert grown.hash(len(text + more)) == whole.hash(len(text + more))
     late = TextPath(NS, text + more, path.state(len(text)))
-    assert late.first == len(text) // BLOCK
+    assert late.first == len(text) // BLOCK // STEP * STEP
     assert keys(late) == keys(whole)[late.first :]
     assert late.hash(len(text + more)) == whole.hash(len(text + more))
     assert late.state(len(text + more)) == whole.state(len(text + more))
@@ -44,9 +44,6 @@ def test_a_hash_is_that_of_the_prefix(text: str, data: st.DataObject) -> None:
     length = data.draw(st.integers(0, len(text)))
     path = TextPath(NS, text)
     assert path.hash(length) == TextPath(NS, text[:length]).hash(length)
-    block = length // BLOCK
-    lengths = [at for at in range(block * BLOCK, (block + 1) * BLOCK, 7) if at <= len(text)]
-    assert path.hashes(block, lengths) == [path.hash(at) for at in lengths]
 
 
 @pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, GROUP * BLOCK, GROUP * BLOCK + 1])
@@ -64,7 +61,7 @@ def test_namespaces_share_nothing() -> None:
     paths = [TextPath(space, "x" * 5_000) for space in spaces]
     every = [key for path in paths for key in keys(path)] + [path.hash(10) for path in paths]
     assert len(set(every)) == len(every)
-    assert len({name_key(space, "name") for space in spaces}) == len(spaces)
+    assert len({name_place(space, "name") for space in spaces}) == len(spaces)
 
 
 def test_half_a_surrogate_pair_has_a_hash() -> None:
@@ -72,17 +69,35 @@ def test_half_a_surrogate_pair_has_a_hash() -> None:
     assert TextPath(NS, "\ud800" * 600).hash(599) != TextPath(NS, "\ud801" * 600).hash(599)
 
 
-def test_where_a_reply_is_entered() -> None:
-    turn = World().turn(None, "u" * 300, "r" * 500)
+def test_where_records_are_entered() -> None:
+    turn = World().turn(None, "u" * 2_500, "r" * 3_000, names=("rid",))
+    assert turn.context is not None
     path = turn.path
+    assert (BLOCK, STEP) == (256, 4)
     assert places_of(turn.reply, path) == [
-        (path.key(1), 300, path.hash(300), START),
-        (path.key(3), 800, path.hash(800), END),
-        (path.key(2), 0, b"", PASS),
-        (path.key(3), 0, b"", PASS),
+        (path.key(9), 2_500, path.hash(2_500), START),
+        (path.key(21), 5_500, path.hash(5_500), END),
+        (path.key(12), 0, b"", PASS),
+        (path.key(16), 0, b"", PASS),
+        (path.key(20), 0, b"", PASS),
+        name_place(NS, "rid"),
     ]
-    late = TextPath(NS, turn.text, path.state(300))
+    assert name_place(NS, "rid").kind == NAME
+    assert places_of(turn.context, path) == [(path.key(4), 0, b"", WAY), (path.key(8), 0, b"", WAY)]
+    late = TextPath(NS, turn.text, path.state(2_500))
     assert places_of(turn.reply, late) == places_of(turn.reply, path)
+    with pytest.raises(ValueError, match="from block 8 on"):
+        places_of(turn.context, late)
+
+
+def test_a_reply_behind_a_text_of_nobody_is_entered_there_too() -> None:
+    """A prompt that goes on inside a reply has text of its own before the reply, but no context."""
+    world = World()
+    first = world.turn(None, "u", "r" * 3_000)
+    second = world.turn(first, "", "other" * 400, inside=2_000, own_context=False)
+    kinds = {(place.key, place.kind) for place in places_of(second.reply, second.path) if not place.length}
+    path = second.path
+    assert kinds == {(path.key(4), WAY), (path.key(8), PASS), (path.key(12), PASS)}
 
 
 @pytest.mark.parametrize(("reply", "flags"), [("", SpanFlag.NONE), ("r", SpanFlag.MISMATCH)])
