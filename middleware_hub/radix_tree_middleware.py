@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.metrics import RadixMetrics
 from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.radix import prompting, retrieval
 from middleware_hub.radix.judge import Verdict
 from middleware_hub.radix.prompting import Prompt
@@ -90,7 +91,8 @@ class RadixTreeMiddleware:
         """Return what fills the tree from the store; None without a store."""
         if hub.store is None or hub.versions is None:
             return None
-        hub.memory = memory = Memory(self.tree, hub.store, hub.serials, hub.versions, max_bytes)
+        spelling = Spelling(hub.tokenizer.spell_prompt, hub.tokenizer.vocabulary.special_ids)
+        hub.memory = memory = Memory(self.tree, hub.store, hub.serials, hub.versions, spelling, max_bytes)
         return memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from middleware_hub.persistence.mending import whole_chain
 from middleware_hub.persistence.restoring import restore
 from middleware_hub.persistence.saving import Saving
+from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
@@ -27,7 +28,7 @@ from middleware_hub.radix.records import NO_PARENT, Context, Namespace, Recall, 
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.store.chains import Stored, record_of
 from middleware_hub.store.errors import StoreError
-from middleware_hub.store.paths import TextPath
+from middleware_hub.store.paths import BLOCK, TextPath
 from middleware_hub.store.protocol import Batch, Found, Query, Store
 from middleware_hub.store.records import Mark, Serials
 
@@ -51,13 +52,20 @@ class Memory:
     """
 
     def __init__(
-        self, tree: RadixTree, store: Store, serials: Serials, versions: VersionLog, max_bytes: int | None = None
+        self,
+        tree: RadixTree,
+        store: Store,
+        serials: Serials,
+        versions: VersionLog,
+        spelling: Spelling,
+        max_bytes: int | None = None,
     ) -> None:
         self.tree = tree
         self.store = store
         self.saving = Saving(store)
         self._serials = serials
         self._versions = versions
+        self._spelling = spelling
         self._max_bytes = max_bytes
         self._others = -1
         self._names: OrderedDict[tuple[Namespace, str], int] = OrderedDict()
@@ -186,6 +194,7 @@ class Memory:
             behind = span.start
         elif match.known is not None:
             base, behind = match.known, span.start
+        spelled = self._spelling.apart(span, text)
         sampled = record_of(
             span,
             match.namespace,
@@ -195,10 +204,11 @@ class Memory:
             line=above,
             base=base,
             tail=reply.tail,
+            spelled=None if spelled is None else _end_of(TextPath(match.namespace, spelled)),
         )
         records.append(sampled)
         path = TextPath(match.namespace, text, None if above is None else above.stored.state)
-        span.stored = Stored(sampled.id, sampled.root, sampled.serial, path.state(len(text)))
+        span.stored = Stored(sampled.id, sampled.root, sampled.serial, spelled is None, path.state(len(text)))
         self.tree.keep(span, sampled.id)
         for name in reply.request_ids:
             self._note_name(match.namespace, name, self._others)
@@ -262,3 +272,9 @@ class Memory:
             "forgotten": self.forgotten,
             "forgotten_unretrieved": self.forgotten_unretrieved,
         }
+
+
+def _end_of(path: TextPath) -> tuple[bytes, int, bytes]:
+    """Return where a reply is entered whose chain spells this text."""
+    size = len(path.text)
+    return path.key(size // BLOCK), size, path.hash(size)
