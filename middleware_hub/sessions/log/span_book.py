@@ -119,7 +119,7 @@ class SpanBook:
         ]
 
     def paths(self, records: Iterable[SpanRecord]) -> dict[bytes, TextPath]:
-        return {record.id: TextPath(record.namespace, "") for record in records if record.sampled}
+        return {record.id: TextPath(record.namespace, "") for record in records}
 
     def blobs(self, records: Iterable[SpanRecord]) -> list[Blob]:
         """Return the further fields of replies among these records."""

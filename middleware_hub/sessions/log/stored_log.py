@@ -97,7 +97,8 @@ class StoredLog:
 
     async def begin(self, made: Created) -> None:
         """Write the first event. Raises LogMovedError if there is one, StoreUnreachableError."""
-        await self._shelf.store.append(Batch([self._book.root_record(self._stamp)], events=stored(self.key, [made], 0)))
+        root = [self._book.root_record(self._stamp)]
+        await self._shelf.store.append(Batch(root, self._book.paths(root), events=stored(self.key, [made], 0)))
         self.last, self.time = 1, made.time
 
     @property
