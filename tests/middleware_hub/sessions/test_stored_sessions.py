@@ -64,6 +64,9 @@ def test_nobody_notices_what_happens_to_the_processes(seed: int, fate: Fate, ids
                 path = f"/sessions/{name}/finalize"
                 ends = [masked(await side.rooms[-1].call("POST", path, body)) for side in (one, many)]
                 assert ends[0] == ends[1]
+        store = many.rooms[-1].hub.store
+        assert store is not None
+        assert [finding async for finding in store.verify()] == []
         for side in (one, many):
             for room in list(side.rooms):
                 await side.end(room, killed=False)
