@@ -309,6 +309,8 @@ class StoredLog:
             for done, (number, event) in enumerate(events):
                 if self._unsaved and self._unsaved[0].event == event:
                     del self._unsaved[0]  # it had been written after all
+                elif session.over:
+                    pass
                 elif isinstance(event, TurnCommitted):
                     if done % _AT_ONCE == _AT_ONCE - 1:
                         await asyncio.sleep(0)
@@ -324,8 +326,8 @@ class StoredLog:
 
     def _replay(self, turn: TurnCommitted, records: Mapping[bytes, SpanRecord], span: TokenSpan | None = None) -> None:
         """Commit a turn of another router, or of a request that was given up (`span`). Raises DamagedRecordError."""
-        record = records[turn.span]
         try:
+            record = records[turn.span]
             span = self._book.restore(turn, records) if span is None else span
             checkpoint = replay.commit(self._session.trie, turn, span, record.tail)
         except KeyError as error:
