@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -29,13 +29,13 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.store.chains import Stored, record_of
 from middleware_hub.store.errors import StoreError
 from middleware_hub.store.paths import BLOCK, TextPath
-from middleware_hub.store.protocol import Batch, Found, Query, Store
+from middleware_hub.store.protocol import Batch, Found, Query, Store, StoreStats
 from middleware_hub.store.records import Mark, Serials
 
 logger = logging.getLogger(__name__)
 
-FORGET_SECONDS = 10.0
-"""How often the size of the store is compared with `--store-max-bytes`."""
+TEND_SECONDS = 20.0
+"""How often the size of the store is looked at, and compared with `--store-max-bytes`."""
 _MOST_NAMES = 10_000
 _MOST_ROUNDS = 8
 
@@ -47,8 +47,10 @@ class Memory:
         max_bytes: what `--store-max-bytes` says.
 
     Attributes:
-        unreachable: look-ups that failed.
+        lookups: how often texts were looked up, by result.
         restored: records that came from the store.
+        size: of the store, some seconds ago.
+        forgotten: conversations, to keep to `max_bytes`; `forgotten_unretrieved` of them were never retrieved.
     """
 
     def __init__(
@@ -69,19 +71,20 @@ class Memory:
         self._max_bytes = max_bytes
         self._others = -1
         self._names: OrderedDict[tuple[Namespace, str], int] = OrderedDict()
-        self._forgetting: asyncio.Task[None] | None = None
-        self.unreachable = self.restored = self.forgotten = self.forgotten_unretrieved = 0
+        self._tending: asyncio.Task[None] | None = None
+        self.lookups: Counter[str] = Counter()
+        self.size = StoreStats()
+        self.restored = self.forgotten = self.forgotten_unretrieved = 0
 
     async def open(self) -> None:
         """Begin what goes on beside requests."""
-        if self._max_bytes is not None:
-            self._forgetting = asyncio.create_task(self._keep_forgetting(self._max_bytes))
+        self._tending = asyncio.create_task(self._keep_tending())
 
     async def close(self) -> None:
         """Write all that waits."""
-        if self._forgetting is not None:
-            self._forgetting.cancel()
-            await asyncio.wait([self._forgetting])
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.wait([self._tending])
         await self.saving.close()
         with contextlib.suppress(StoreError):
             await self._versions.write()
@@ -120,6 +123,7 @@ class Memory:
         others = self.store.others()
         whole = not self.tree.stats.evicted_tokens
         if whole and others == 0:
+            self.lookups["known"] += 1
             return False
         if others != self._others:
             await self._versions.read()
@@ -135,6 +139,7 @@ class Memory:
         found = await self.store.find(Query(path, known_from, self.tree.stored, asked, complete=whole))
         for name in asked:
             self._note_name(namespace, name, others)
+        self.lookups["found" if found.records else "nothing"] += 1
         return await self._restore(found)
 
     async def _restore(self, found: Found) -> bool:
@@ -155,7 +160,7 @@ class Memory:
             self._names.popitem(last=False)
 
     def _unreachable(self, error: StoreError) -> None:
-        self.unreachable += 1
+        self.lookups["failed"] += 1
         self.saving.complain("texts are looked up in this process alone: %s", error)
 
     # After it ----------------------------------------------------------------------------------------------------------
@@ -234,25 +239,29 @@ class Memory:
         try:
             await self._versions.write()
         except StoreError as error:
-            self._unreachable(error)
+            self.saving.complain("a new weight version is not written down: %s", error)
 
     # The size of the store ---------------------------------------------------------------------------------------------
 
-    async def _keep_forgetting(self, max_bytes: int) -> None:
+    async def _keep_tending(self) -> None:
+        """Look at the size of the store now and then, and forget what is too much."""
         while True:
             try:
-                gone = await self.store.forget(max_bytes)
+                if self._max_bytes is not None:
+                    await self._forget(self._max_bytes)
+                self.size = await self.store.stats()
             except StoreError as error:
-                self.saving.complain("the store cannot forget: %s", error)
-            else:
-                self.forgotten += gone.retrieved + gone.unretrieved
-                self.forgotten_unretrieved += gone.unretrieved
-                if gone.unretrieved:
-                    logger.warning(
-                        "%d conversations were forgotten that nobody had retrieved: raise --store-max-bytes",
-                        gone.unretrieved,
-                    )
-            await asyncio.sleep(FORGET_SECONDS)
+                self.saving.complain("the size of the store is not known: %s", error)
+            await asyncio.sleep(TEND_SECONDS)
+
+    async def _forget(self, max_bytes: int) -> None:
+        gone = await self.store.forget(max_bytes)
+        self.forgotten += gone.retrieved + gone.unretrieved
+        self.forgotten_unretrieved += gone.unretrieved
+        if gone.unretrieved:
+            logger.warning(
+                "%d conversations were forgotten that nobody had retrieved: raise --store-max-bytes", gone.unretrieved
+            )
 
     async def stats(self) -> dict[str, Any]:
         """Return the size of the store, and what happened to it since the start, for `/radix_tree/stats`."""
@@ -264,7 +273,7 @@ class Memory:
         return {
             **size,
             "restored": self.restored,
-            "unreachable": self.unreachable,
+            "lookups": dict(self.lookups),
             "saved": saving.saved,
             "unsaved": saving.unsaved,
             "waiting": saving.waiting,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -168,7 +169,7 @@ class Lives:
     async def __aenter__(self) -> Lives:
         shared = open_store(self.address)
         if self.address.startswith("memory"):
-            shared.others = lambda: 1  # type: ignore[method-assign]  # it takes itself for the only one
+            shared.others = itertools.count(1).__next__  # type: ignore[method-assign]  # it takes itself for the only one
         for _ in range(self.count):
             store = shared if self.address.startswith("memory") else open_store(self.address)
             await store.open("toy")
