@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.saving import Saving
+from middleware_hub.store.protocol import StoreStats
 
 
-def register(registry: CollectorRegistry, memory: Memory) -> None:
+class Counts(Protocol):
+    """What is counted of a memory, see `persistence.memory`."""
+
+    saving: Saving
+    lookups: Counter[str]
+    size: StoreStats
+    restored: int
+    forgotten: int
+    forgotten_unretrieved: int
+
+
+def register(registry: CollectorRegistry, memory: Counts) -> None:
     """Make the metrics of a memory and its store show up in GET /metrics."""
     registry.register(_StoreCollector(memory))
 
 
 class _StoreCollector(Collector):
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Counts) -> None:
         self._memory = memory
 
     def collect(self) -> Iterable[Metric]:

@@ -34,6 +34,7 @@ class Client(threading.Thread):
     def run(self) -> None:
         connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=30)
         text, count = "", 0
+        answer: http.client.HTTPResponse | None = None
         try:
             while True:
                 if not text or len(text) > 2_000:
@@ -49,8 +50,12 @@ class Client(threading.Thread):
                 reply = _read_stream(answer) if stream else json.loads(answer.read())
                 self.answered.append((text + reply["text"], name, reply["output_ids"]))
                 text += reply["text"] + "\nAnd then? "
-        except (OSError, http.client.HTTPException, ValueError, ConnectionError):
+        except (OSError, http.client.HTTPException, ValueError):
             return
+        finally:
+            if answer is not None:
+                answer.close()
+            connection.close()
 
 
 def _read_stream(answer: http.client.HTTPResponse) -> dict[str, Any]:
