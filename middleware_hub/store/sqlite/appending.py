@@ -43,6 +43,8 @@ class Prepared:
     links: list[bytes] = field(default_factory=list)
     blobs: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     events: list[tuple[Event, bytes]] = field(default_factory=list)
+    size: int = 0
+    """Bytes of all that is encoded."""
 
 
 def prepare(batch: Batch) -> Prepared:
@@ -67,6 +69,9 @@ def prepare(batch: Batch) -> Prepared:
         done.links += [blob.record for blob in batch.blobs]
     if batch.events:
         done.events += [(event, encode_event(event)) for event in batch.events]
+    done.size = sum(map(len, done.bodies))
+    if batch.blobs or batch.events:
+        done.size += sum(len(body) for _, _, body in done.blobs) + sum(len(body) for _, body in done.events)
     return done
 
 

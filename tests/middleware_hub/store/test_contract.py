@@ -47,10 +47,12 @@ Work = Callable[[Store], Awaitable[Any]]
 Run = Callable[[Work], Any]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "process", "disk"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Returns what opens a fresh store, does some work with it, and closes it."""
-    return lambda work: with_store("memory:" if request.param == "memory" else sqlite(tmp_path), work)
+    """Returns what opens a fresh store, does some work with it, and closes it: in SQLite by the event loop, or by a thread."""
+    if request.param == "memory":
+        return lambda work: with_store("memory:", work)
+    return lambda work: with_store(sqlite(tmp_path), work, durability=request.param)
 
 
 # Finding ---------------------------------------------------------------------------------------------------------------
