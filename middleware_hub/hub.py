@@ -1,17 +1,23 @@
-"""What the middlewares of one router share: the tokenizer, the clock of weight versions, the judge of replies, the tree."""
+"""What the middlewares of one router share: tokenizer, clock of weight versions, judge of replies, tree and store."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
 
-from starlette.types import Message, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.judge import Judge
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store.opening import open_store
+from middleware_hub.store.protocol import Store
+from middleware_hub.store.records import Serials
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config.radix import RadixConfig
+from router.config.store import StoreConfig
 from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
@@ -20,14 +26,28 @@ from router.plugins import MiddlewareContext
 class Hub:
     """One for each application. Its tokenizer may be shared with other applications.
 
+    Raises BadRequestError for a `--store` that cannot be.
+
     Attributes:
+        store: what outlives this process, open while requests are served (`live`); None without `--store`.
+        serials: the order of what is recorded.
+        versions: writes the order of weight versions into the store; None without `--store`.
         tree: the tree that remembers texts; None where no middleware has opened one.
+        memory: fills that tree from the store, and writes down what it records; None without one of the two.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, store: StoreConfig | None = None) -> None:
         self.tokenizer = tokenizer
         self.clock = VersionClock()
+        self.serials = Serials()
+        self.store: Store | None = None
+        self.versions: VersionLog | None = None
+        if store is not None and store.url is not None:
+            self.store = open_store(store.url, durability=store.durability)
+            self.versions = VersionLog(self.store, self.clock, self.judge.workers)
         self.tree: RadixTree | None = None
+        self.memory: Backing | None = None
+        self._living = False
 
     @classmethod
     def of(cls, context: MiddlewareContext) -> Hub:
@@ -37,8 +57,48 @@ class Hub:
         """
         found = context.shared.get(cls)
         if not isinstance(found, Hub):
-            found = context.shared[cls] = cls(load(context.config.radix))
+            found = context.shared[cls] = cls(load(context.config.radix), context.config.store)
         return found
+
+    async def live(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a lifespan with `app`: the store is open from before its startup until all else has shut down.
+
+        Every middleware that uses the hub calls this; the outermost one opens and closes.
+
+        Raises:
+            StoreError: the store cannot be opened, or belongs to another tokenizer. Nothing has started.
+        """
+        if self.store is None or self._living:
+            await app(scope, receive, send)
+            return
+
+        async def closing(message: Message) -> None:
+            # Before the server hears that all has shut down, because it may exit then.
+            if message["type"].startswith("lifespan.shutdown."):
+                await self._close()
+            await send(message)
+
+        self._living = True
+        try:
+            await self._open(self.store)
+            await app(scope, receive, closing)
+        finally:
+            self._living = False
+            await self._close()
+
+    async def _open(self, store: Store) -> None:
+        await store.open(self.tokenizer.fingerprint)
+        if self.versions is not None:
+            await self.versions.read()
+        if self.memory is not None:
+            await self.memory.open()
+
+    async def _close(self) -> None:
+        """Write all that waits, and close the store. A second call does nothing."""
+        if self.memory is not None:
+            await self.memory.close()
+        if self.store is not None:
+            await self.store.close()
 
     @cached_property
     def judge(self) -> Judge:
@@ -53,6 +113,7 @@ class Hub:
             keep_versions=config.keep_versions,
             unretrieved_versions=config.unretrieved_versions,
             clock=self.clock,
+            stored=self.store is not None,
         )
         return self.tree
 

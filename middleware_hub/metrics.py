@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from middleware_hub.radix.tree import RadixTree
+from router.observability.tallies import CountTally, HistogramTally
 
 REASONS = ("version", "least_recently_hit", "never_retrieved", "abandoned")
 """Why replies are evicted. Each has a series from the start, so that alerts on it work."""
@@ -19,29 +19,27 @@ class RadixMetrics:
     """Counters of requests and replies, and a collector that reads the tree's own counts."""
 
     def __init__(self, registry: CollectorRegistry, tree: RadixTree) -> None:
-        self.replies = Counter(
-            "tito_radix_replies_total",
+        self._replies = CountTally(
+            registry,
+            "tito_radix_replies",
             "Replies of /generate by whether they were recorded (exact, inexact, no), and why not, as x-radix-recorded says",
             ("recorded", "reason"),
-            registry=registry,
         )
-        tokens = Counter(
-            "tito_radix_tokens_total",
+        self._tokens = CountTally(
+            registry,
+            "tito_radix_tokens",
             "Tokens by what became of them: prompt tokens reused from memory or encoded, tokens sampled and recorded",
             ("kind",),
-            registry=registry,
         )
-        self.reused = tokens.labels("reused")
-        self.encoded = tokens.labels("encoded")
-        self.sampled = tokens.labels("sampled")
-        matches = Counter(
-            "tito_radix_matches_total",
+        for kind in ("reused", "encoded", "sampled"):
+            self._tokens.add((kind,), 0)
+        self._matches = CountTally(
+            registry,
+            "tito_radix_matches",
             "Prompts by how they were matched (continued, fresh), and what is to be known about it (cut_in_token, "
             "tail_left_out, ambiguous_parent, unknown_parent)",
             ("kind",),
-            registry=registry,
         )
-        self._matches = cache(matches.labels)
         self.retrievals = Counter(
             "tito_radix_retrievals_total", "Texts retrieved, by whether they were exact", ("exact",), registry=registry
         )
@@ -51,18 +49,30 @@ class RadixMetrics:
             ("reason",),
             registry=registry,
         )
-        self.staleness = Histogram(
+        self._staleness = HistogramTally(
+            registry,
             "tito_radix_staleness_versions",
             "Weight versions between the oldest token of a reply and the current version when the reply was recorded",
-            registry=registry,
-            buckets=(0, 1, 2, 3, 5, 8, 13),
+            (),
+            (0, 1, 2, 3, 5, 8, 13),
         )
         registry.register(_TreeCollector(tree))
 
-    def matched(self, *kinds: str) -> None:
-        """Count how a prompt was matched, and the reasons of its match."""
+    def prompted(self, reused: int, encoded: int, *kinds: str) -> None:
+        """Count the tokens of a prompt. `kinds`: how it was matched, and the reasons of its match."""
+        self._tokens.add(("reused",), reused)
+        self._tokens.add(("encoded",), encoded)
         for kind in kinds:
-            self._matches(kind).inc()
+            self._matches.add((kind,))
+
+    def answered(self, outcome: str, reason: str) -> None:
+        """Count a reply, by what became of it and why."""
+        self._replies.add((outcome, reason))
+
+    def recorded(self, tokens: int, staleness: int) -> None:
+        """Count the tokens of a recorded reply; `staleness` in weight versions."""
+        self._tokens.add(("sampled",), tokens)
+        self._staleness.observe((), staleness)
 
 
 class _TreeCollector(Collector):

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.metrics import RadixMetrics
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import prompting, retrieval
 from middleware_hub.radix.judge import Verdict
 from middleware_hub.radix.prompting import Prompt
@@ -63,11 +64,12 @@ class RadixTreeMiddleware:
 
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config.radix
-        hub = Hub.of(context)
+        self._hub = hub = Hub.of(context)
         self.app = app
         self.tokenizer = hub.tokenizer
         self.tree = hub.open_tree(config)
-        self.recorder = Recorder(self.tree, hub.judge, context.tracer)
+        self.memory = self._open_memory(hub, context.config.store.max_bytes)
+        self.recorder = Recorder(self.tree, hub.judge, context.tracer, self.memory)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
         self._tracer = context.tracer
@@ -84,11 +86,20 @@ class RadixTreeMiddleware:
             **dict.fromkeys(VERSION_CALLS, self._new_version),
         }
 
+    def _open_memory(self, hub: Hub, max_bytes: int | None) -> Memory | None:
+        """Return what fills the tree from the store; None without a store."""
+        if hub.store is None or hub.versions is None:
+            return None
+        hub.memory = memory = Memory(self.tree, hub.store, hub.serials, hub.versions, max_bytes)
+        return memory
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._hub.live(self.app, scope, receive, send)
+            self.tree.clear()
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-            if scope["type"] == "lifespan":
-                self.tree.clear()
             return
         inside = self._routes.get(scope["path"], self.app)
         if inside is not self.app and request_state(scope).kept:
@@ -138,7 +149,8 @@ class RadixTreeMiddleware:
             inner["headers"] = [pair for pair in inner["headers"] if pair[0] != b"content-type"]
             inner["headers"].append((b"content-type", b"application/json"))  # whatever the client called it
             try:
-                await self.app(inner, replay(out, receive), EditedReply(responder, send).send)
+                sending = send if self.memory is None else responder.acknowledged(send)
+                await self.app(inner, replay(out, receive), EditedReply(responder, sending).send)
             finally:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()
@@ -166,7 +178,9 @@ class RadixTreeMiddleware:
             namespace = namespace[0], request.lora_path(number), namespace[2]
         if request.texts is not None:
             text = request.texts[number]
-            prompt = await prompting.from_text(self.tree, self.tokenizer, namespace, text, parent, self._tracer)
+            prompt = await prompting.from_text(
+                self.tree, self.tokenizer, namespace, text, parent, self._tracer, self.memory
+            )
         else:
             assert request.ids is not None
             prompt = await prompting.from_ids(
@@ -177,16 +191,15 @@ class RadixTreeMiddleware:
                 parent,
                 self._tracer,
                 encoded[number] if encoded else (),
+                self.memory,
             )
-        self.metrics.reused.inc(prompt.reused)
-        self.metrics.encoded.inc(prompt.encoded)
-        self.metrics.matched("fresh" if prompt.match.cut.span is None else "continued", *prompt.reasons)
+        matched = "fresh" if prompt.match.cut.span is None else "continued"
+        self.metrics.prompted(prompt.reused, prompt.encoded, matched, *prompt.reasons)
         return prompt
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
         """Send a request on as it came. Its reply only gains the header that says why it is not recorded."""
-        self.metrics.replies.labels("no", reason).inc()
-
+        self.metrics.answered("no", reason)
         await self.app(with_body(scope, body), replay(body, receive), unrecorded(send, reason))
 
     @staticmethod
@@ -211,12 +224,11 @@ class RadixTreeMiddleware:
             )  # not a part of this request
 
     def _count(self, verdict: Verdict) -> None:
-        self.metrics.replies.labels(verdict.outcome, verdict.reason).inc()
+        self.metrics.answered(verdict.outcome, verdict.reason)
         if verdict.generation is not None:
             span = verdict.generation.span
             assert span.versions is not None, "a reply was sampled"
-            self.metrics.sampled.inc(span.count)
-            self.metrics.staleness.observe(self.tree.clock.staleness(span.versions))
+            self.metrics.recorded(span.count, self.tree.clock.staleness(span.versions))
 
     def _collect(self) -> None:
         """Make one step of the collection. The event loop turns between steps."""
@@ -238,6 +250,8 @@ class RadixTreeMiddleware:
             if message["type"] == "http.response.start" and message["status"] == 200 and version is not None:
                 self.tree.clock.set(version)
                 self.recorder.judge.workers.set_everywhere(version)
+                if self.memory is not None:
+                    await self.memory.write_versions()
             await send(message)
 
         await self.app(with_body(scope, body), replay(body, receive), observing)
@@ -250,7 +264,7 @@ class RadixTreeMiddleware:
         parts: list[bytes] = []
         for number, text in enumerate([request.text] if isinstance(request.text, str) else request.text):
             answer = await retrieval.retrieve(
-                self.tree, self.tokenizer, namespace, text, request, request.expected(number)
+                self.tree, self.tokenizer, namespace, text, request, request.expected(number), self.memory
             )
             found = answer["trajectories"] if request.cover else [answer]
             for one in found:
@@ -271,6 +285,8 @@ class RadixTreeMiddleware:
         if not isinstance(request.text, str):
             raise BadRequestError("`text` must be one string")
         namespace = self._namespace(scope, request.lora_path or "")
+        if self.memory is not None:
+            await self.memory.cover(namespace, request.text)
         await send_json(send, 200, msgspec.json.encode(retrieval.explain(self.tree, namespace, request.text)))
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -290,6 +306,8 @@ class RadixTreeMiddleware:
             "evictions": dict(stats.evicted),
             "evicted_tokens": stats.evicted_tokens,
         }
+        if self.memory is not None:
+            answer["store"] = await self.memory.stats()
         await send_json(send, 200, msgspec.json.encode(answer))
 
 

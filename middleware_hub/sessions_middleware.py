@@ -30,12 +30,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from middleware_hub import parsers
 from middleware_hub.chat import keys
 from middleware_hub.chat.dialect import Dialect
+from middleware_hub.chat.errors import UnknownSessionError
 from middleware_hub.completions_middleware import Completions
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.sessions.chats import Chats
 from middleware_hub.sessions.controls import Controls
+from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
@@ -74,9 +76,15 @@ class SessionsMiddleware:
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config
         self.app = app
+        self._hub = Hub.of(context)
         self._metrics = SessionMetrics(context.registry)
         key = keys.load(config.sessions.match)
         self.registry = SessionRegistry(self._metrics, max_tokens=config.sessions.token_budget, key=key)
+        hub = self._hub
+        if hub.store is not None and hub.versions is not None:
+            self.registry.archive = Archive(
+                hub.store, hub.serials, hub.clock, hub.versions, key, context.registry, self.registry
+            )
         self._max_body_bytes = config.server.max_body_bytes
         self._implicit = config.sessions.implicit
         self._sweeper: asyncio.Task[None] | None = None
@@ -86,12 +94,12 @@ class SessionsMiddleware:
         self._chats = self._make_chats(context, config)
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)
         self._completions = Completions(
-            app, Hub.of(context).tokenizer, max_body_bytes=self._max_body_bytes, limits=self._limits
+            app, self._hub.tokenizer, max_body_bytes=self._max_body_bytes, limits=self._limits
         )
 
     def _make_chats(self, context: MiddlewareContext, config: RouterConfig) -> Chats | None:
         """Return what serves turns; None without a chat template."""
-        hub, sessions = Hub.of(context), config.sessions
+        hub, sessions = self._hub, config.sessions
         source = hub.chat_template(sessions.chat_template)
         if source is None:
             logger.info("the tokenizer has no chat template: sessions answer no turns without --chat-template FILE")
@@ -123,7 +131,8 @@ class SessionsMiddleware:
                     await self._completions(scope, receive, send)
                     return
         elif scope["type"] == "lifespan":
-            receive = self._closing(receive)
+            await self._hub.live(self.app, scope, self._closing(receive), send)
+            return
         await self.app(scope, receive, send)
 
     def _closing(self, receive: Receive) -> Receive:
@@ -158,11 +167,14 @@ class SessionsMiddleware:
             place = place.removeprefix("v1/")
         dialect: Dialect = ANTHROPIC if place.startswith("messages") else OPENAI
         try:
-            session = self.registry.get(tenant, session_id)
+            session = await self.registry.reach(tenant, session_id)
+            if session is None:
+                raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
             handlers = self._chat_handlers(session, place) or self._controls.handlers(session, "/".join(rest))
             if not handlers:
                 raise NotFoundError(f"there is nothing at {scope['path']}")
-            await ByMethod(handlers)(scope, receive, send)
+            with session.visited():
+                await ByMethod(handlers)(scope, receive, send)
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
 
@@ -171,13 +183,14 @@ class SessionsMiddleware:
         dialect = TURNS.get(place, ANTHROPIC)
         try:
             body = await read_json(scope, receive, self._max_body_bytes)
-            session = self._session_of(scope)
+            session = await self._session_of(scope)
             try:
                 self._limits.check_chat(body)
                 if place == COUNT:
                     await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
                 else:
-                    await chats.talk(dialect, session, body, scope, receive, send)
+                    with session.visited():
+                        await chats.talk(dialect, session, body, scope, receive, send)
             except BadRequestError as error:
                 if session.lasting or error.details.get("code") not in UNSERVED:
                     raise
@@ -189,16 +202,16 @@ class SessionsMiddleware:
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
 
-    def _session_of(self, scope: Scope) -> Session:
+    async def _session_of(self, scope: Scope) -> Session:
         """Return the session that `x-session-id` names, else the memory of chats without one.
 
         Without implicit sessions, a name that is no session's only routes.
         """
         tenant, name = request_state(scope).caller.tenant, header(scope, b"x-session-id")
         if name:
-            session = self.registry.find(tenant, name)
+            session = await self.registry.reach(tenant, name)
             if session is None and self._implicit:
-                session = self._controls.make(tenant, name)
+                session = await self._controls.make(tenant, name)
             if session is not None:
                 return session
         return self.registry.anonymous(tenant, header(scope, b"x-radix-namespace") or "")

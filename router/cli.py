@@ -23,7 +23,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the router or one of `COMMANDS`.
 
-    The router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration.
+    The router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration or a store that it cannot use.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     if given and given[0] in COMMANDS:

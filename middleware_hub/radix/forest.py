@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from middleware_hub.radix.indexes import Leaves
+from middleware_hub.radix.indexes import IdsIndex, Leaves, ReplyNames
 from middleware_hub.radix.landmarks import Landmarks
-from middleware_hub.radix.node import Generation, RadixNode, common_length
-from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.radix.node import Generation, RadixNode, StoredSpan, common_length
+from middleware_hub.spans.chain import SpanFlag, TokenSpan
+from middleware_hub.spans.versions import Stamp
 
 
 @dataclass(slots=True)
@@ -31,13 +32,21 @@ class TreeStats:
 
 
 class Forest:
-    """One radix tree per namespace, the leaves of all of them, and their counts."""
+    """One radix tree per namespace, the indexes over all of them, and their counts.
 
-    def __init__(self) -> None:
+    Attributes:
+        stored: the spans that a store has, too, by the ids of their records.
+    """
+
+    def __init__(self, *, stored: bool = False) -> None:
+        """`stored`: a store has all that is here."""
         self.stats = TreeStats()
-        self.leaves = Leaves()
+        self.leaves = Leaves(stored=stored)
         self.marks = Landmarks()
+        self.by_ids = IdsIndex()
+        self.names = ReplyNames()
         self.roots: dict[tuple[str, ...], RadixNode] = {}
+        self.stored: dict[bytes, TokenSpan] = {}
 
     @property
     def estimated_bytes(self) -> int:
@@ -66,6 +75,63 @@ class Forest:
             position += len(child.edge)
             node = child
         return node
+
+    def insert(self, namespace: tuple[str, ...], generation: Generation) -> None:
+        """Put a reply at its node and into all indexes, whether it is new or comes from a store."""
+        span, node = generation.span, generation.node
+        span.owner = generation
+        span.users = 1
+        self.add_span(span)
+        node.add_end(generation)
+        before = span.parent
+        own = before is not None and not before.sampled and bool(before.flags & SpanFlag.FOREIGN)
+        self.note_passes(generation, foreign=own or bool(span.flags & SpanFlag.FOREIGN))
+        self.stats.generations += 1
+        self.by_ids.add(namespace, generation)
+        self.names.add(generation)
+        self.leaves.offer(generation)
+
+    def insert_context(self, span: TokenSpan, node: RadixNode) -> None:
+        """Put the context of prompts at the node of their text."""
+        span.owner = node
+        node.add_context(span)
+        self.add_span(span)
+
+    def restore(self, found: StoredSpan, stamp: Stamp, tick: int) -> None:
+        """Put in what a store has. What it builds on is here. `stamp` and `tick` are those of its last hit."""
+        span, base = found.span, found.base
+        if base is None:
+            above = self.root(found.namespace)
+        else:
+            above = base.owner.node if isinstance(base.owner, Generation) else base.owner
+        node = self.descend(above, found.text, 0)
+        if span.sampled:
+            line = None if found.line is None else found.line.owner
+            self.insert(
+                found.namespace, Generation(span, node, line, found.tail, found.serial, stamp, tick, found.retrieved)
+            )
+        else:
+            self.insert_context(span, node)
+        self.stored[found.record] = span
+
+    def remove(self, generation: Generation) -> None:
+        """Remove a reply on which nothing builds."""
+        node, line, span = generation.node, generation.continues, generation.span
+        self.by_ids.remove(generation)
+        self.names.remove(generation)
+        node.remove_end(generation)
+        self.stats.generations -= 1
+        top = None if line is None else line.node
+        passed: RadixNode | None = node
+        while passed is not None and passed is not top and passed.forget_pass(generation):
+            passed = passed.parent
+        parent = _nearest_generation(span)
+        if parent is not None and generation.tick > parent.tick:
+            # A hit below counts as a hit here; nobody needed to know while there was something below.
+            parent.tick, parent.stamp = generation.tick, generation.stamp
+        self.prune(node)
+        self.release(span)
+        span.owner = None
 
     def note_passes(self, generation: Generation, *, foreign: bool) -> None:
         """Note a new reply in the nodes between it and the reply that it continues.
@@ -102,6 +168,8 @@ class Forest:
             self.stats.spans -= 1
             self.stats.tokens -= span.count
             self.stats.payload -= _payload(span)
+            if span.stored is not None:
+                self.stored.pop(span.stored.id, None)
             if isinstance(owner, RadixNode):
                 span.owner = None
                 owner.remove_context(span)
@@ -135,8 +203,11 @@ class Forest:
                     span = above
             node.parent = node.children = node.ends = node.contexts = node._through = None
         self.roots.clear()
-        self.leaves = Leaves()
+        self.stored.clear()
+        self.leaves = Leaves(stored=self.leaves.stored)
         self.marks = Landmarks()
+        self.by_ids = IdsIndex()
+        self.names = ReplyNames()
         self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
 
 
@@ -147,6 +218,13 @@ def every_node(roots: Iterable[RadixNode]) -> Iterator[tuple[RadixNode, int]]:
         node, depth = stack.pop()
         yield node, depth
         stack.extend((child, depth + len(child.edge)) for child in node.each_child())
+
+
+def _nearest_generation(span: TokenSpan) -> Generation | None:
+    above = span.parent
+    while above is not None and not isinstance(above.owner, Generation):
+        above = above.parent
+    return None if above is None else above.owner
 
 
 def _payload(span: TokenSpan) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ _MOST_WAITING_TOKENS = 20_000
 """A step of the index holds up the event loop no longer than .5 ms."""
 _Entry = tuple[int, int, Generation]
 _FEW_ENTRIES = 64
+_SERIAL = attrgetter("serial")
 
 
 class IdsIndex:
@@ -105,7 +107,10 @@ class IdsIndex:
                 # An empty reply is not there at all without its hidden tail.
                 generation.fingerprints += ((seen - less) & _MASK,)
             chains = self._chains.setdefault(generation.namespace, {})
-            chains.update(dict.fromkeys(generation.fingerprints, generation))
+            for fingerprint in generation.fingerprints:
+                known_as = chains.get(fingerprint)
+                if known_as is None or known_as.serial < generation.serial:
+                    chains[fingerprint] = generation
 
     def _sums(self, runs: list[tuple[bytes, int]]) -> list[int]:
         """Return what each run of packed ids adds to the fingerprint of its chain; its offset counts the tokens before it."""
@@ -171,7 +176,7 @@ class ReplyNames:
             return
         replies = self._replies.setdefault(generation.namespace, {})
         for name in generation.request_ids:
-            replies[name] = added(replies.get(name), generation)
+            replies[name] = added(replies.get(name), generation, _SERIAL)
 
     def remove(self, generation: Generation) -> None:
         if not generation.request_ids:
@@ -204,7 +209,9 @@ class Leaves:
     in memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stored: bool = False) -> None:
+        """`stored`: nothing is lost with a leaf, because a store has it: all are treated as retrieved."""
+        self.stored = stored
         self._heaps: dict[bool, list[_Entry]] = {True: [], False: []}
         self._kept = {True: 0, False: 0}
 
@@ -212,11 +219,11 @@ class Leaves:
         """Add a generation that became a leaf, or a leaf of the other kind."""
         if not generation.leaf:
             return
-        kind = generation.retrieved
+        kind = self.stored or generation.retrieved
         heap = self._heaps[kind]
         heapq.heappush(heap, (generation.tick, generation.serial, generation))
         if len(heap) > 2 * self._kept[kind] + _FEW_ENTRIES:
-            heap[:] = [entry for entry in heap if _current(entry, kind)]
+            heap[:] = [entry for entry in heap if self._current(entry, kind)]
             heapq.heapify(heap)
             self._kept[kind] = len(heap)
 
@@ -237,16 +244,15 @@ class Leaves:
     def _first(self, *, retrieved: bool) -> Generation | None:
         """Return the least recently hit leaf of a kind."""
         heap = self._heaps[retrieved]
-        while heap and not _current(heap[0], retrieved):
+        while heap and not self._current(heap[0], retrieved):
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
-
-def _current(entry: _Entry, retrieved: bool) -> bool:
-    tick, _, generation = entry
-    return (
-        generation.tick == tick
-        and generation.retrieved is retrieved
-        and generation.span.owner is generation
-        and generation.leaf
-    )
+    def _current(self, entry: _Entry, retrieved: bool) -> bool:
+        tick, _, generation = entry
+        return (
+            generation.tick == tick
+            and (self.stored or generation.retrieved) is retrieved
+            and generation.span.owner is generation
+            and generation.leaf
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import msgspec
 
 from middleware_hub.radix.node import Generation
@@ -26,6 +28,7 @@ class Verdict(msgspec.Struct):
         detail: what was wrong, for a person.
         generation: the reply as it was recorded in a tree.
         text: the reply's text, as it was recorded.
+        saving: whether the store has acknowledged it, when that is known; None if it is not saved.
     """
 
     outcome: str
@@ -33,6 +36,7 @@ class Verdict(msgspec.Struct):
     detail: str = ""
     generation: Generation | None = None
     text: str = ""
+    saving: Awaitable[bool] | None = None
 
     @property
     def suspicious(self) -> bool:

@@ -81,7 +81,7 @@ class Path(NamedTuple):
                             seen.add(generation)
                             yield generation, limit
                 if node.children is not None:
-                    below += reversed([*islice(reversed(node.each_child()), visits)])
+                    below += reversed(node.newest_first(line, visits))
             if not visits:
                 return
             walked = top
@@ -194,6 +194,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         edited: the prompt keeps only a part of the parent that the request named: the text leaves the reply in its middle.
         path: how far the text goes down the tree, from where `RadixTree.record` goes on.
         mismatched: the text holds a reply whose ids do not spell it (`engine_mismatch`), encoded as the client saw it.
+        unasked: the store that may know more of this text could not be asked (`store_unreachable`).
         foreign: the chain was recorded under another text than this one (the ids of both are the same).
     """
 
@@ -208,6 +209,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     edited: bool = False
     mismatched: bool = False
     path: Path | None = None
+    unasked: bool = False
 
     @property
     def tail_left_out(self) -> bool:
@@ -222,6 +224,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
             (SpanFlag.PARENT_LOST if self.unknown_parent else 0)
             | (SpanFlag.AFTER_MISMATCH if self.mismatched else 0)
             | (SpanFlag.FOREIGN if self.foreign else 0)
+            | (SpanFlag.UNASKED if self.unasked else 0)
         )
 
     @property
@@ -234,6 +237,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
             ("unknown_parent", self.unknown_parent),
             ("edited_turn", self.edited),
             ("engine_mismatch", self.mismatched),
+            ("store_unreachable", self.unasked),
         )
         return tuple(name for name, holds in found if holds)
 

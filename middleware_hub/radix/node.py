@@ -15,7 +15,10 @@ bare and become containers only for a second one (a dict costs 184 bytes, and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Reversible
+from bisect import insort
+from collections.abc import Callable, Iterator, Reversible
+from heapq import nlargest
+from math import inf
 from typing import TypeVar
 
 import msgspec
@@ -35,7 +38,7 @@ class Generation(msgspec.Struct, gc=False, eq=False):
         node: where its text ends in the tree.
         continues: the complete reply that its prompt continued.
         tail: the hidden tail, for the texts that may spell it.
-        serial: the order of recording.
+        serial: the order of recording; with a store, of all that it has.
         tick: when it, or something below it, was hit last.
         stamp: the weight version at that time.
         retrieved: whether its tokens were ever retrieved.
@@ -67,6 +70,31 @@ class Generation(msgspec.Struct, gc=False, eq=False):
         return self.span.users == 1
 
 
+class StoredSpan(msgspec.Struct, frozen=True):
+    """A span that a store has: the end of a prompt, or a reply.
+
+    Attributes:
+        span: behind a parent that is in the tree.
+        record: the id of its record.
+        namespace: where it was recorded.
+        base: the span behind whose whole text `text` stands; None at the start of a chain.
+        line: the complete reply that its prompt continued.
+        tail, serial, retrieved: those of the `Generation`.
+        version: the weight version of its last hit.
+    """
+
+    span: TokenSpan
+    record: bytes
+    namespace: tuple[str, ...]
+    text: str
+    base: TokenSpan | None
+    line: TokenSpan | None
+    tail: tuple[HiddenToken, ...]
+    serial: int
+    version: str
+    retrieved: bool
+
+
 class RadixNode(msgspec.Struct, gc=False, eq=False):
     """A node, see the top of this file. Like spans, nodes are not garbage collected: `detach` cuts the cycles."""
 
@@ -81,6 +109,16 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
     def __repr__(self) -> str:
         edge = self.edge if len(self.edge) <= 20 else self.edge[:17] + "..."
         return f"<RadixNode {edge!r}, {sum(1 for _ in self.each_child())} children, {len(self.generations())} ends>"
+
+    @property
+    def text(self) -> str:
+        """Return the text that it stands for."""
+        edges: list[str] = []
+        node: RadixNode | None = self
+        while node is not None:
+            edges.append(node.edge)
+            node = node.parent
+        return "".join(reversed(edges))
 
     def each_child(self) -> Reversible[RadixNode]:
         """Return the children, in order of their making."""
@@ -122,7 +160,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return () if ends is None else ends if isinstance(ends, list) else (ends,)
 
     def add_end(self, generation: Generation) -> None:
-        self.ends = added(self.ends, generation)
+        self.ends = added(self.ends, generation, _recorded)
 
     def remove_end(self, generation: Generation) -> None:
         self.ends = removed(self.ends, generation)
@@ -133,10 +171,17 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return () if contexts is None else contexts if isinstance(contexts, list) else (contexts,)
 
     def add_context(self, span: TokenSpan) -> None:
-        self.contexts = added(self.contexts, span)
+        self.contexts = added(self.contexts, span, _encoded)
 
     def remove_context(self, span: TokenSpan) -> None:
         self.contexts = removed(self.contexts, span)
+
+    def newest_first(self, line: Generation | None, most: int) -> list[RadixNode]:
+        """Return the children through which generations behind `line` run, the one with the newest of them first."""
+        children = [child for child in self.each_child() if child.through(line) is not None]
+        if len(children) < 2:
+            return children
+        return nlargest(most, children, key=lambda child: child.through(line).serial)  # type: ignore[union-attr]
 
     def through(self, line: Generation | None) -> Generation | None:
         """Return the newest generation behind `line` whose text runs through this node, or ends here."""
@@ -154,7 +199,12 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
             yield passes
 
     def note_pass(self, generation: Generation) -> None:
-        """Note that `generation` runs through this node and is the newest of its line."""
+        """Note that `generation` runs through this node, if it is the newest of its line."""
+        newest = self.through(generation.continues)
+        if newest is None or newest.serial <= generation.serial:
+            self._set_pass(generation)
+
+    def _set_pass(self, generation: Generation) -> None:
         passes = self._through
         if isinstance(passes, dict):
             passes[generation.continues] = generation
@@ -180,7 +230,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
             if other.continues is line and (newest is None or other.serial > newest.serial):
                 newest = other
         if newest is not None:
-            self.note_pass(newest)
+            self._set_pass(newest)
         elif isinstance(self._through, dict):
             del self._through[line]
             if len(self._through) == 1:
@@ -243,14 +293,23 @@ def common_length(edge: str, text: str, pos: int) -> int:
     return low
 
 
-def added(held: T | list[T] | None, item: T) -> T | list[T]:
-    """Add to what is held: nothing, one item, or a list of several."""
+def added(held: T | list[T] | None, item: T, order: Callable[[T], float]) -> T | list[T]:
+    """Add to what is held: nothing, one item, or a list of several, in their order."""
     if held is None:
         return item
-    if isinstance(held, list):
-        held.append(item)
-        return held
-    return [held, item]
+    if not isinstance(held, list):
+        held = [held]
+    insort(held, item, key=order)
+    return held
+
+
+def _recorded(generation: Generation) -> int:
+    return generation.serial
+
+
+def _encoded(context: TokenSpan) -> float:
+    """Return the order of a context that a store has; one that is new comes last."""
+    return inf if context.stored is None else context.stored.serial
 
 
 def removed(held: T | list[T] | None, item: T) -> T | list[T] | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Namespace
 from middleware_hub.radix.tree import RadixTree
@@ -51,11 +52,22 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 async def from_text(
-    tree: RadixTree, tokenizer: Tokenizer, namespace: Namespace, text: str, parent: str | None, tracer: Tracer = OFF
+    tree: RadixTree,
+    tokenizer: Tokenizer,
+    namespace: Namespace,
+    text: str,
+    parent: str | None,
+    tracer: Tracer = OFF,
+    memory: Backing | None = None,
 ) -> Prompt:
-    """Make the prompt of a request with text. Raises BadRequestError if the text encodes to no token."""
+    """Make the prompt of a request with text. Raises BadRequestError if the text encodes to no token.
+
+    `memory` fills the tree from a store, if there is one.
+    """
     with tracer.span("match", characters=len(text)) as span:
         match = tree.match(namespace, text, parent=parent)
+        if memory is not None:
+            match = await memory.matched(match, parent, lambda: tree.match(namespace, text, parent=parent))
         reused = match.cut.tokens
         span.set(tokens=reused)
     tree.pin(match)
@@ -86,10 +98,13 @@ async def from_ids(
     parent: str | None,
     tracer: Tracer = OFF,
     encoded: Sequence[range] = (),
+    memory: Backing | None = None,
 ) -> Prompt:
     """Make the prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered.
 
-    `encoded` are the ranges of ids that were encoded here, from segments.
+    Args:
+        encoded: the ranges of ids that were encoded here, from segments.
+        memory: fills the tree from a store, if there is one.
     """
     heavy = len(ids) > MANY_TOKENS
     text, packed = await offload(heavy, lambda: (tokenizer.spell_prompt(ids), pack_ids(ids)))
@@ -99,6 +114,10 @@ async def from_ids(
 
     with tracer.span("match", characters=len(text)) as span:
         match = tree.match_ids(namespace, text, packed, width, parent=parent)
+        if memory is not None:
+            match = await memory.matched(
+                match, parent, lambda: tree.match_ids(namespace, text, packed, width, parent=parent)
+            )
         reused = match.cut.tokens
         span.set(tokens=reused)
     tree.pin(match)

@@ -10,11 +10,13 @@ from typing import Protocol
 
 import msgspec
 from msgspec import Raw
-from starlette.types import Message
+from starlette.types import Message, Send
 
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import INTERNAL_ERROR, UNREADABLE, Expectation, Judge, Verdict, summary
 from middleware_hub.radix.prompting import Prompt
+from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
 from router.engines.events import event_index
 from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
@@ -27,12 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Puts replies that pass the judge into the radix tree."""
+    """Puts replies that pass the judge into the radix tree, and into the store behind it, if there is one (`memory`)."""
 
-    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF) -> None:
+    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF, memory: Backing | None = None) -> None:
         self.tracer = tracer
         self.tree = tree
         self.judge = judge
+        self.memory = memory
 
     def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
         """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned. Raises nothing."""
@@ -40,12 +43,18 @@ class Recorder:
             with self.tracer.span("record", tokens=len(reply.ids)) as span:
                 found = self.judge.judge(asked, reply, worker)
                 if found.reply is not None:
-                    found.verdict.generation = self.tree.record(prompt.match, prompt.context, found.reply)
+                    self._keep(prompt, found.reply, found.verdict)
                 span.set(outcome=found.verdict.outcome)
             return found.verdict
         except Exception:
             logger.exception("a reply could not be recorded")
             return Verdict("no", INTERNAL_ERROR)
+
+    def _keep(self, prompt: Prompt, reply: SampledReply, verdict: Verdict) -> None:
+        if self.memory is None:
+            verdict.generation = self.tree.record(prompt.match, prompt.context, reply)
+        else:
+            verdict.generation, verdict.saving = self.memory.record(prompt.match, prompt.context, reply)
 
 
 class Tally(Protocol):
@@ -156,6 +165,7 @@ class Responder:
         self._prompts = prompts
         self._streaming = False
         self._counted = False
+        self._stores = recorder.memory is not None
         sent_at = recorder.judge.workers.moment()
         self._generations = [
             _ExpectedReply(
@@ -199,7 +209,10 @@ class Responder:
                 generation.verdict = Verdict("no", "worker error", f"status {start['status']}")
         self.close()
         verdicts = [generation.verdict or Verdict("no") for generation in self._generations]
-        return self._with_headers(start, summary(verdicts)), body
+        head = self._with_headers(start, summary(verdicts))
+        if self._stores and not await self._saved():
+            head["headers"].append((b"x-radix-saved", b"no"))
+        return head, body
 
     def close(self) -> None:
         """End the reply, complete or not: record what was streamed, and count the verdicts once."""
@@ -209,6 +222,24 @@ class Responder:
         if not self._counted:
             self._counted = True
             self._tally.count([generation.verdict or Verdict("no", "no reply") for generation in self._generations])
+
+    def acknowledged(self, send: Send) -> Send:
+        """Return a `send` that lets a message go when the store has all that is recorded by then."""
+
+        async def sending(message: Message) -> None:
+            await self._saved()
+            await send(message)
+
+        return sending
+
+    async def _saved(self) -> bool:
+        """Wait until what is recorded is saved, or is known not to be; return whether all of it is."""
+        saved = True
+        for generation in self._generations:
+            saving = None if generation.verdict is None else generation.verdict.saving
+            if saving is not None:
+                saved = await asyncio.shield(saving) and saved
+        return saved
 
     async def _recorded(self, body: bytes) -> bytes:
         if not self._listed:

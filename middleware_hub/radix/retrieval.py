@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
+from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.json import JSON_ERRORS, decode_object
@@ -122,14 +123,18 @@ async def retrieve(
     text: str,
     request: RetrievalRequest,
     expected: Sequence[str] = (),
+    memory: Backing | None = None,
 ) -> dict[str, Any]:
-    """Return the answer for one text; `expected` are the replies that the caller lists for it.
+    """Return the answer for one text; `expected` are the replies that the caller lists for it, `memory` fills the tree.
 
     Raises:
         NotFoundError: no recorded reply that this text begins with is called `request_id`.
         NotExactError: `strict`, and something would have to be encoded, or is older than `max_staleness`.
     """
+    asked = memory is None or await memory.cover(namespace, text, expected, parent=request.request_id)
     recall = tree.recall(namespace, text, request_id=request.request_id)
+    if memory is not None:
+        memory.retrieved(recall)
     if recall is None:
         raise NotFoundError(
             f"this text does not begin with a recorded reply of request_id {request.request_id!r}: with n > 1 workers give "
@@ -150,6 +155,10 @@ async def retrieve(
         tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
     heavy = cut.tokens + len(tail) // 4 > MANY_TOKENS
     flat = await offload(heavy, flatten, cut.span, cut.take, tail)
+    if not asked:
+        flat = replace(flat, reasons=tuple(dict.fromkeys((*flat.reasons, STORE_UNREACHABLE))))
+    if memory is not None and expected:
+        await memory.cover(namespace, text, expected)  # some may have been collected meanwhile
     if request.cover:
         return await _cover(tree, namespace, text, recall, flat, request, expected)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]

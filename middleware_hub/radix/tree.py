@@ -15,15 +15,15 @@ Three rules carry it:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
 from middleware_hub.radix.cut import FRESH, Cut, end_of
 from middleware_hub.radix.forest import Forest, TreeStats
-from middleware_hub.radix.indexes import IdsIndex, ReplyNames, begins_with
+from middleware_hub.radix.indexes import begins_with
 from middleware_hub.radix.match import PrefixMatch, match_chain, match_text, recorded_context, walk_down
-from middleware_hub.radix.node import Generation, RadixNode
+from middleware_hub.radix.node import Generation, RadixNode, StoredSpan
 from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.spans.versions import VersionClock
@@ -39,6 +39,7 @@ class RadixTree:
         unretrieved_versions: an unretrieved leaf that was last hit this many weight versions ago goes before all others;
             None: unretrieved leaves go last, however old they are.
         clock: of weight versions, if others share it.
+        stored: a store has all that is recorded, and this is a cache of it: nothing is lost by collecting.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class RadixTree:
         keep_versions: int = 5,
         unretrieved_versions: int | None = None,
         clock: VersionClock | None = None,
+        stored: bool = False,
     ) -> None:
         self.measure = measure
         self.max_tokens = max_tokens
@@ -56,9 +58,7 @@ class RadixTree:
         self.unretrieved_versions = unretrieved_versions
         self.clock = clock or VersionClock()
         self._ticks = 0
-        self._forest = Forest()
-        self._by_ids = IdsIndex()
-        self._names = ReplyNames()
+        self._forest = Forest(stored=stored)
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
@@ -97,9 +97,9 @@ class RadixTree:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
         path = walk_down(root, text, self._forest.marks)
         found = PrefixMatch(namespace, text)
-        longest = self._by_ids.longest(namespace, ids, parent)
+        longest = self._forest.by_ids.longest(namespace, ids, parent)
         if longest is None and parent is not None:
-            longest = self._by_ids.longest(namespace, ids, None)
+            longest = self._forest.by_ids.longest(namespace, ids, None)
         if longest is not None:
             found = match_chain(namespace, path, *longest, width)
         further = None if found.foreign else path.further(found.continues, found.cut, self.measure)
@@ -155,27 +155,23 @@ class RadixTree:
                 if generation.retrieved:
                     return
                 generation.retrieved = True
-                self._forest.leaves.offer(generation)
+                if not self._forest.leaves.stored:
+                    self._forest.leaves.offer(generation)
 
     def reply(self, namespace: Namespace, request_id: str) -> Generation | None:
-        return self._names.newest(namespace, request_id)
+        return self._forest.names.newest(namespace, request_id)
 
     def left_out(self, namespace: Namespace, text: str, request_id: str) -> bool:
         """Return whether a text holds no token of a reply because of rule 6, and not because it was lost.
 
         All tokens of such a reply are hidden, and the text goes on behind it without spelling them.
         """
-        generation = self._names.newest(namespace, request_id)
+        generation = self._forest.names.newest(namespace, request_id)
         return generation is not None and not generation.span.visible and text.startswith(self.text_of(generation))
 
     def text_of(self, generation: Generation) -> str:
         """Return the whole text of a reply: its prompt, and what was sampled."""
-        edges: list[str] = []
-        node: RadixNode | None = generation.node
-        while node is not None:
-            edges.append(node.edge)
-            node = node.parent
-        return "".join(reversed(edges))
+        return generation.node.text
 
     def departure(self, namespace: Namespace, text: str, *, context: int = 10) -> Departure:
         """Return where the text leaves the tree, with `context` recorded characters on both sides of that place."""
@@ -200,10 +196,14 @@ class RadixTree:
     def unpin(self, match: PrefixMatch) -> None:
         self._forest.release(match.cut.span)
 
-    def record(self, match: PrefixMatch, context: Context | None, reply: SampledReply) -> Generation:
+    def record(
+        self, match: PrefixMatch, context: Context | None, reply: SampledReply, *, serial: int | None = None
+    ) -> Generation:
         """Remember a reply to the prompt that was made from a match, which is still pinned.
 
-        `context` is what was encoded behind the match; None if the matched chain is the whole prompt.
+        Args:
+            context: what was encoded behind the match; None if the matched chain is the whole prompt.
+            serial: the place in the order of recording, where that is shared with other processes.
         """
         self.clock.observe_reply(reply.versions, late=reply.late)
         if match.cut.span is None:
@@ -234,16 +234,9 @@ class RadixTree:
             finish=reply.finish,
         )
         self._ticks += 1
-        generation = Generation(span, node, match.continues, reply.tail, self._ticks, self.clock.now, self._ticks)
-        span.owner = generation
-        span.users = 1
-        self._forest.add_span(span)
-        node.add_end(generation)
-        self._forest.note_passes(generation, foreign=match.foreign)
-        self.stats.generations += 1
-        self._by_ids.add(match.namespace, generation)
-        self._names.add(generation)
-        self._forest.leaves.offer(generation)
+        serial = self._ticks if serial is None else serial
+        generation = Generation(span, node, match.continues, reply.tail, serial, self.clock.now, self._ticks)
+        self._forest.insert(match.namespace, generation)
         return generation
 
     def _start(self, match: PrefixMatch) -> tuple[RadixNode, int]:
@@ -265,10 +258,31 @@ class RadixTree:
         span = TokenSpan(
             cut.span, cut.take, cut.start, context.ids, len(match.text) - cut.start, flags=flags, ends=context.ends
         )
-        span.owner = node
-        node.add_context(span)
-        self._forest.add_span(span)
+        self._forest.insert_context(span, node)
         return span
+
+    # What a store has --------------------------------------------------------------------------------------------------
+
+    @property
+    def stored(self) -> Mapping[bytes, TokenSpan]:
+        """The spans of which a store has records, by the ids of those. All that one of them builds on is among them."""
+        return self._forest.stored
+
+    def keep(self, span: TokenSpan, record: bytes) -> None:
+        """Note under which id a store has a span, or soon will: its parent has been noted before."""
+        self._forest.stored[record] = span
+
+    def hold(self, span: TokenSpan) -> None:
+        """Keep a span, until it is released."""
+        span.users += 1
+
+    def release(self, span: TokenSpan) -> None:
+        self._forest.release(span)
+
+    def restore(self, found: StoredSpan) -> None:
+        """Remember what a store has as if it had been recorded here. What it builds on is here, and the clock does not move."""
+        self._ticks += 1
+        self._forest.restore(found, self.clock.stamp(found.version), self._ticks)
 
     # Collecting --------------------------------------------------------------------------------------------------------
 
@@ -291,10 +305,10 @@ class RadixTree:
                 return False
             stale = self.clock.age(generation.stamp) >= self.keep_versions
             self.stats.evicted["version" if stale else "least_recently_hit"] += 1
-            if not generation.retrieved:
+            if not generation.retrieved and not self._forest.leaves.stored:
                 self.stats.evicted["abandoned" if self._abandoned(generation) else "never_retrieved"] += 1
             before = self.stats.tokens
-            self._remove(generation)
+            self._forest.remove(generation)
             self.stats.evicted_tokens += before - self.stats.tokens
             if time.perf_counter() > deadline:
                 return self.over_budget
@@ -305,33 +319,5 @@ class RadixTree:
         limit = self.unretrieved_versions
         return limit is not None and self.clock.age(generation.stamp) >= limit
 
-    def _remove(self, generation: Generation) -> None:
-        node, line = generation.node, generation.continues
-        self._by_ids.remove(generation)
-        self._names.remove(generation)
-        node.remove_end(generation)
-        self.stats.generations -= 1
-        top = None if line is None else line.node
-        passed: RadixNode | None = node
-        while passed is not None and passed is not top and passed.forget_pass(generation):
-            passed = passed.parent
-        span = generation.span
-        parent = self._nearest_generation(span)
-        if parent is not None and generation.tick > parent.tick:
-            # A hit below counts as a hit here; nobody needed to know while there was something below.
-            parent.tick, parent.stamp = generation.tick, generation.stamp
-        self._forest.prune(node)
-        self._forest.release(span)
-        span.owner = None
-
-    @staticmethod
-    def _nearest_generation(span: TokenSpan) -> Generation | None:
-        above = span.parent
-        while above is not None and not isinstance(above.owner, Generation):
-            above = above.parent
-        return None if above is None else above.owner
-
     def clear(self) -> None:
         self._forest.clear()
-        self._by_ids = IdsIndex()
-        self._names = ReplyNames()

@@ -176,6 +176,8 @@ class _ChatReply:
             (b"x-radix-prompt-tokens", b"%d" % first.prompt.tokens),
             (b"x-radix-recorded", recorded.encode("latin-1", "replace")),
         ]
+        if not all(generation.saved for generation in named):
+            headers.append((b"x-radix-saved", b"no"))
         if self._session.lasting:
             headers.append((b"x-session-id", self._session.id.encode("latin-1")))
         if first.prompt.spliced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.sessions.call_fields import fields_of, is_on, query_of
 from middleware_hub.sessions.export.topology import topology
 from middleware_hub.sessions.exports import Exports
+from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session, SessionPhase
@@ -93,7 +95,7 @@ class Controls:
             metadata=typed(fields, "metadata", dict[str, Any], "an object"),
             response_budget=budget,
         )
-        self._registry.add(session)
+        await self._registry.create(session)
         root = f"{_origin(scope)}/sessions/{session.id}"
         answer: dict[str, Any] = {
             "session_id": session.id,
@@ -106,15 +108,15 @@ class Controls:
             answer["ignored"] = ignored
         await send_json(send, 201, msgspec.json.encode(answer))
 
-    def make(self, tenant: str, name: str) -> Session:
+    async def make(self, tenant: str, name: str) -> Session:
         """Make a session on its first use (`--implicit-sessions`). Raises BadRequestError, CapacityError."""
         _check_name(name, "x-session-id")
         session = Session(name, tenant, self._key, ttl=self._config.ttl)
-        self._registry.add(session)
+        await self._registry.create(session)
         return session
 
     async def list(self, tenant: str, send: Send) -> None:
-        found = [session.summary() for session in self._registry.of(tenant)]
+        found = await self._registry.summaries(tenant)
         await send_json(send, 200, msgspec.json.encode({"sessions": found}))
 
     # One session -------------------------------------------------------------------------------------------------------
@@ -140,7 +142,8 @@ class Controls:
         if "reward_info" not in fields:
             raise BadRequestError("`reward_info` is missing: give an object")
         info = typed(fields, "reward_info", dict[str, Any], "an object") or {}
-        session.reward(info, typed(fields, "branch", str, "the id of a generation"))
+        branch = typed(fields, "branch", str, "the id of a generation")
+        await session.happen(Rewarded(as_json(info), branch, time=time.time()))
         session.touch()
         await _send_summary(send, session)
 
@@ -149,8 +152,8 @@ class Controls:
         info = typed(fields, "reward_info", dict[str, Any], "an object")
         session.require(Act.COMPLETE)
         if info is not None:
-            session.reward(info, None)
-        session.complete()
+            await session.happen(Rewarded(as_json(info), None, time=time.time()))
+        await session.happen(Completed(time=time.time()))
         session.touch()
         await _send_summary(send, session)
 

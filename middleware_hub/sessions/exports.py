@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
 import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
+from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.sessions.call_fields import fields_of, is_on, query_of
 from middleware_hub.sessions.export.formats import FORMATS
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
 from middleware_hub.sessions.export.trajectory_json import as_json
+from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.session import Act, Session, SessionPhase
+from middleware_hub.sessions.session import Act, Session
+from middleware_hub.store.errors import StoreUnreachableError
 from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 from router.http.bodies import read_json
@@ -71,8 +76,7 @@ class Exports:
     async def finalize(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         fields = fields_of(await read_json(scope, receive, self._max_body_bytes))
         export = _Export.of(fields, query_of(scope))
-        first = session.phase is not SessionPhase.FINALIZED
-        await session.finalize()
+        first = await session.finalize()
         session.require(Act.EXPORT)  # it may have been deleted meanwhile
         if first:
             self._metrics.sessions.labels("finalized").inc()
@@ -86,12 +90,14 @@ class Exports:
 async def _send_export(session: Session, export: _Export, receive: Receive, send: Send) -> None:
     """Raises ClientDisconnectedError if the client leaves before everything was sent: then the export reached nobody."""
     session.touch()
+    unread = session.unread or not await _filled(session)
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
     found = branches(
         session.trie.checkpoints(terminal=not export.every),
         session.reward_info,
         shared_turns=export.shared,
         missing=missing,
+        unread=unread,
     )
     head: dict[str, Any] = {
         "session_id": session.id,
@@ -113,9 +119,19 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
             await send({"type": "http.response.body", "body": body, "more_body": True})
         client.stop_watching()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-    # A turn that was committed meanwhile has not been exported.
-    session.exported = session.samples == samples
+    with suppress(SessionOverError):  # it was deleted meanwhile
+        await session.happen(Exported(samples, time=time.time()))
     session.touch()
+
+
+async def _filled(session: Session) -> bool:
+    """Fetch what a session has in the store beside its tokens; return whether it could be fetched."""
+    try:
+        if session.log is not None:
+            await session.log.fill()
+    except StoreUnreachableError:
+        return False
+    return True
 
 
 async def _send_json(found: Iterator[BranchTrajectory], head: dict[str, Any], send: Send) -> None:

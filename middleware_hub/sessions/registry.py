@@ -4,6 +4,9 @@ A session holds tokens that cannot be sampled again, so it is never dropped for 
 sessions that were finalized and exported go, oldest first; then new sessions and new turns are refused with 429. A session that
 expires before it was exported is logged and counted.
 
+With a store this memory is a cache of it. Any session that nobody is using makes room for others, the least recently used
+first, and comes back when it is asked for. Only what the store does not take is refused room.
+
 Chats without a session have a memory of their own, which drops the least recently used conversations.
 A client that names no session sends its whole conversation and is recognized by it: a trie of messages, as a session has, finds
 the turns that were sampled here. It is never exported, so a turn costs its ids and no logprobs. For retrieval, the radix tree
@@ -17,14 +20,16 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
+from middleware_hub.sessions.log.events import Archive, Ended
 from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session, SessionPhase
 from middleware_hub.sessions.trie.nodes import Checkpoint
+from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +54,9 @@ class AnonymousSession(Session):
         self._ends: OrderedDict[str, Checkpoint] = OrderedDict()
         """The ends of conversations, least recently used first, and some checkpoints that were continued since."""
 
-    def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> int:
+    def committed(self, checkpoint: Checkpoint) -> int:
         """Count a commit and make room; return how many tokens it adds."""
-        added = super().committed(prompt, checkpoint)
+        added = super().committed(checkpoint)
         if checkpoint.parent is not None:
             self._ends.pop(checkpoint.parent.id, None)
         self._ends[checkpoint.id] = checkpoint
@@ -98,6 +103,8 @@ class SessionRegistry:
         self._sessions: dict[tuple[str, str], Session] = {}
         self._anonymous: dict[tuple[str, str], AnonymousSession] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._loading: dict[tuple[str, str], asyncio.Task[Session | None]] = {}
+        self.archive: Archive[Session] | None = None
         self.tokens = 0
         metrics.watch(lambda: len(self), lambda: self.nodes, lambda: self.samples, lambda: self.tokens)
 
@@ -121,7 +128,7 @@ class SessionRegistry:
         if found is None:
             if len(self._anonymous) >= MOST_NAMESPACES:
                 # Clients choose the namespaces, so their number must be bounded.
-                self._later(self._anonymous.pop(next(iter(self._anonymous))))
+                self._later(self._anonymous.pop(next(iter(self._anonymous))).abort())
             found = AnonymousSession(tenant, self._key, max_tokens=self._max_tokens // ANONYMOUS_SHARE)
         else:
             del self._anonymous[tenant, namespace]
@@ -131,18 +138,87 @@ class SessionRegistry:
     def of(self, tenant: str) -> list[Session]:
         return [session for session in self._sessions.values() if session.tenant == tenant]
 
+    async def reach(self, tenant: str, session_id: str) -> Session | None:
+        """Return a session as it is now, whichever router it was last used at; None if there is none.
+
+        Nobody may wait for anything between this and the use of the session, or count as its visitor.
+
+        Raises StoreUnreachableError for one that is not here, if the store cannot be asked.
+        """
+        archive, name = self.archive, (tenant, session_id)
+        if archive is None:
+            return self._sessions.get(name)
+        while True:
+            found = self._sessions.get(name)
+            if found is None:
+                loading = self._loading.get(name)
+                if loading is None:
+                    loading = self._loading[name] = asyncio.create_task(self._load(archive, name))
+                    loading.add_done_callback(lambda _: self._loading.pop(name, None))
+                found = await asyncio.shield(loading)
+                if found is None:
+                    return None
+            elif not await archive.refresh(found):
+                self._end(found)
+                continue
+            if self._sessions.get(name) is found:
+                return found
+
+    async def _load(self, archive: Archive[Session], name: tuple[str, str]) -> Session | None:
+        found = await archive.find(*name)
+        if found is not None:
+            self._sessions[name] = found
+            await archive.refresh(found)  # which tells others that it was asked for
+            self._make_room(found)
+        return found
+
+    async def summaries(self, tenant: str) -> list[dict[str, Any]]:
+        """Return what all sessions of a tenant are like, oldest first. Those that only the store has are read for it."""
+        archive = self.archive
+        if archive is None:
+            return [session.summary() for session in self.of(tenant)]
+        found = []
+        async for name in archive.names(tenant):
+            if (tenant, name) in self._sessions:
+                session = await self.reach(tenant, name)
+            else:
+                session = await archive.find(tenant, name)
+            if session is None:
+                continue
+            found.append(session.summary())
+            if self._sessions.get((tenant, name)) is not session:
+                self.tokens -= session.tokens
+                await session.abort()
+        return sorted(found, key=lambda summary: float(summary["created_at"]))
+
+    async def create(self, session: Session) -> None:
+        """Add a new session, to the store as well. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
+        if self.archive is not None:
+            if await self.reach(session.tenant, session.id) is not None:
+                raise SessionExistsError(_exists(session))
+            self.require_room(session)
+            await self.archive.create(session)
+        self.add(session)
+
     def add(self, session: Session) -> None:
         """Add a session. Raises SessionExistsError, and CapacityError if there is no room."""
         name = session.tenant, session.id
         if name in self._sessions:
-            raise SessionExistsError(f"there is a session {session.id!r} already")
-        self.require_room()
+            raise SessionExistsError(_exists(session))
+        self.require_room(session)
         self._sessions[name] = session
         self._metrics.sessions.labels("created").inc()
 
-    def require_room(self) -> None:
-        """Make room for a turn. Raises CapacityError if there is none."""
+    def require_room(self, user: Session) -> None:
+        """Make room for a turn of a session. Raises CapacityError if there is none."""
         if self.tokens < self._max_tokens:
+            return
+        if self.archive is not None:
+            if not self._make_room(user) and any(one.log is not None and not one.log.settled for one in self):
+                raise CapacityError(
+                    f"sessions hold {self.tokens} tokens, and may hold {self._max_tokens} (--session-max-tokens) while the "
+                    "store takes nothing"
+                )
             return
         for session in list(self._sessions.values()):
             if session.phase is SessionPhase.FINALIZED and session.exported:
@@ -155,10 +231,24 @@ class SessionRegistry:
             "DELETE some that are done with"
         )
 
+    def _make_room(self, user: Session) -> bool:
+        """Drop sessions that the store has until there is room; return whether there is."""
+        if self.tokens >= self._max_tokens:
+            for session in sorted(self._sessions.values(), key=lambda one: one.used):
+                if session is not user and session.idle:
+                    self._metrics.sessions.labels("evicted").inc()
+                    self._end(session)
+                    if self.tokens < self._max_tokens:
+                        break
+        return self.tokens < self._max_tokens
+
     def held(self, tokens: int) -> None:
         self.tokens += tokens
 
     async def delete(self, session: Session) -> None:
+        """Forget a session, everywhere. Raises SessionOverError if that has happened already."""
+        if session.log is not None:
+            await session.happen(Ended("deleted", time=time.time()))
         self._remove(session)
         self._metrics.sessions.labels("deleted").inc()
         await session.abort()
@@ -169,10 +259,10 @@ class SessionRegistry:
 
     def _end(self, session: Session) -> None:
         self._remove(session)
-        self._later(session)
+        self._later(session.abort())
 
-    def _later(self, session: Session) -> None:
-        task = asyncio.get_running_loop().create_task(session.abort())
+    def _later(self, end: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(end)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -184,31 +274,74 @@ class SessionRegistry:
     def samples(self) -> int:
         return sum(session.samples for session in self._sessions.values())
 
+    def closed_elsewhere(self, tenant: str, session_id: str) -> None:
+        """End the generations of a session that was finalized or ended at another router."""
+        session = self.find(tenant, session_id)
+        if session is not None and session.over:
+            self._end(session)
+        elif session is not None:
+            self._later(session.end_exchanges())
+
     def sweep(self, now: float | None = None) -> None:
         """Forget sessions whose time to live has passed, and in the others the replies that no client asked for in time."""
         moment = time.monotonic() if now is None else now
         for session in (*self._sessions.values(), *self._anonymous.values()):
             session.sweep(moment)
-        for session in [one for one in self._sessions.values() if one.expired(moment)]:
-            lost = not session.exported and session.trie.head is not None
-            self._metrics.sessions.labels("expired_unexported" if lost else "expired").inc()
-            if lost:
-                logger.warning(
-                    "session %s was forgotten after %g s without a request, and nobody had exported it",
-                    session.id,
-                    session.ttl,
-                )
-            self._end(session)
+        for session in [one for one in self._sessions.values() if one.log is None and one.expired(moment)]:
+            self._expire(session)
+
+    def _expire(self, session: Session) -> None:
+        lost = not session.exported and session.trie.head is not None
+        self._metrics.sessions.labels("expired_unexported" if lost else "expired").inc()
+        if lost:
+            logger.warning(
+                "session %s was forgotten after %g s without a request, and nobody had exported it",
+                session.id,
+                session.ttl,
+            )
+        self._end(session)
+
+    async def sweep_store(self, archive: Archive[Session]) -> None:
+        """Do for the sessions in a store what `sweep` does for others, and write what it did not take before."""
+        moment = time.monotonic()
+        for session in list(self._sessions.values()):
+            if session.log is not None and session.log.unsaved:
+                await session.log.hand_over()
+        for session in [one for one in self._sessions.values() if one.expired(moment) and one.idle]:
+            # It may have been used elsewhere.
+            if not await archive.refresh(session, asked=False):
+                self._end(session)
+            elif session.expired(moment) and session.idle and await session.happen(Ended("expired", time=time.time())):
+                self._expire(session)
+        ended = await archive.sweep(lambda *name: name in self._sessions)
+        self._metrics.sessions.labels("expired").inc(ended)
 
     async def keep_sweeping(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sweep()
+            if self.archive is not None:
+                try:
+                    await self.sweep_store(self.archive)
+                except RouterError as error:
+                    logger.warning("sessions in the store were not swept: %s", error)
 
     async def close(self) -> None:
         everything = (*self._sessions.values(), *self._anonymous.values())
-        await asyncio.gather(*(session.abort() for session in everything))
+        await asyncio.gather(*(self._close(session) for session in everything))
         self._sessions.clear()
         self._anonymous.clear()
         if self._ending:
             await asyncio.wait(self._ending)
+
+    @staticmethod
+    async def _close(session: Session) -> None:
+        """End a session here. What was sampled in a session with a log is kept: it goes on in another process."""
+        if session.log is not None:
+            await session.end_exchanges()
+            await session.log.hand_over()
+        await session.abort()
+
+
+def _exists(session: Session) -> str:
+    return f"there is a session {session.id!r} already"

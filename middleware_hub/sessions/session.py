@@ -14,20 +14,36 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction
-from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.log.events import (
+    AnyEvent,
+    BranchEnded,
+    Completed,
+    Ended,
+    Exported,
+    Finalized,
+    Rewarded,
+    SessionLog,
+    TurnCommitted,
+    object_of,
+)
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.trie import MessageTrie
+from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 
 MAX_KEPT = 256
 """Exchanges that a session keeps track of, among them replies that did not reach their client and may be sent again."""
+
+
+LOOK_SECONDS = 0.25
+"""How often somebody who waits for an agent looks whether it is done at another router."""
 
 
 class SessionPhase(enum.Enum):
@@ -62,8 +78,10 @@ class Session:
         sampling: `sampling_params` for requests that do not set them.
         response_budget: tokens that a branch may have behind its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
+        log: where it is kept beyond this process; None if it is not.
         tokens: the tokens of its samples and of the contexts between them.
         samples: the number of its samples.
+        visitors: the requests that are using it.
     """
 
     lasting = True
@@ -94,6 +112,9 @@ class Session:
         self.created_at = time.time()
         self.used = time.monotonic()
         self.exported = False
+        self.log: SessionLog | None = None
+        self.visitors = 0
+        self._finalizing = False
         self._memos: dict[str, MessageMemo] = {}
         self._done = asyncio.Event()
         self._exchanges: list[Exchange[Any]] = []
@@ -108,13 +129,37 @@ class Session:
             found = self._memos[name] = MessageMemo(self.trie.key, room, most=self.most_bodies)
         return found
 
+    @property
+    def over(self) -> bool:
+        """Whether it was deleted or forgotten."""
+        return self.phase is SessionPhase.ABORTED
+
+    @property
+    def unread(self) -> bool:
+        """Whether it may have gone on elsewhere, and the store could not be asked."""
+        return self.log is not None and self.log.unread
+
     def require(self, act: Act) -> None:
         """Raise SessionOverError if the client may no longer do this."""
         if self.phase not in _ALLOWED[act]:
             raise SessionOverError(f"session {self.id!r} is {self.phase.value}")
 
+    @contextmanager
+    def visited(self) -> Iterator[None]:
+        """Count a request as long as it uses the session: it is not dropped meanwhile."""
+        self.visitors += 1
+        try:
+            yield
+        finally:
+            self.visitors -= 1
+
     def touch(self) -> None:
         self.used = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody needs what only this process has of it: no request, no generation, no reply kept for a resend."""
+        return not (self.visitors or self.trie.in_flight or self._exchanges) and (self.log is None or self.log.settled)
 
     def expired(self, now: float) -> bool:
         """Whether its time to live has passed. A generation in flight keeps it alive."""
@@ -149,11 +194,11 @@ class Session:
             self._exchanges.remove(exchange)
         exchange.release()
 
-    def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> int:
+    def committed(self, checkpoint: Checkpoint) -> int:
         """Count a commit; return how many tokens it adds."""
         added = len(checkpoint.span)
-        context = prompt.span
-        if not context.sampled:
+        context = checkpoint.span.parent
+        if context is not None and not context.sampled:
             added += 0 if context.users else len(context)  # several generations of one prompt share it
             context.users += 1
         self.tokens += added
@@ -162,46 +207,121 @@ class Session:
         self.touch()
         return added
 
-    # The end -----------------------------------------------------------------------------------------------------------
+    # Events ------------------------------------------------------------------------------------------------------------
 
-    def complete(self) -> None:
-        """Mark the agent as done. Raises SessionOverError."""
-        self.require(Act.COMPLETE)
-        if self.phase is SessionPhase.ACTIVE:
-            self.phase = SessionPhase.COMPLETE
-        self._done.set()
+    async def happen(self, event: AnyEvent) -> bool:
+        """Let something happen to this session, in its log first if it has one.
+
+        Returns whether it is written down, where it has to be. Raises SessionOverError and UnknownSessionError if it may not
+        happen: then nothing has.
+        """
+        self.check(event)
+        if self.log is not None:
+            return await self.log.append(event)
+        self.apply(event)
+        return True
+
+    def check(self, event: AnyEvent) -> None:
+        """Raise SessionOverError, or UnknownSessionError for an unknown branch, if this may not happen (any more)."""
+        match event:
+            case Completed():
+                self.require(Act.COMPLETE)
+            case Rewarded(branch=branch):
+                self.require(Act.EXPORT)
+                if branch is not None and self.trie.checkpoint(branch) is None:
+                    raise UnknownSessionError(f"session {self.id!r} has no branch {branch!r}")
+            case TurnCommitted():
+                if self.trie.closed:
+                    raise TrieClosedError
+            case _:
+                self.require(Act.EXPORT)
+
+    def needs(self, event: AnyEvent) -> bool:
+        """Whether an event would change anything."""
+        match event:
+            case Completed():
+                return self.phase is SessionPhase.ACTIVE
+            case Finalized():
+                return self.phase is not SessionPhase.FINALIZED
+        return True
+
+    def apply(self, event: AnyEvent) -> None:
+        """Let something other than a turn happen, which `check` has allowed."""
+        match event:
+            case Rewarded(info=info, branch=branch):
+                self._reward(object_of(info), branch)
+            case BranchEnded(generation=generation):
+                checkpoint = self.trie.checkpoint(generation)
+                if checkpoint is not None:
+                    checkpoint.finish = "length"
+            case Completed():
+                if self.phase is SessionPhase.ACTIVE:
+                    self.phase = SessionPhase.COMPLETE
+                self._done.set()
+            case Finalized():
+                self.phase = SessionPhase.FINALIZED
+                self.trie.close()
+                self._done.set()
+            case Exported(samples=samples):
+                # A turn that was committed meanwhile has not been exported.
+                self.exported = self.samples == samples
+            case Ended():
+                self.phase = SessionPhase.ABORTED
+                self.trie.close()
+                self._done.set()
+
+    def _reward(self, info: dict[str, Any], branch: str | None) -> None:
+        checkpoint = None if branch is None else self.trie.checkpoint(branch)
+        if checkpoint is not None:
+            checkpoint.reward = {**(checkpoint.reward or {}), **info}
+        elif branch is None:
+            self.reward_info = {**self.reward_info, **info}
+
+    # The end -----------------------------------------------------------------------------------------------------------
 
     async def completed(self, seconds: float | None) -> bool:
         """Wait until the agent is done, or the session is over; return whether that happened in time."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._done.wait()
-        except TimeoutError:
-            return False
-        return True
+        until = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            step = left if self.log is None else min(LOOK_SECONDS, LOOK_SECONDS if left is None else left)
+            try:
+                async with asyncio.timeout(step):
+                    await self._done.wait()
+                return True
+            except TimeoutError:
+                if self.log is None:
+                    return False
+            await self.log.read_on()
+            if left is not None and left <= LOOK_SECONDS:
+                return self._done.is_set()
 
-    async def finalize(self) -> None:
-        """Take no more turns. Generations in flight end with an error and are not kept. Raises SessionOverError."""
+    async def finalize(self) -> bool:
+        """Take no more turns; return whether this call ended them. Generations in flight end with an error and are not kept.
+
+        Raises SessionOverError.
+        """
         self.require(Act.EXPORT)
-        if self.phase is not SessionPhase.FINALIZED:
-            self.phase = SessionPhase.FINALIZED
-            self.trie.close()
-            self._done.set()
-            await self._end_exchanges()
+        first = self.phase is not SessionPhase.FINALIZED and not self._finalizing
+        self._finalizing = True
+        await self.happen(Finalized(time=time.time()))
+        if first:
+            await self.end_exchanges()
+        return first
 
     async def abort(self) -> None:
         self.phase = SessionPhase.ABORTED
         self.trie.close()
         self._done.set()
         try:
-            await self._end_exchanges()
+            await self.end_exchanges()
         finally:
             self.trie.clear()
             for memo in self._memos.values():
                 memo.clear()
         self.tokens = self.samples = 0
 
-    async def _end_exchanges(self) -> None:
+    async def end_exchanges(self) -> None:
         running = [exchange for exchange in self._exchanges if not exchange.over]
         if running:
             await asyncio.gather(*(exchange.abort() for exchange in running))
@@ -226,14 +346,3 @@ class Session:
             "created_at": self.created_at,
             "ttl_s": self.ttl,
         }
-
-    def reward(self, info: dict[str, Any], branch: str | None) -> None:
-        """Attach a reward to the session, or to one of its branches. Raises UnknownSessionError for an unknown branch."""
-        self.require(Act.EXPORT)
-        if branch is None:
-            self.reward_info = {**self.reward_info, **info}
-            return
-        checkpoint = self.trie.checkpoint(branch)
-        if checkpoint is None:
-            raise UnknownSessionError(f"session {self.id!r} has no branch {branch!r}")
-        checkpoint.reward = {**(checkpoint.reward or {}), **info}

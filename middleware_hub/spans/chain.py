@@ -73,8 +73,10 @@ class SpanFlag:
     """`unknown_parent`: the request for these tokens named a reply whose tokens do not precede them."""
     AFTER_MISMATCH: Final = 4096
     """`engine_mismatch`: a reply whose ids do not spell its text ends before these tokens; its text was encoded instead."""
-    LOST: Final = PARENT_LOST | AFTER_MISMATCH
-    """Sampled tokens are known to be missing before these."""
+    UNASKED: Final = 8192
+    """`store_unreachable`: the store that may know more of the text before these tokens could not be asked."""
+    LOST: Final = PARENT_LOST | AFTER_MISMATCH | UNASKED
+    """Sampled tokens are missing before these, or may be."""
 
 
 REASONS: tuple[tuple[int, str], ...] = (
@@ -85,11 +87,13 @@ REASONS: tuple[tuple[int, str], ...] = (
     (SpanFlag.UNLIKE, "template_mismatch"),
     (SpanFlag.PARENT_LOST, "unknown_parent"),
     (SpanFlag.AFTER_MISMATCH, "engine_mismatch"),
+    (SpanFlag.UNASKED, "store_unreachable"),
 )
 """The name of each flag in answers and counters."""
 
 UNKNOWN_REPLY = "unknown_reply"
-INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY})
+STORE_UNREACHABLE = "store_unreachable"
+INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY, STORE_UNREACHABLE})
 """Reasons for which a sequence is not `exact`, even where one recorded chain covers all of its text."""
 
 

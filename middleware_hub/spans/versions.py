@@ -40,6 +40,23 @@ class WorkerVersions:
         self._seen: dict[str, tuple[str, int]] = {}
         self._everywhere: tuple[str, int] | None = None
         self._now = 0
+        self.changes: list[tuple[str, str]] | None = None
+        """As `VersionClock.changes`: a `worker` (its name, a blank, its version), or `everywhere` a version."""
+
+    def take_changes(self) -> list[tuple[str, str]]:
+        """Return what happened since the last call."""
+        found, self.changes = self.changes or [], []
+        return found
+
+    def repeat(self, kind: str, value: str) -> None:
+        """Do what `changes` say happened, here or in another process."""
+        noted, self.changes = self.changes, None
+        worker, _, version = value.partition(" ")
+        if kind == "everywhere":
+            self.set_everywhere(value)
+        else:
+            self.observe(worker, version)
+        self.changes = noted
 
     def moment(self) -> int:
         """Return a logical time for a request that is sent now; later ones are greater."""
@@ -51,11 +68,15 @@ class WorkerVersions:
         known = self._known(worker)
         if known is None or known[0] != version:
             self._seen[worker] = version, self.moment()
+            if self.changes is not None:
+                self.changes.append(("worker", f"{worker} {version}"))
 
     def set_everywhere(self, version: str) -> None:
         """Note that all workers were set to this version."""
         self._seen.clear()
         self._everywhere = version, self.moment()
+        if self.changes is not None:
+            self.changes.append(("everywhere", version))
 
     def changed_since(self, worker: str, version: str, moment: int) -> bool:
         """Return whether a worker that now has `version` may have had another one at that moment."""
@@ -79,14 +100,40 @@ class VersionClock:
         self.now = Stamp(0, -1)
         self.steps = 0
         """How often the current version has changed."""
+        self.changes: list[tuple[str, str]] | None = None
+        """What happened since somebody last looked (`take_changes`), for whoever writes it down; None for nobody."""
+
+    def _note(self, kind: str, version: str) -> None:
+        if self.changes is not None:
+            self.changes.append((kind, version))
+
+    def take_changes(self) -> list[tuple[str, str]]:
+        """Return what happened since the last call: the order in which versions appeared, became current, and fell."""
+        found, self.changes = self.changes or [], []
+        return found
+
+    def repeat(self, kind: str, version: str) -> None:
+        """Do what `changes` say happened, here or in another process."""
+        noted, self.changes = self.changes, None
+        if kind == "order":
+            self.order(version)
+        elif version != self.current:
+            (self._fall if kind == "fall" else self._become)(version)
+        self.changes = noted
 
     @property
     def known(self) -> list[str]:
         """Return every version seen, oldest first."""
         return sorted(self._orders, key=self._orders.__getitem__) if self.current is not None else []
 
+    def stamp(self, version: str) -> Stamp:
+        """Return the stamp of a hit under a version that was written down, without making it known."""
+        return Stamp(self._era, self._place(version))
+
     def order(self, version: str) -> int:
         """Return the place of a version among all; an unknown string becomes the newest."""
+        if version not in self._orders:
+            self._note("order", version)
         place = self._orders[version] = self._place(version)
         self._newest = max(self._newest, place)
         return place
@@ -146,12 +193,14 @@ class VersionClock:
         return max(0, *(self.distance(version) for version in names))
 
     def _become(self, version: str) -> None:
+        self._note("become", version)
         self.current = version
         self.steps += 1
         self._below = 0
         self.now = Stamp(self._era, self.order(version))
 
     def _fall(self, version: str) -> None:
+        self._note("fall", version)
         self._era += 1
         self._era_began = self.order(version)
         self._become(version)

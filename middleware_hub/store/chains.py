@@ -16,13 +16,14 @@ class Stored(NamedTuple):
     """What a span keeps of its record (`TokenSpan.stored`).
 
     Attributes:
-        id, root: of the record.
+        id, root, serial: of the record.
         state: the hashes of the whole text up to the last block's end in it, for the look-up of a text that goes on behind
             it; None where texts are not looked up.
     """
 
     id: bytes
     root: bytes
+    serial: int = 0
     state: PathState | None = None
 
 
@@ -88,5 +89,5 @@ def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathSta
         ends=record.ends,
         request_ids=record.request_ids,
         finish=record.finish,
-        stored=Stored(record.id, record.root, state),
+        stored=Stored(record.id, record.root, record.serial, state),
     )

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -190,6 +191,13 @@ class Tokenizer:
             return [(0, 0)] * lead + encoding.offsets if list(ids[lead:]) == encoding.ids else None
 
         return align_context(self.vocabulary, ids, text, bos=self.bos if start else (), offsets=offsets)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells whether ids mean the same text to another tokenizer: of the vocabulary, added tokens and normalizer."""
+        settings = read_settings(self._start.to_str())
+        parts = [settings["model"]["vocab"], settings["added_tokens"], settings["normalizer"]]
+        return blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()
 
     @cached_property
     def _tail(self) -> Backend:

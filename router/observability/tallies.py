@@ -53,15 +53,18 @@ class HistogramTally(Collector):
         self._labels = labels
         self._bounds = tuple(buckets)
         self._series: dict[Labels, tuple[list[int], list[float]]] = {}
+        if not labels:
+            self._begun(())
         registry.register(self)
 
     def observe(self, labels: Labels, value: float) -> None:
-        found = self._series.get(labels)
-        if found is None:
-            found = self._series[labels] = [0] * (len(self._bounds) + 1), [0.0]
-        counts, total = found
+        counts, total = self._series.get(labels) or self._begun(labels)
         counts[bisect_left(self._bounds, value)] += 1
         total[0] += value
+
+    def _begun(self, labels: Labels) -> tuple[list[int], list[float]]:
+        found = self._series[labels] = [0] * (len(self._bounds) + 1), [0.0]
+        return found
 
     def describe(self) -> Iterable[Metric]:
         yield HistogramMetricFamily(*self._about, labels=self._labels)

@@ -43,7 +43,12 @@ class ErrorBoundary:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            try:
+                await self._app(scope, receive, send)
+            except RouterError as error:
+                if scope["type"] != "lifespan":
+                    raise
+                await send({"type": "lifespan.startup.failed", "message": error.message})
             return
         headers, request_id = _identified(scope["headers"])
         record = RequestRecord(request_id, scope["method"], scope["path"])

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 
+CANNOT_START = 2
+"""The exit code of an application that could not start, as for a bad configuration."""
+
 GC_THRESHOLDS = (20_000, 20, 50)
 """New containers before a collection of the youngest generation, then collections of one before one of the next."""
 
@@ -99,7 +102,11 @@ class _DrainingServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            # uvicorn's way to end where the application could not start. The log says why.
+            sys.exit(CANNOT_START)
         _spare_the_collector()
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]

@@ -23,6 +23,7 @@ from router.config import (
     RouterConfig,
     ServerConfig,
     SessionsConfig,
+    StoreConfig,
     WorkersConfig,
 )
 from router.embedded.engine.records import GenerationRecord
@@ -142,6 +143,7 @@ def stack(
     abort: AbortConfig | None = None,
     workers: Mapping[str, Any] | None = None,
     sessions: Mapping[str, Any] | None = None,
+    store: StoreConfig | None = None,
     folder: Path | None = None,
     **worker: Any,
 ) -> Iterator[Stack]:
@@ -164,7 +166,10 @@ def stack(
             ),
             abort=abort or AbortConfig(attempts=1, wait=0),
             radix=RadixConfig(tokenizer_path=str(folder), **(radix or {})),
+            store=store or StoreConfig(),
             sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
         )
-        url = entered.enter_context(serve(create_app(config, shared={Hub: Hub(_tokenizer(config.radix))})))
+        url = entered.enter_context(
+            serve(create_app(config, shared={Hub: Hub(_tokenizer(config.radix), config.store)}))
+        )
         yield Stack(name, url, running, speller(name))

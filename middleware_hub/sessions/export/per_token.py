@@ -169,6 +169,23 @@ def _claimed(
     return new, left
 
 
+def numbers_in(name: str, value: Raw) -> bytes | None:
+    """Return the little-endian int32 numbers of a field that is such an array; None for any other, or if `written` differs."""
+    text = _base64(value) if name in ROW_FIELDS else None
+    if text is None:
+        return None
+    try:
+        numbers = binascii.a2b_base64(text)
+    except binascii.Error:
+        return None
+    return numbers if written(numbers) == bytes(value) else None
+
+
+def written(numbers: bytes) -> bytes:
+    """Return numbers as the worker writes them: a JSON string of base64."""
+    return b'"%b"' % binascii.b2a_base64(numbers, newline=False)
+
+
 # Base64 ----------------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from middleware_hub.sessions.export.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.spans.chain import INEXACT, UNKNOWN_REPLY, TokenSpan, links
+from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links
 from middleware_hub.spans.trajectory import Turn, flatten_chain
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
@@ -72,6 +72,7 @@ def branches(
     *,
     shared_turns: SharedTurns = "once",
     missing: Sequence[str] = (),
+    unread: bool = False,
 ) -> Iterator[BranchTrajectory]:
     """Yield one trajectory for each checkpoint, as its branch is now, without what is committed later.
 
@@ -81,10 +82,11 @@ def branches(
         shared_turns: which trajectories have the mask of a turn that several contain.
         missing: replies that the caller received and that the session does not know. A trajectory with an assistant's message
             that was not sampled here may contain one of them: it is not exact (`unknown_reply`).
+        unread: whether the session may have gone on elsewhere, and the store could not be asked (`store_unreachable`).
     """
     # All chains are taken now: the session may be deleted while its export is on its way.
     taken = [(one, _chain(one)) for one in checkpoints]
-    return _laid_out(taken, reward_info, shared_turns, missing)
+    return _laid_out(taken, reward_info, shared_turns, missing, (STORE_UNREACHABLE,) if unread else ())
 
 
 def _laid_out(
@@ -92,6 +94,7 @@ def _laid_out(
     reward_info: dict[str, Any],
     shared_turns: SharedTurns,
     missing: Sequence[str],
+    further: tuple[str, ...],
 ) -> Iterator[BranchTrajectory]:
     trained: dict[int, int] = {}
     first_with: dict[str, str] = {}
@@ -99,7 +102,7 @@ def _laid_out(
         made = _trajectory(checkpoint, chain, reward_info, trained if shared_turns == "once" else None, first_with)
         if missing and chain.unsampled:
             made = msgspec.structs.replace(made, reasons=(*made.reasons, UNKNOWN_REPLY))
-        yield made
+        yield msgspec.structs.replace(made, reasons=(*made.reasons, *further)) if further else made
 
 
 class _Chain(msgspec.Struct, frozen=True):

@@ -145,3 +145,25 @@ class BranchHandle(msgspec.Struct, gc=False, eq=False):
             one.users -= 1
         self.held = tuple(one for one in checkpoints if one is not None)
         self.checkpoint = checkpoints[0] if checkpoints else None
+
+
+def mark_committed(node: MessageNode) -> None:
+    """Note a commit. Siblings stand in the order of their first commits, whichever was asked for first."""
+    passed: MessageNode | None = node
+    while passed is not None and not passed.committed:
+        passed.committed = True
+        above = passed.parent
+        if above is not None and above.children is not None and len(above.children) > 1:
+            above.children[passed.key] = above.children.pop(passed.key)
+        passed = above
+
+
+def any_committed(node: MessageNode) -> bool:
+    return any(child.committed for child in (node.children or {}).values())
+
+
+def unlink(span: TokenSpan | None) -> None:
+    while span is not None:
+        above = span.parent
+        span.parent = None
+        span = above

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
+from middleware_hub.chat.messages import Message
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
+
+MOST_EDITED = 4
+"""How many of the last messages are considered as edited echoes; for each, twice as many samples, the newest."""
 
 
 class EditedMessage(NamedTuple):
@@ -45,3 +51,27 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     elsewhere: Checkpoint | None = None
     edited: tuple[EditedMessage, ...] = ()
     setting: bytes = b""
+
+
+def choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
+    """Return the sample of a node to continue, and whether others could be meant.
+
+    It is the newest one, or the newest with the reasoning of the echo.
+    """
+    samples = node.samples or []
+    reasoning = echo.get("reasoning_content") if len(samples) > 1 else None
+    equal = [sample for sample in samples if reasoning and sample.reasoning == reasoning] or samples
+    return equal[-1], len(equal) > 1
+
+
+def edited_messages(node: MessageNode, depth: int) -> Iterator[EditedMessage]:
+    """Yield the assistant's messages below `depth` that were not sampled here and have sampled siblings, deepest first."""
+    passed = node
+    while passed.depth > depth and (above := passed.parent) is not None:
+        if passed.role == "assistant" and len(above.children or ()) > 1:
+            siblings = (one for one in reversed((above.children or {}).values()) if one.samples)
+            samples = (sample for one in siblings for sample in reversed(one.samples or ()))
+            found = tuple(islice(samples, 2 * MOST_EDITED))
+            if found:
+                yield EditedMessage(passed.depth, found)
+        passed = above

@@ -26,13 +26,17 @@ import msgspec
 from middleware_hub.chat.keys import KeyFunction, adapter_of, canonical
 from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.memo import WalkedMessages
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
+from middleware_hub.sessions.trie.nodes import (
+    BranchHandle,
+    Checkpoint,
+    MessageNode,
+    any_committed,
+    mark_committed,
+    unlink,
+)
 from middleware_hub.sessions.trie.path_index import PathIndex
-from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
+from middleware_hub.sessions.trie.prepared_turn import MOST_EDITED, PreparedTurn, choose, edited_messages
 from middleware_hub.spans.chain import TokenSpan, names_of
-
-MOST_EDITED = 4
-"""How many of the last messages are considered as edited echoes; for each, twice as many samples, the newest."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -107,11 +111,41 @@ class MessageTrie:
         chosen = None if parent is None or deepest is None else self._on_path(deepest, parent)
         unknown, ambiguous = parent is not None and chosen is None, False
         if chosen is None and deepest is not None:
-            chosen, ambiguous = _choose(deepest, messages[depth - 1])
+            chosen, ambiguous = choose(deepest, messages[depth - 1])
         covered = 0 if chosen is None else chosen.node.depth
         elsewhere = self._elsewhere(node, messages, covered) if len(self._roots) > 1 else None
-        edited = tuple(islice(_edited(node, depth), MOST_EDITED))
+        edited = tuple(islice(edited_messages(node, depth), MOST_EDITED))
         return PreparedTurn(node, chosen, covered, ambiguous, unknown, parent, elsewhere, edited, setting)
+
+    def trace(self, node: MessageNode) -> tuple[str | None, list[MessageNode]]:
+        """Return how to find a node again: the id of a sample above it (or its own), and the nodes behind that one."""
+        behind: list[MessageNode] = []
+        for passed in node.ancestors():
+            if passed.samples:
+                return passed.samples[0].id, behind[::-1]
+            behind.append(passed)
+        return None, behind[::-1]
+
+    def retrace(
+        self, setting: bytes, behind: str | None, messages: Sequence[bytes], generation_id: str
+    ) -> BranchHandle:
+        """Open a handle, without a checkpoint yet, where `trace` found a node of this very trie in another process.
+
+        Raises KeyError for an unknown sample.
+        """
+        node = self._root(setting) if behind is None else self._checkpoints[behind].node
+        for written in messages:
+            message: Message = msgspec.json.decode(written)
+            key = self.key(message)
+            child = (node.children or {}).get(key)
+            if child is None:
+                child = self._attach(node, key, message)
+            if not child.committed:  # two clients may write one message in two ways: the committed one counts
+                child.message = written
+            node = child
+        handle = self._handles[generation_id] = BranchHandle(generation_id, node)
+        node.handles += 1
+        return handle
 
     def open(self, turn: PreparedTurn, generation_id: str) -> BranchHandle:
         """Begin a generation of a prepared turn. An id is never used twice."""
@@ -166,7 +200,7 @@ class MessageTrie:
             checkpoint.parent.continued -= not checkpoint.apart
         checkpoint.parent = None
         passed: MessageNode | None = node
-        while passed is not None and not passed.samples and not _any_committed(passed):
+        while passed is not None and not passed.samples and not any_committed(passed):
             passed.committed = False
             passed = passed.parent
         self._prune(node)
@@ -184,9 +218,9 @@ class MessageTrie:
         self.close()
         for node in list(self.each_node()):
             for checkpoint in node.samples or ():
-                _unlink(checkpoint.span)
+                unlink(checkpoint.span)
             for span in node.contexts or ():
-                _unlink(span)
+                unlink(span)
         for checkpoint in self._checkpoints.values():
             checkpoint.parent = None
         for node in [*self.each_node(), *self._roots.values()]:
@@ -203,10 +237,7 @@ class MessageTrie:
         walked = messages if isinstance(messages, WalkedMessages) else None
         node = walked.walked(setting) if walked is not None else None
         if node is None:
-            node = self._roots.get(setting)
-        if node is None:
-            node = MessageNode(setting, "", b"", None, 0, setting=setting, path_hash=hash(adapter_of(setting)))
-            self._roots[setting] = node
+            node = self._root(setting)
         for message in messages[node.depth :] if node.depth else messages:
             key = message.key if isinstance(message, KeyedMessage) else self.key(message)
             child = None if node.children is None else node.children.get(key)
@@ -215,6 +246,13 @@ class MessageTrie:
             walked.ends_at(setting, node)
         return node
 
+    def _root(self, setting: bytes) -> MessageNode:
+        found = self._roots.get(setting)
+        if found is None:
+            found = MessageNode(setting, "", b"", None, 0, setting=setting, path_hash=hash(adapter_of(setting)))
+            self._roots[setting] = found
+        return found
+
     def _elsewhere(self, node: MessageNode, messages: Sequence[Message], depth: int) -> Checkpoint | None:
         """Return the deepest sample of these messages under another setting, below `depth`."""
         for passed in node.ancestors():
@@ -222,7 +260,7 @@ class MessageTrie:
                 break
             found = self._paths.other(passed)
             if found is not None:
-                return _choose(found, messages[passed.depth - 1])[0]
+                return choose(found, messages[passed.depth - 1])[0]
         return None
 
     def _on_path(self, node: MessageNode, generation_id: str) -> Checkpoint | None:
@@ -263,10 +301,7 @@ class MessageTrie:
         node.samples.append(checkpoint)
         self._paths.sampled(node)
         self._checkpoints[checkpoint.id] = checkpoint
-        passed: MessageNode | None = node
-        while passed is not None and not passed.committed:
-            passed.committed = True
-            passed = passed.parent
+        mark_committed(node)
         return checkpoint
 
     def _close(self, handle: BranchHandle) -> None:
@@ -287,38 +322,3 @@ class MessageTrie:
             node = above
         if not node.depth and not node.children and self._roots.get(node.setting) is node:
             del self._roots[node.setting]
-
-
-def _choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
-    """Return the sample of a node to continue, and whether others could be meant.
-
-    It is the newest one, or the newest with the reasoning of the echo.
-    """
-    samples = node.samples or []
-    reasoning = echo.get("reasoning_content") if len(samples) > 1 else None
-    equal = [sample for sample in samples if reasoning and sample.reasoning == reasoning] or samples
-    return equal[-1], len(equal) > 1
-
-
-def _edited(node: MessageNode, depth: int) -> Iterator[EditedMessage]:
-    """Yield the assistant's messages below `depth` that were not sampled here and have sampled siblings, deepest first."""
-    passed = node
-    while passed.depth > depth and (above := passed.parent) is not None:
-        if passed.role == "assistant" and len(above.children or ()) > 1:
-            siblings = (one for one in reversed((above.children or {}).values()) if one.samples)
-            samples = (sample for one in siblings for sample in reversed(one.samples or ()))
-            found = tuple(islice(samples, 2 * MOST_EDITED))
-            if found:
-                yield EditedMessage(passed.depth, found)
-        passed = above
-
-
-def _any_committed(node: MessageNode) -> bool:
-    return any(child.committed for child in (node.children or {}).values())
-
-
-def _unlink(span: TokenSpan | None) -> None:
-    while span is not None:
-        above = span.parent
-        span.parent = None
-        span = above

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message
@@ -18,6 +19,7 @@ from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.radix.judge import Expectation, Judge, Verdict
+from middleware_hub.sessions.log.events import BranchEnded, SampledTurn
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.trie import TrieClosedError
@@ -71,6 +73,7 @@ class TurnGeneration:
         seconds: the time from the request to the last byte.
         commit_seconds: the time of its commit; None if there was none.
         begun: whether a reply other than an error has begun to arrive.
+        saved: whether it is in the store, if there is one.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class TurnGeneration:
         self.seconds = 0.0
         self.commit_seconds: float | None = None
         self.begun = False
+        self.saved = True
 
     def __repr__(self) -> str:
         state = "answered" if self.answer else f"failed: {self.error}" if self.error else "in flight"
@@ -115,7 +119,7 @@ class TurnGeneration:
         begun = time.perf_counter()
         try:
             if self._plan.sampling.get("max_new_tokens") == 0:
-                self._end_branch()
+                await self._end_branch()
             else:
                 await self._generate()
         except RouterError as error:
@@ -160,10 +164,14 @@ class TurnGeneration:
         if self.building.event(streamed):
             self._on_news()
 
-    def _end_branch(self) -> None:
+    async def _end_branch(self) -> None:
         """End the branch as if by its length: the session's `response_budget` is used up, so no worker is asked."""
-        if self.prompt.checkpoint is not None:
-            self.prompt.checkpoint.finish = "length"
+        checkpoint, log = self.prompt.checkpoint, self._plan.log
+        if checkpoint is not None and checkpoint.finish != "length":
+            if log is None:
+                checkpoint.finish = "length"
+            else:
+                self.saved = await log.append(BranchEnded(checkpoint.id, time=time.time()))
         self.verdict = Verdict("no", "response_budget")
         self.answer = Answer(generation_id=self.id, finish="length", prompt_tokens=self.prompt.tokens)
 
@@ -179,33 +187,33 @@ class TurnGeneration:
             await self._backend.app(self._inner, replay(self._body, never), WatchedReply(received).send)
             reply, fields, meta = received.result(stream=self._plan.request.stream)
         except asyncio.CancelledError:
-            self._keep(asked, received)
+            await self._keep(asked, received)
             raise
         except (RouterError, UpstreamBrokenError, UnreadableReplyError):
             if self._aborting:
-                self._keep(asked, received)
+                await self._keep(asked, received)
             raise
         self.begun = True
         if not self._plan.request.stream:
             self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else {})
         answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens)
-        self._commit(asked, reply, answer)
+        await self._commit(asked, reply, answer)
         self.answer = answer
 
-    def _keep(self, asked: Expectation, received: WorkerReply) -> None:
+    async def _keep(self, asked: Expectation, received: WorkerReply) -> None:
         """Commit what a stream has brought before it was ended on purpose."""
         reply = received.streamed.reply()
         if reply is not None and reply.ids and not self._plan.trie.closed:
             answer = self.building.answer(reply, {}, {}, prompt_tokens=asked.prompt_tokens, cut_off=True)
-            self._commit(asked, reply, answer)
+            await self._commit(asked, reply, answer)
 
-    def _commit(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
+    async def _commit(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
         begun = time.perf_counter()
         with self._backend.tracer.span("commit", tokens=len(reply.ids)):
-            self._attach(asked, reply, answer)
+            await self._attach(asked, reply, answer)
         self.commit_seconds = time.perf_counter() - begun
 
-    def _attach(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
+    async def _attach(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
         plan, prompt, judge, lasting = self._plan, self.prompt, self._backend.judge, self._plan.lasting
         hint = request_state(self._inner).hint
         if hint is not None and hint.replied is not None:
@@ -234,21 +242,27 @@ class TurnGeneration:
         )
         in_place = plan.request.continue_final
         shown = sampled.tail[0].shown if sampled.tail else 0
-        checkpoint = plan.trie.commit(
-            self._handle,
-            plan.message(answer),
-            span,
-            in_place=in_place,
-            finish=answer.finish,
-            tail=sampled.tail,
-            shown=sampled.text[-shown:] if shown else "",
-            reasoning=(plan.reasoning_before() if in_place else "") + answer.reasoning,
-            scaffold=prompt.scaffold,
-            reasons=prompt.reasons,
-            edited=bool(prompt.edited),
-            extra=answer.extra if lasting else {},
-        )
-        self._on_commit(prompt, checkpoint)
+        details: dict[str, Any] = {
+            "finish": answer.finish,
+            "tail": sampled.tail,
+            "shown": sampled.text[-shown:] if shown else "",
+            "reasoning": (plan.reasoning_before() if in_place else "") + answer.reasoning,
+            "scaffold": prompt.scaffold,
+            "reasons": prompt.reasons,
+            "edited": bool(prompt.edited),
+            "extra": answer.extra if lasting else {},
+        }
+        message = plan.message(answer)
+
+        def commit() -> None:
+            checkpoint = plan.trie.commit(self._handle, message, span, in_place=in_place, **details)
+            self._on_commit(prompt, checkpoint)
+
+        if plan.log is None:
+            commit()
+        else:
+            turn = SampledTurn(self._handle, message, span, in_place, details)
+            self.saved = await plan.log.append_turn(turn, plan.lora, commit)
 
 
 async def never() -> Message:

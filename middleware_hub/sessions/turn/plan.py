@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.sessions.log.events import SessionLog
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
@@ -32,6 +33,7 @@ class TurnPlan(msgspec.Struct):
         turn: what its conversation met in the trie.
         prompt: the ids to send.
         sampling: `sampling_params`, complete; empty until they are worked out.
+        log: of the session; None if it is not kept beyond this process.
     """
 
     session_id: str
@@ -41,6 +43,14 @@ class TurnPlan(msgspec.Struct):
     turn: PreparedTurn
     prompt: ComposedPrompt
     sampling: dict[str, Any] = {}
+    log: SessionLog | None = None
+
+    @property
+    def lora(self) -> str:
+        """The adapter that samples; empty for none, and for a name that is no string."""
+        given = self.request.extra.get("lora_path")
+        name = None if given is None else msgspec.json.decode(given)
+        return name if isinstance(name, str) else ""
 
     @property
     def lasting(self) -> bool:

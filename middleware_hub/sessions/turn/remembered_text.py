@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.hub import Hub
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import prompting
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import unpack_ids
@@ -31,6 +32,7 @@ class RememberedText:
     _namespace: tuple[str, str, str]
     _parent: str | None
     _tracer: Tracer
+    _memory: Backing | None = None
     knew_parent: bool = False
 
     @classmethod
@@ -45,12 +47,12 @@ class RememberedText:
         if not isinstance(lora, str):
             return None
         namespace = tenant, lora, header(scope, b"x-radix-namespace") or ""
-        return cls(hub.tree, hub.tokenizer, namespace, parent, tracer)
+        return cls(hub.tree, hub.tokenizer, namespace, parent, tracer, hub.memory)
 
     async def __call__(self, text: str) -> tuple[Sequence[int], int]:
         """Return the ids of a prompt and how many of them were remembered."""
         prompt = await prompting.from_text(
-            self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer
+            self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer, self._memory
         )
         self._tree.unpin(prompt.match)
         known = unpack_ids(prompt.packed)

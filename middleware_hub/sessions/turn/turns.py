@@ -23,6 +23,7 @@ from middleware_hub.sessions.turn.generation import Backend, TurnGeneration
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.sampling import TurnSampling
+from middleware_hub.spans.chain import STORE_UNREACHABLE
 from router.config.sessions import SessionsConfig
 from router.engines.sglang.worker_request import new_rid
 
@@ -81,7 +82,7 @@ class Turns:
         """
         session.touch()
         if session.lasting:
-            self._registry.require_room()
+            self._registry.require_room(session)
         begun = time.perf_counter()
         with self._backend.tracer.span("prepare", messages=len(request.messages)) as span:
             turn = session.trie.prepare(setting_in(request), request.messages, parent=key.parent)
@@ -115,6 +116,8 @@ class Turns:
                 handle.goes_on_from(plan.prompt.checkpoint, apart=plan.prompt.apart)
             plan.sampling = self._sampling.of(session, plan, self._parsers.sampling(plan))
             exchange.notes = _notes(plan.turn, plan.prompt)
+            if session.unread:
+                exchange.notes += (STORE_UNREACHABLE,)
             generations = [
                 TurnGeneration(
                     self._backend,
@@ -145,7 +148,7 @@ class Turns:
             turn = msgspec.structs.replace(turn, unknown_parent=False)
         if turn.edited and not prompt.edited:
             prompt = msgspec.structs.replace(prompt, reasons=(EDITED_TURN, *prompt.reasons))
-        return TurnPlan(session.id, session.trie, scope, request, turn, prompt)
+        return TurnPlan(session.id, session.trie, scope, request, turn, prompt, log=session.log)
 
     def _count(self, plan: TurnPlan, notes: tuple[str, ...]) -> None:
         turn, prompt = plan.turn, plan.prompt
@@ -172,7 +175,7 @@ class Turns:
         self._metrics.token("encoded").inc(prompt.tokens - prompt.reused)
 
     def _committed(self, session: Session, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
-        added = session.committed(prompt, checkpoint)
+        added = session.committed(checkpoint)
         if session.lasting:
             self._registry.held(added)
         self._composer.committed(prompt, checkpoint)

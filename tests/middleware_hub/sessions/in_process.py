@@ -22,7 +22,7 @@ from middleware_hub.hub import Hub
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions_middleware import SessionsMiddleware
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.config import RadixConfig, RouterConfig, SessionsConfig
+from router.config import RadixConfig, RouterConfig, SessionsConfig, StoreConfig
 from router.errors import ClientDisconnectedError, RouterError
 from router.http.responses import send_error
 from router.http.upstream import UpstreamBrokenError
@@ -261,13 +261,21 @@ class Client:
 class Room:
     """A middleware with one session, `s`."""
 
-    def __init__(self, *, encodes: Tokenizer | None = None, **options: Any) -> None:
-        """`encodes`: another tokenizer than the usual one; `options`: of `SessionsConfig`."""
+    def __init__(
+        self,
+        *,
+        encodes: Tokenizer | None = None,
+        store: StoreConfig | None = None,
+        engine: Engine | None = None,
+        **options: Any,
+    ) -> None:
+        """`encodes`: another tokenizer than the usual one; `store`: it has to be opened; `options`: of `SessionsConfig`."""
         options = {"chat_template": str(templates.folder() / "qwen2_5.jinja"), **options}
         config = RouterConfig(radix=RADIX, sessions=SessionsConfig(**options))
         self.registry = CollectorRegistry()
-        self.engine = Engine()
-        shared: dict[type, object] = {Hub: Hub(encodes or tokenizer())}
+        self.engine = engine or Engine()
+        self.hub = Hub(encodes or tokenizer(), store)
+        shared: dict[type, object] = {Hub: self.hub}
         self.app = SessionsMiddleware(self.engine, MiddlewareContext(config, self.registry, shared=shared))
 
     async def open(self, **body: Any) -> Session:

@@ -42,7 +42,7 @@ class Room:
         span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
         message = {"role": "assistant", "content": says}
         checkpoint = self.session.trie.commit(handle, message, span, finish="stop")
-        self.session.committed(prompt, checkpoint)
+        self.session.committed(checkpoint)
         return checkpoint
 
     def ends(self) -> list[Checkpoint]:

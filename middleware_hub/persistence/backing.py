@@ -1,0 +1,45 @@
+"""What the radix tree's users see of the store behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from middleware_hub.radix.match import PrefixMatch
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.records import Context, Namespace, Recall, SampledReply
+
+
+class Backing(Protocol):
+    """What stands behind a tree that is only a cache: it fills the tree before that is asked, and keeps what is recorded.
+
+    `persistence.memory` implements it.
+    """
+
+    async def open(self) -> None:
+        """Begin, with the store open."""
+
+    async def close(self) -> None:
+        """Write all that waits."""
+
+    async def matched(self, match: PrefixMatch, parent: str | None, again: Callable[[], PrefixMatch]) -> PrefixMatch:
+        """Return the match of a text, given that of what the tree knows; `again` matches once more."""
+        ...
+
+    async def cover(
+        self, namespace: Namespace, text: str, names: Sequence[str] = (), *, parent: str | None = None
+    ) -> bool:
+        """Fill the tree with what it needs for a text, and with the replies of these names; return whether that was possible.
+
+        `parent` is the name of a reply that the text has to begin with.
+        """
+        ...
+
+    def record(
+        self, match: PrefixMatch, context: Context | None, reply: SampledReply
+    ) -> tuple[Generation, Awaitable[bool]]:
+        """Record a reply in the tree, and begin to save it. The second value tells whether that is acknowledged."""
+        ...
+
+    def retrieved(self, recall: Recall | None) -> None:
+        """Note that a conversation was retrieved."""

@@ -1,0 +1,47 @@
+"""Records of a store, put into the radix tree by the code that records."""
+
+from __future__ import annotations
+
+from middleware_hub.radix.node import StoredSpan
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.store.chains import span_of
+from middleware_hub.store.protocol import Found
+
+
+def restore(tree: RadixTree, found: Found) -> set[bytes]:
+    """Put what a look-up found into a tree.
+
+    Returns the ids of records that are needed, and are neither found nor in the tree; what builds on them is left out.
+    """
+    lacking: set[bytes] = set()
+    contexts: list[TokenSpan] = []
+    known = tree.stored
+    for record in found.records:
+        if record.id in known:
+            continue
+        lacks = [link for link in record.links if link not in known]
+        if lacks:
+            lacking.update(lacks)
+            continue
+        span, mark = span_of(record, known), found.marks.get(record.root)
+        tree.restore(
+            StoredSpan(
+                span,
+                record.id,
+                record.namespace,
+                record.text,
+                None if record.base is None else known[record.base],
+                None if record.line is None else known[record.line],
+                record.tail,
+                record.serial,
+                record.stamp if mark is None else mark.stamp,
+                mark is not None and mark.retrieved,
+            )
+        )
+        if not span.sampled:
+            tree.hold(span)
+            contexts.append(span)
+    for span in contexts:
+        tree.release(span)  # one that nothing builds on goes again
+    return lacking

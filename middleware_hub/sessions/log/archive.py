@@ -1,0 +1,243 @@
+"""The sessions in a store: found by name, made, listed, and ended when their time is over.
+
+A name that is used again after its session has ended begins a new log, its next *life*: the log of an ended session stays
+closed, so that no router that slept through the end can go on with it.
+
+The time to live counts while some router serves the store: nobody could ask for a session while none did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter
+
+from middleware_hub.chat.errors import SessionExistsError
+from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.sessions.log.entry import Shelf
+from middleware_hub.sessions.log.events import (
+    DELETED,
+    PREFIX,
+    Created,
+    Ended,
+    as_json,
+    id_of,
+    life_of,
+    log_key,
+    name_prefix,
+    object_of,
+    read,
+    stored,
+    tenant_of,
+    tenant_prefix,
+)
+from middleware_hub.sessions.log.stored_log import StoredLog
+from middleware_hub.sessions.session import Session
+from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store.errors import ClosedLogError, LogMovedError, MissingRecordError, StoreUnreachableError
+from middleware_hub.store.protocol import Batch, LogInfo, Store
+from middleware_hub.store.records import Serials
+
+logger = logging.getLogger(__name__)
+
+_PAGE: Final = 200
+_SWEPT: Final = 100
+"""Logs that one round of sweeping looks at."""
+_SILENT: Final = 1 / 8
+"""The part of its time to live for which nobody tells the store that a session is used."""
+_TELL_SECONDS: Final = 60.0
+
+
+class Holder(Protocol):
+    """Holds sessions, and hears of what happens to them elsewhere."""
+
+    def held(self, tokens: int) -> None:
+        """Count tokens that a session gained."""
+
+    def closed_elsewhere(self, tenant: str, session_id: str) -> None:
+        """Note that a session was finalized or has ended."""
+
+
+class Archive:
+    """See the top of this file.
+
+    Args:
+        versions: the log of weight versions.
+        holder: has the sessions of this process.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        serials: Serials,
+        clock: VersionClock,
+        versions: VersionLog,
+        key: KeyFunction,
+        registry: CollectorRegistry,
+        holder: Holder,
+    ) -> None:
+        self._store = store
+        self._versions = versions
+        self._others = 0
+        self._key = key
+        self._unsaved = Counter(
+            "tito_session_unsaved_total",
+            "Events of sessions that the store did not take when they happened; they wait for it",
+            registry=registry,
+        )
+        self._told = -_TELL_SECONDS
+        self._opened = time.time()
+        self._swept = PREFIX
+        self._shelf = Shelf(store, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
+
+    def _failed(self, count: int, error: Exception) -> None:
+        self._unsaved.inc(count)
+        now = time.monotonic()
+        if now - self._told >= _TELL_SECONDS:
+            self._told = now
+            logger.warning(
+                "the store cannot be used, so sessions are kept in this process until it can (%s): make room on its disk, or "
+                "look at its permissions; POST nothing twice",
+                error,
+                exc_info=None if isinstance(error, Exception) and hasattr(error, "status") else error,
+            )
+
+    async def find(self, tenant: str, session_id: str) -> Session | None:
+        """Return a session as its log says; None if there is none.
+
+        Raises StoreUnreachableError, DamagedRecordError.
+        """
+        await self._look_round()
+        newest = await self._newest(tenant, session_id)
+        return None if newest is None or newest.closed >= DELETED else await self._load(tenant, newest)
+
+    async def refresh(self, session: Session, *, asked: bool = True) -> bool:
+        """Let happen what happened to a session elsewhere; return whether it can be used. If not, it may be found anew.
+
+        `asked` says that a client asked for it.
+        """
+        log = session.log
+        if not isinstance(log, StoredLog):
+            return True
+        await log.read_on()
+        await self._look_round()
+        if session.over or (log.crossed and session.idle):
+            return False
+        if asked and time.time() - log.time > session.ttl * _SILENT:
+            log.touched()
+        return True
+
+    async def _look_round(self) -> None:
+        """Learn of weight versions that others noted, if others wrote."""
+        others = self._store.others()
+        if others != self._others:
+            with suppress(StoreUnreachableError):
+                await self._versions.read()
+                self._others = others
+
+    async def _newest(self, tenant: str, session_id: str) -> LogInfo | None:
+        return next(iter(await self._store.logs(name_prefix(tenant, session_id), limit=1)), None)
+
+    async def _load(self, tenant: str, info: LogInfo) -> Session | None:
+        first = await self._store.read(info.log, limit=1)
+        made = read(first[0]) if first else None
+        if not isinstance(made, Created):
+            return None
+        session = Session(
+            id_of(info.log),
+            tenant,
+            self._key,
+            ttl=made.ttl,
+            sampling=object_of(made.sampling),
+            metadata=object_of(made.metadata),
+            response_budget=made.response_budget,
+        )
+        session.created_at = made.time
+        log = StoredLog(self._shelf, session, info.log)
+        session.log = log
+        try:
+            await log.replay()
+        except MissingRecordError:
+            logger.warning("session %s was forgotten: the store had no room for it", session.id)
+            await self._end(info.log, info.last, "forgotten")
+            session.apply(Ended(time=time.time(), why="forgotten"))
+        except BaseException:
+            self._shelf.held(-session.tokens)
+            await session.abort()
+            raise
+        if not session.over and self._expired(log.time, session.ttl):
+            await self._end(info.log, log.last, "expired")
+            session.apply(Ended(time=time.time(), why="expired"))
+        if session.over:
+            self._shelf.held(-session.tokens)
+            await session.abort()
+            return None
+        session.touch()
+        return session
+
+    async def create(self, session: Session) -> None:
+        """Write down a new session. Raises SessionExistsError, StoreUnreachableError."""
+        newest = await self._newest(session.tenant, session.id)
+        if newest is not None and newest.closed < DELETED and await self._load(session.tenant, newest) is not None:
+            raise SessionExistsError(f"there is a session {session.id!r} already")
+        life = 1 if newest is None else life_of(newest.log) + 1
+        log = StoredLog(self._shelf, session, log_key(session.tenant, session.id, life))
+        made = Created(
+            time=session.created_at,
+            root=log.root,
+            ttl=session.ttl,
+            sampling=as_json(session.sampling),
+            metadata=as_json(session.metadata),
+            response_budget=session.response_budget,
+        )
+        try:
+            await log.begin(made)
+        except (LogMovedError, ClosedLogError):
+            raise SessionExistsError(f"there is a session {session.id!r} already") from None
+        session.log = log
+
+    async def names(self, tenant: str) -> AsyncIterator[str]:
+        """Yield the ids of all sessions of a tenant that have not ended, in the order of ids."""
+        after = before = ""
+        while page := await self._store.logs(tenant_prefix(tenant), after=after, limit=_PAGE):
+            for info in page:
+                name = id_of(info.log)
+                if name != before and info.closed < DELETED:
+                    yield name
+                before = name
+            after = page[-1].log
+
+    # Time --------------------------------------------------------------------------------------------------------------
+
+    async def sweep(self, held: Callable[[str, str], bool]) -> int:
+        """End some of the sessions whose time is over and that nobody here holds; return how many. Goes round and round."""
+        page = await self._store.logs(PREFIX, after=self._swept, limit=_SWEPT)
+        self._swept = page[-1].log if len(page) == _SWEPT else PREFIX
+        ended = 0
+        for info in page:
+            if info.closed >= DELETED or held(tenant_of(info.log), id_of(info.log)):
+                continue
+            first = await self._store.read(info.log, limit=1)
+            last = await self._store.read(info.log, after=info.last - 1, limit=1)
+            made = read(first[0]) if first else None
+            if isinstance(made, Created) and last and self._expired(read(last[0]).time, made.ttl):
+                ended += await self._end(info.log, info.last, "expired")
+            await asyncio.sleep(0)
+        return ended
+
+    def _expired(self, used: float, ttl: float) -> bool:
+        return time.time() - max(used, self._opened) > ttl
+
+    async def _end(self, log: str, last: int, why: str) -> bool:
+        """End a session of which nothing more has happened than its first `last` events."""
+        try:
+            await self._store.append(Batch(events=stored(log, [Ended(time=time.time(), why=why)], last)))
+        except (LogMovedError, ClosedLogError):
+            return False
+        return True

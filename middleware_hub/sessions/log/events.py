@@ -1,0 +1,269 @@
+"""What happens to a session, in the words of its log, and the log's key.
+
+    created   turn   turn   reward   turn   completed   finalized   exported   ended
+       1        2      3       4       5         6           7          8        9     numbers, given by the store
+
+A session is what its events make of it, in this order, in whichever process. Tokens are not in the log: a turn names the
+records of its spans, which are appended in one step with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from middleware_hub.chat.messages import Message
+from middleware_hub.sessions.trie.nodes import BranchHandle
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.records import Event
+
+PREFIX: Final = "session/"
+MOST_LIVES: Final = 10**8 - 1
+DELETED: Final = 2
+"""`Event.closes` of the last event of a log."""
+
+
+class SessionEvent(msgspec.Struct, tag_field="kind", array_like=True, kw_only=True, frozen=True):
+    """Anything that happens to a session.
+
+    Attributes:
+        time: when, in seconds since 1970.
+    """
+
+    time: float
+
+
+class Created(SessionEvent, tag="created", frozen=True):
+    """The session was made; `root` is the record that all of its chains begin behind. Objects are JSON."""
+
+    root: bytes
+    ttl: float
+    sampling: bytes
+    metadata: bytes
+    response_budget: int | None
+
+
+class TurnCommitted(SessionEvent, tag="turn", frozen=True):
+    """A turn was sampled. The fields without a word here are `Checkpoint`'s.
+
+    Attributes:
+        generation: its id.
+        setting: the key of the tools and options that render it.
+        behind: a generation whose message is on its path; None for the path from the root.
+        messages: of the path behind that, up to the end of the prompt; each as JSON.
+        message: the assistant's, as JSON.
+        in_place: whether it continued the last message of its prompt.
+        parent: the generation that its prompt continues.
+        span: the record of the sampled tokens.
+        context: the record of the text encoded in front of them; None if there is none.
+        shared: whether an earlier turn of the session was given the very same context.
+        listed: whether equal requests may be given it.
+        flags: of the context; a check may have found something since it was first recorded.
+    """
+
+    generation: str
+    setting: bytes
+    behind: str | None
+    messages: tuple[bytes, ...]
+    message: bytes
+    in_place: bool
+    parent: str | None
+    apart: bool
+    edited: bool
+    span: bytes
+    context: bytes | None
+    shared: bool
+    listed: bool
+    flags: int
+    finish: str
+    shown: str
+    reasoning: str
+    scaffold: str
+    reasons: tuple[str, ...]
+
+
+class BranchEnded(SessionEvent, tag="branch_ended", frozen=True):
+    """The response budget of a branch was used up behind this generation."""
+
+    generation: str
+
+
+class Rewarded(SessionEvent, tag="reward", frozen=True):
+    """A reward was attached to the session or to a generation; `info` is JSON."""
+
+    info: bytes
+    branch: str | None
+
+
+class Completed(SessionEvent, tag="completed", frozen=True):
+    """The agent said that it is done."""
+
+
+class Finalized(SessionEvent, tag="finalized", frozen=True):
+    """The session takes no more turns."""
+
+
+class Exported(SessionEvent, tag="exported", frozen=True):
+    """All `samples` samples reached somebody."""
+
+    samples: int
+
+
+class Touched(SessionEvent, tag="touched", frozen=True):
+    """A client asked for the session: its time to live begins anew."""
+
+
+class Ended(SessionEvent, tag="ended", frozen=True):
+    """The session is gone: `deleted`, `expired`, or `forgotten` (the store has no room for its tokens any more)."""
+
+    why: str
+
+
+AnyEvent = Created | TurnCommitted | BranchEnded | Rewarded | Completed | Finalized | Exported | Touched | Ended
+
+
+class SampledTurn(msgspec.Struct, frozen=True):
+    """A turn that is about to be committed.
+
+    Attributes:
+        handle: of its generation, still open.
+        message: the assistant's.
+        span: the sampled tokens, behind the prompt.
+        details: further fields of the checkpoint.
+    """
+
+    handle: BranchHandle
+    message: Message
+    span: TokenSpan
+    in_place: bool
+    details: dict[str, Any]
+
+
+class SessionLog(Protocol):
+    """Where a session's events go."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that happened is in the store."""
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something waits for the store, which did not take it."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether the store could not be asked what happened elsewhere."""
+
+    async def read_on(self) -> None:
+        """Let happen what was appended elsewhere. Never fails for want of a store: see `unread`."""
+
+    async def append(self, event: AnyEvent) -> bool:
+        """Append an event and let it happen; return whether it is in the store (if not, it waits for the store).
+
+        Raises SessionOverError and UnknownSessionError if it may not happen any more.
+        """
+
+    async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], None]) -> bool:
+        """Append a turn with its spans, and commit it; return as `append` does. Raises TrieClosedError."""
+
+    async def hand_over(self) -> None:
+        """Write what is not in the store yet, as far as it takes it."""
+
+    async def fill(self) -> None:
+        """Fetch what an export needs beside the tokens. Raises StoreUnreachableError."""
+
+
+S = TypeVar("S")
+
+
+class Archive(Protocol[S]):
+    """Sessions beyond this process; see `log.archive`. Everything but `refresh` may raise StoreUnreachableError."""
+
+    async def find(self, tenant: str, session_id: str) -> S | None:
+        """Return a session as its log says; None if there is none."""
+
+    async def refresh(self, session: S, *, asked: bool = True) -> bool:
+        """Let happen what happened to a session elsewhere; return whether it can be used. If not, find it anew.
+
+        `asked` says that a client asked for it.
+        """
+
+    async def create(self, session: S) -> None:
+        """Write down a new session. Raises SessionExistsError."""
+
+    def names(self, tenant: str) -> AsyncIterator[str]:
+        """Yield the ids of all sessions of a tenant."""
+
+    async def sweep(self, held: Callable[[str, str], bool]) -> int:
+        """End some of the sessions whose time is over and that are not held here (tenant, id); return how many."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyEvent).decode
+as_json = msgspec.json.Encoder().encode
+
+
+def object_of(data: bytes) -> Any:
+    """Return what `as_json` wrote."""
+    return msgspec.json.decode(data)
+
+
+def message_of(data: bytes) -> Message:
+    found: Message = msgspec.json.decode(data)
+    return found
+
+
+def stored(log: str, events: Iterable[AnyEvent], after: int) -> list[Event]:
+    """Return events as the store keeps them, to be appended right behind number `after` or not at all."""
+    return [
+        Event(
+            log,
+            str(event.__struct_config__.tag),
+            _encode(event),
+            closes=DELETED if isinstance(event, Ended) else 0,
+            expected=number,
+        )
+        for number, event in enumerate(events, after)
+    ]
+
+
+def read(event: Event) -> AnyEvent:
+    """Return what the store kept. Raises DamagedRecordError."""
+    try:
+        found: AnyEvent = _decode(event.data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedRecordError(
+            f"event {event.number} of {event.log!r} is none that this router knows: {error}"
+        ) from error
+    return found
+
+
+def tenant_prefix(tenant: str) -> str:
+    """Return what the keys of all sessions of a tenant begin with."""
+    return f"{PREFIX}{quote(tenant, safe='')}/"
+
+
+def name_prefix(tenant: str, session_id: str) -> str:
+    """Return what the keys of all logs of one session's name begin with, the newest life first."""
+    return f"{tenant_prefix(tenant)}{session_id}/"
+
+
+def log_key(tenant: str, session_id: str, life: int) -> str:
+    """Return the key of a session's log. A name that is used again after its session has ended begins its next `life`."""
+    return f"{name_prefix(tenant, session_id)}{MOST_LIVES - life:08d}"
+
+
+def life_of(log: str) -> int:
+    return MOST_LIVES - int(log.rpartition("/")[2])
+
+
+def tenant_of(log: str) -> str:
+    return unquote(log.split("/")[1])
+
+
+def id_of(log: str) -> str:
+    return log.split("/")[-2]

@@ -1,0 +1,339 @@
+"""The log of one session in a store: written before anything happens here, and read on before anybody depends on it.
+
+    append   waiting events -> one batch, right behind the last event that is known here -> they happen here, in this order
+                               moved on meanwhile: read on, and try again
+    read on  events that others appended -> they happen here, by the code that commits
+
+So all routers let the same events happen in the same order. While the store cannot be written, events happen here all the same
+and wait for it, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from middleware_hub.sessions.log import replay
+from middleware_hub.sessions.log.entry import Entry, Shelf
+from middleware_hub.sessions.log.events import (
+    AnyEvent,
+    Created,
+    Ended,
+    Exported,
+    SampledTurn,
+    Touched,
+    TurnCommitted,
+    as_json,
+    read,
+    stored,
+)
+from middleware_hub.sessions.log.span_book import Packed, SpanBook, packed
+from middleware_hub.sessions.session import Session
+from middleware_hub.sessions.trie.trie import TrieClosedError
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.versions import DEFAULT
+from middleware_hub.store.errors import (
+    ClosedLogError,
+    DamagedRecordError,
+    LogMovedError,
+    MissingRecordError,
+    StoreError,
+    StoreUnreachableError,
+)
+from middleware_hub.store.protocol import Batch
+from middleware_hub.store.records import Mark, SpanRecord
+from router.errors import RouterError
+
+logger = logging.getLogger(__name__)
+
+_PAGE: Final = 500
+_AT_ONCE: Final = 16
+"""Turns that are replayed before others have their turn on the event loop."""
+_TRIES: Final = 100
+_LARGE: Final = 64 * 1024
+"""Bytes of further fields that are packed in a thread."""
+
+
+class StoredLog:
+    """Implements `SessionLog`; see the top of this file.
+
+    Attributes:
+        key: of the log in the store.
+        last: the number of the last event that has happened here.
+        time: of that event, in seconds since 1970.
+        unread: whether the store could not be asked what happened elsewhere.
+        crossed: whether events happened here before others that precede them in the log: then it has to be replayed.
+    """
+
+    def __init__(self, shelf: Shelf, session: Session, key: str) -> None:
+        self.key = key
+        self.last = 0
+        self.time = 0.0
+        self.unread = self.crossed = False
+        self._shelf = shelf
+        self._session = session
+        self._book = SpanBook(shelf.store, shelf.serials, session.tenant, key)
+        self._lock = asyncio.Lock()
+        self._waiting: list[Entry] = []
+        self._unsaved: list[Entry] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<StoredLog {self.key}: {self.last} events, {len(self._unsaved)} unsaved>"
+
+    @property
+    def root(self) -> bytes:
+        return self._book.root
+
+    @property
+    def settled(self) -> bool:
+        return not (self._waiting or self._unsaved or self._writing or self._lock.locked())
+
+    async def begin(self, made: Created) -> None:
+        """Write the first event. Raises LogMovedError if there is one, StoreUnreachableError."""
+        await self._shelf.store.append(Batch([self._book.root_record(self._stamp)], events=stored(self.key, [made], 0)))
+        self.last, self.time = 1, made.time
+
+    @property
+    def unsaved(self) -> bool:
+        return bool(self._unsaved)
+
+    # Writing -----------------------------------------------------------------------------------------------------------
+
+    async def append(self, event: AnyEvent) -> bool:
+        saved = await self._submit(Entry(event, lambda: self._session.apply(event)))
+        if isinstance(event, Exported | Ended):
+            # The store may forget it before what nobody has had.
+            with suppress(StoreUnreachableError):
+                self._shelf.store.note([Mark(self.root, self._shelf.serials.next(), self._stamp, retrieved=True)])
+        return saved
+
+    def touched(self) -> None:
+        """Tell other routers, some time, that a client asked for the session."""
+        if self._unsaved:
+            return
+        self.time = time.time()
+        self._waiting.append(Entry(Touched(time=self.time), lambda: None))
+        self._begin_writing()
+
+    async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], None]) -> bool:
+        extra = turn.details["extra"]
+        if sum(map(len, extra.values())) < _LARGE:
+            return await self._append_turn(turn, lora, commit, {name: packed(name, v) for name, v in extra.items()})
+
+        async def with_extra() -> bool:
+            fields = await asyncio.to_thread(lambda: {name: packed(name, value) for name, value in extra.items()})
+            return await self._append_turn(turn, lora, commit, fields)
+
+        return await asyncio.shield(asyncio.create_task(with_extra()))
+
+    async def _append_turn(
+        self, turn: SampledTurn, lora: str, commit: Callable[[], None], fields: dict[str, Packed]
+    ) -> bool:
+        trie, handle, span = self._session.trie, turn.handle, turn.span
+        if trie.closed or not handle.open:
+            raise TrieClosedError
+        context = span.parent if span.parent is not None and not span.parent.sampled else None
+        shared = context is not None and context.stored is not None
+        records = self._book.records(span, lora, self._stamp, turn.details["tail"], fields)
+        behind, nodes = trie.trace(handle.node)
+        event = TurnCommitted(
+            time=time.time(),
+            generation=handle.generation_id,
+            setting=handle.node.setting,
+            behind=behind,
+            messages=tuple(node.message for node in nodes),
+            message=as_json(turn.message),
+            in_place=turn.in_place,
+            parent=None if handle.checkpoint is None else handle.checkpoint.id,
+            apart=handle.apart,
+            span=span.stored.id,
+            context=None if context is None else context.stored.id,
+            shared=shared,
+            listed=any(one is context for one in handle.node.contexts or ()),
+            flags=0 if context is None else context.flags,
+            **{name: turn.details[name] for name in ("edited", "finish", "shown", "reasoning", "scaffold", "reasons")},
+        )
+        return await self._submit(Entry(event, commit, records, self._book.blobs(records), span, self._shelf.news()))
+
+    async def _submit(self, entry: Entry) -> bool:
+        self._waiting.append(entry)
+        self._begin_writing()
+        # A caller that is cancelled leaves the event to the log: it may be in the store already.
+        return await asyncio.shield(entry.done)
+
+    def _begin_writing(self) -> None:
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            async with self._lock:
+                while self._waiting or self._unsaved:
+                    entries, self._waiting = self._waiting, []
+                    if not await self._append(entries):
+                        break
+        finally:
+            self._writing = None
+            if self._waiting:
+                self._begin_writing()
+
+    async def hand_over(self) -> None:
+        """Write what waits for the store, as far as it takes it."""
+        self._begin_writing()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def _append(self, entries: list[Entry]) -> bool:
+        """Append these behind what is unsaved, and let them happen; return whether the store took them."""
+        again: list[SpanRecord] = []
+        for _ in range(_TRIES):
+            entries = [entry for entry in entries if self._wanted(entry)]
+            everything = self._unsaved + entries
+            if not everything:
+                return True
+            records = [*again, *(record for entry in everything for record in entry.records)]
+            batch = Batch(
+                records,
+                self._book.paths(records),
+                [blob for entry in everything for blob in entry.blobs],
+                [
+                    *stored(self.key, [entry.event for entry in everything], self.last),
+                    *(event for entry in everything for event in entry.news),
+                ],
+            )
+            try:
+                await self._shelf.store.append(batch)
+            except (LogMovedError, ClosedLogError):
+                try:
+                    await self._read()
+                except RouterError as error:
+                    return self._let_wait(entries, error)
+                if self._session.trie.closed:
+                    self._unsaved = self._still_unsaved()
+            except MissingRecordError as error:
+                # The store has forgotten the conversation, which goes on here.
+                missing = [one for one in error.missing if one not in {record.id for record in again}]
+                try:
+                    again = [*self._book.again(missing, self._stamp), *again]
+                except KeyError:
+                    return self._let_wait(entries, error)
+                if not missing:
+                    return self._let_wait(entries, error)
+            except StoreError as error:
+                return self._let_wait(entries, error)
+            except Exception as error:
+                logger.exception("the store failed")
+                return self._let_wait(entries, error)
+            else:
+                self.last += len(everything)
+                self.time = everything[-1].event.time
+                self._unsaved.clear()
+                for entry in entries:
+                    self._happen(entry, saved=True)
+                return True
+        return self._let_wait(entries, StoreUnreachableError("other routers append without a pause"))
+
+    def _wanted(self, entry: Entry) -> bool:
+        """Whether an event may and need still happen. If not, whoever waits for it hears of it."""
+        try:
+            self._session.check(entry.event)
+        except (RouterError, TrieClosedError) as error:
+            entry.tell(error)
+            return False
+        if not self._session.needs(entry.event):
+            entry.tell(True)
+            return False
+        return True
+
+    def _still_unsaved(self) -> list[Entry]:
+        """Return what may still be appended to a log that takes no more turns."""
+        kept = [entry for entry in self._unsaved if not isinstance(entry.event, TurnCommitted)]
+        if len(kept) < len(self._unsaved):
+            logger.error(
+                "session %s ended elsewhere: %d turns that were answered while the store could not be written are not in it",
+                self._session.id,
+                len(self._unsaved) - len(kept),
+            )
+        return [] if self._session.over else kept
+
+    def _let_wait(self, entries: list[Entry], error: Exception) -> bool:
+        self._shelf.failed(len(entries), error)
+        self._unsaved += [entry for entry in entries if not isinstance(entry.event, Touched)]
+        for entry in entries:
+            self._happen(entry, saved=False)
+        return False
+
+    def _happen(self, entry: Entry, *, saved: bool) -> None:
+        try:
+            entry.act()
+        except TrieClosedError as error:
+            # Whoever asked for this turn is gone. It is in the log, so it is replayed like those of others.
+            event = entry.event
+            if isinstance(event, TurnCommitted) and not self._session.over:
+                self._replay(event, {record.id: record for record in entry.records}, entry.span)
+            entry.tell(error)
+        except Exception as error:
+            logger.exception("an event of session %s could not happen", self._session.id)
+            entry.tell(error)
+        else:
+            entry.tell(saved)
+
+    # Reading -----------------------------------------------------------------------------------------------------------
+
+    async def read_on(self) -> None:
+        async with self._lock:
+            try:
+                await self._read()
+                self.unread = False
+            except StoreUnreachableError as error:
+                self.unread = True
+                self._shelf.failed(0, error)
+
+    async def replay(self) -> None:
+        """Let everything happen that is in the log. Raises StoreUnreachableError, DamagedRecordError, UnknownSessionError."""
+        async with self._lock:
+            await self._read()
+
+    async def _read(self) -> None:
+        session, before, used = self._session, self._session.trie.closed, self._session.used
+        while page := await self._shelf.store.read(self.key, after=self.last, limit=_PAGE):
+            events = [(event.number, read(event)) for event in page]
+            records = await self._book.fetch([event for _, event in events if isinstance(event, TurnCommitted)])
+            for done, (number, event) in enumerate(events):
+                if self._unsaved and self._unsaved[0].event == event:
+                    del self._unsaved[0]  # it had been written after all
+                elif isinstance(event, TurnCommitted):
+                    if done % _AT_ONCE == _AT_ONCE - 1:
+                        await asyncio.sleep(0)
+                    self._replay(event, records)
+                elif number > 1:
+                    session.apply(event)
+                self.last = number
+                self.time = event.time
+            self.crossed = self.crossed or bool(self._unsaved)
+            session.used = max(used, time.monotonic() - max(0.0, time.time() - self.time))
+        if session.trie.closed and not before:
+            self._shelf.closed(session.tenant, session.id)
+
+    def _replay(self, turn: TurnCommitted, records: Mapping[bytes, SpanRecord], span: TokenSpan | None = None) -> None:
+        """Commit a turn of another router, or of a request that was given up (`span`). Raises DamagedRecordError."""
+        record = records[turn.span]
+        try:
+            span = self._book.restore(turn, records) if span is None else span
+            checkpoint = replay.commit(self._session.trie, turn, span, record.tail)
+        except KeyError as error:
+            raise DamagedRecordError(f"the log {self.key!r} lacks what turn {turn.generation} continues") from error
+        self._book.bare(checkpoint.id, record)
+        self._shelf.held(self._session.committed(checkpoint))
+
+    async def fill(self) -> None:
+        await self._book.fill(self._session.trie)
+
+    @property
+    def _stamp(self) -> str:
+        return self._shelf.clock.current or DEFAULT

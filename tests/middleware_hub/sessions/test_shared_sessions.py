@@ -1,0 +1,480 @@
+"""Two routers and one store, and a store that fails: what happens in the middle of things."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from middleware_hub.sessions.log import archive
+from middleware_hub.store.errors import StoreUnreachableError
+from router.config import StoreConfig
+from tests.middleware_hub.sessions.in_process import PATH, Room, until
+
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 20}
+NEXT = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "More"}]
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Routers:
+    """Routers on one store, all of which end with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._url = f"sqlite:{folder}"
+        self._rooms: list[Room] = []
+
+    async def another(self, **options: Any) -> Room:
+        room = Room(store=StoreConfig(url=self._url), **options)
+        assert room.hub.store is not None
+        await room.hub.store.open("t")
+        self._rooms.append(room)
+        return room
+
+    async def end(self, *rooms: Room) -> None:
+        for room in rooms or list(self._rooms):
+            self._rooms.remove(room)
+            await room.app.registry.close()
+            assert room.hub.store is not None
+            await room.hub.store.close()
+
+
+@asynccontextmanager
+async def routers(folder: Path) -> AsyncIterator[Routers]:
+    found = Routers(folder)
+    try:
+        yield found
+    finally:
+        await found.end()
+
+
+def more(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "messages": [*body["messages"], *NEXT]}
+
+
+async def exported(room: Room) -> Any:
+    status, found = await room.call("GET", "/sessions/s/trajectories")
+    assert status == 200, found
+    return found["trajectories"]
+
+
+class Broken:
+    """Breaks a method of a router's store: it fails, before or behind the real one, until it is mended."""
+
+    def __init__(self, room: Room, name: str, *, behind: bool = False) -> None:
+        self._store, self._name, self._behind = room.hub.store, name, behind
+        self._real = getattr(self._store, name)
+        setattr(self._store, name, self._fail)
+
+    async def _fail(self, *args: Any, **more: Any) -> Any:
+        if self._behind:
+            await self._real(*args, **more)
+        raise StoreUnreachableError("the disk is full")
+
+    def mend(self) -> None:
+        setattr(self._store, self._name, self._real)
+
+
+def test_a_turn_that_is_not_saved_is_answered_and_handed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken = Broken(room, "append")
+            client = room.ask(more(BODY))
+            assert (await client.answer())[0] == 200
+            assert (b"x-radix-saved", b"no") in client.out[0]["headers"]
+            status, _ = await room.call("POST", "/sessions/s/reward_info", {"reward_info": {"r": 1}})
+            assert status == 200
+            assert room.metric("tito_session_unsaved_total") == 2
+            assert not room.session.idle
+            told = await exported(room)
+            other = await both.another()
+            assert len((await exported(other))[0]["turns"]) == 1
+            await both.end(other)
+            broken.mend()
+            client = room.ask(more(more(BODY)))
+            assert (await client.answer())[0] == 200
+            assert b"x-radix-saved" not in dict(client.out[0]["headers"])
+            assert told[0]["response_ids"] == (await exported(room))[0]["response_ids"][: len(told[0]["response_ids"])]
+            other = await both.another()
+            assert await exported(other) == await exported(room)
+            assert (await other.call("GET", "/sessions/s"))[1]["reward_info"] == {"r": 1}
+
+    asyncio.run(work())
+    assert len([one for one in caplog.records if "the store cannot be used" in one.message]) == 1
+
+
+def test_what_was_written_although_the_store_failed_is_not_written_twice(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            broken = Broken(room, "append", behind=True)
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert (await room.call("POST", "/sessions/s/complete", {"reward_info": {"r": 1}}))[0] == 200
+            broken.mend()
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            other = await both.another()
+            (only,) = await exported(other)
+            assert [only] == await exported(room)
+            assert only["num_turns"] == 2
+
+    asyncio.run(work())
+
+
+def test_the_sweeper_hands_over_what_was_not_saved(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            broken = Broken(room, "append")
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken.mend()
+            assert room.app.registry.archive is not None
+            await room.app.registry.sweep_store(room.app.registry.archive)
+            assert await exported(await both.another()) == await exported(room)
+
+    asyncio.run(work())
+
+
+def test_turns_that_were_saved_late_stand_behind_those_of_others(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append")
+            one.engine.says("late")
+            assert (await one.ask(more(BODY)).answer())[0] == 200
+            other.engine.says("early")
+            assert (await other.ask(more(BODY)).answer())[0] == 200
+            broken.mend()
+            assert (await one.ask(BODY).answer())[0] == 200
+            found = await exported(await both.another())
+            assert await exported(one) == found == await exported(other)
+            assert [branch["messages"][-1]["content"] for branch in found] == ["early", "late", "Yes."]
+
+    asyncio.run(work())
+
+
+def test_a_store_that_cannot_be_read(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken = [Broken(room, "read"), Broken(room, "logs")]
+            client = room.ask(more(BODY))
+            assert (await client.answer())[0] == 200
+            assert dict(client.out[0]["headers"])[b"x-radix-reasons"] == b"store_unreachable"
+            (only,) = await exported(room)
+            assert (only["exact"], only["reasons"]) == (False, ["store_unreachable"])
+            status, found = await room.call("GET", "/sessions/other")
+            assert (status, found["error"]["type"]) == (503, "store_unreachable")
+            assert (await room.call("POST", "/sessions", {}))[0] == 503
+            for one in broken:
+                one.mend()
+            assert (await room.call("GET", "/sessions/other"))[0] == 404
+            (only,) = await exported(room)
+            assert only["exact"]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/sessions/s/finalize"), ("DELETE", "/sessions/s")])
+def test_a_session_that_ends_elsewhere_while_it_generates(method: str, path: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            says = one.engine.says("one two", hold=1)
+            client = one.ask(BODY)
+            await one.engine.arrived()
+            assert (await other.call(method, path))[0] == 200
+            says.go.set()
+            status, found = await client.answer()
+            assert (status, found["error"]["type"]) == (409, "session_over")
+            status, found = await one.ask(BODY).answer()
+            assert (status, found["error"]["type"]) == (
+                (404, "not_found") if method == "DELETE" else (409, "session_over")
+            )
+            if method == "DELETE":
+                await other.open()
+                assert (await one.ask(BODY).answer())[0] == 200
+                assert (await other.call("GET", "/sessions/s"))[1]["num_generations"] == 1
+
+    asyncio.run(work())
+
+
+def test_turns_at_two_routers_at_once_are_both_kept(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
+            await rooms[0].open()
+            said = [[room.engine.says(text, hold=1) for text in ("one two", "one three")] for room in rooms]
+            clients = [room.ask({**BODY, "n": 2}) for room in rooms]
+            for room in rooms:
+                await room.engine.arrived(2)
+            for room in said:
+                for one in room:
+                    one.go.set()
+            assert [(await client.answer())[0] for client in clients] == [200, 200]
+            first, second = [await exported(room) for room in rooms]
+            assert first == second == await exported(await both.another())
+            assert len(first) == 4
+            shown = [masked((await room.call("GET", "/sessions/s"))[1]) for room in rooms]
+            assert shown[0] == shown[1]
+
+    asyncio.run(work())
+
+
+def masked(summary: Any) -> Any:
+    return {**summary, "created_at": 0}
+
+
+def test_one_of_two_that_make_a_session_at_once_is_told(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
+            made = [room.call("POST", "/sessions", {"session_id": "s"}) for room in rooms]
+            assert sorted(status for status, _ in await asyncio.gather(*made)) == [201, 409]
+
+    asyncio.run(work())
+
+
+def test_what_a_client_left_behind_is_kept(tmp_path: Path) -> None:
+    """It is cancelled after its time of grace; the sampled tokens are in the store, and so in the next process."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another(orphan_grace=0.0)
+            await room.open()
+            room.engine.says("one two three", hold=2)
+            client = room.ask({**BODY, "stream": True})
+            await room.engine.arrived()
+            await client.leave()
+            await until(lambda: room.session.trie.head is not None)
+            await until(lambda: room.session.idle)
+            (only,) = await exported(await both.another())
+            assert (only["finish_reason"], len(only["response_ids"])) == ("abort", 2)
+
+    asyncio.run(work())
+
+
+def test_a_turn_given_up_while_it_is_written_is_kept(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            session = await room.open()
+            assert room.hub.store is not None
+            real, go = room.hub.store.append, asyncio.Event()
+
+            async def slow(batch: Any) -> Any:
+                found = await real(batch)
+                await go.wait()
+                return found
+
+            room.hub.store.append = slow  # type: ignore[method-assign]
+            client = room.ask(BODY)
+            await until(lambda: session.log is not None and not session.log.settled)
+            (exchange,) = session._exchanges
+            cancelled = asyncio.create_task(exchange.cancel())
+            await until(lambda: exchange.over)
+            assert (await client.answer())[0] == 409
+            go.set()
+            await cancelled
+            await until(lambda: session.trie.head is not None)
+            assert await exported(room) == await exported(await both.another())
+            assert session.tokens == (await (await both.another()).call("GET", "/sessions/s"))[1]["tokens"]
+
+    asyncio.run(work())
+
+
+def test_who_waits_for_an_agent_hears_that_it_is_done_elsewhere(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            session = await one.open()
+            waiting = asyncio.create_task(session.completed(20))
+            await asyncio.sleep(0)
+            assert (await other.call("POST", "/sessions/s/complete"))[0] == 200
+            assert await waiting
+
+    asyncio.run(work())
+
+
+def test_memory_is_a_cache(tmp_path: Path) -> None:
+    """With room for almost nothing, nothing is refused and nothing lost."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another(max_tokens=20)
+            for name in "abc":
+                assert (await room.call("POST", "/sessions", {"session_id": name}))[0] == 201
+            bodies = dict.fromkeys("abc", BODY)
+            for name in "abcabcab":
+                status, _ = await room.ask(bodies[name], PATH.replace("/s/", f"/{name}/")).answer()
+                assert status == 200
+                bodies[name] = more(bodies[name])
+            assert len(room.app.registry) < 3
+            assert room.metric("tito_sessions_total", event="evicted") > 4
+            held = [session.tokens for session in room.app.registry]
+            assert room.app.registry.tokens == sum(held)
+            found = (await room.call("GET", "/sessions"))[1]["sessions"]
+            assert [(one["session_id"], one["num_generations"]) for one in found] == [("a", 3), ("b", 3), ("c", 2)]
+            assert all(one["num_branches"] == 1 for one in found)
+            assert room.app.registry.tokens == sum(session.tokens for session in room.app.registry)
+
+    asyncio.run(work())
+
+
+def test_what_the_store_does_not_take_is_not_dropped_but_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another(max_tokens=20)
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken = Broken(room, "append")
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert (await room.ask(more(more(BODY))).answer())[0] == 429
+            broken.mend()
+            assert room.app.registry.archive is not None
+            await room.app.registry.sweep_store(room.app.registry.archive)
+            assert (await room.ask(more(more(BODY))).answer())[0] == 200
+
+    asyncio.run(work())
+
+
+def test_time_to_live_is_that_of_all_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open(ttl_s=100.0)
+            assert (await one.ask(BODY).answer())[0] == 200
+            now, monotonic = time.time, time.monotonic
+
+            def later(seconds: float) -> None:
+                monkeypatch.setattr(time, "time", lambda: now() + seconds)
+                monkeypatch.setattr(time, "monotonic", lambda: monotonic() + seconds)
+
+            async def sweep() -> None:
+                for room in (one, other):
+                    assert room.app.registry.archive is not None
+                    room.app.registry.sweep()
+                    await room.app.registry.sweep_store(room.app.registry.archive)
+
+            later(60)
+            assert (await other.call("GET", "/sessions/s"))[0] == 200
+            await until(lambda: other.session.log is not None and other.session.log.settled)
+            later(120)
+            await sweep()
+            assert (await one.call("GET", "/sessions/s"))[0] == 200
+            await until(lambda: one.session.log is not None and one.session.log.settled)
+            later(240)
+            await sweep()
+            assert (await one.call("GET", "/sessions/s"))[0] == 404
+            assert (await other.call("GET", "/sessions/s"))[0] == 404
+            lost = [room.metric("tito_sessions_total", event="expired_unexported") for room in (one, other)]
+            assert sum(lost) == 1
+
+    asyncio.run(work())
+
+
+def test_no_time_passes_while_no_router_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open(ttl_s=100.0)
+            await both.end(room)
+            now = time.time
+            monkeypatch.setattr(time, "time", lambda: now() + 1000)
+            room = await both.another()
+            assert room.app.registry.archive is not None
+            await room.app.registry.sweep_store(room.app.registry.archive)
+            assert (await room.call("GET", "/sessions"))[1]["sessions"][0]["session_id"] == "s"
+            monkeypatch.setattr(time, "time", lambda: now() + 1200)
+            await room.app.registry.sweep_store(room.app.registry.archive)
+            assert (await room.call("GET", "/sessions/s"))[0] == 404
+            assert room.metric("tito_sessions_total", event="expired") == 1
+
+    asyncio.run(work())
+
+
+def test_further_fields_are_blobs(tmp_path: Path) -> None:
+    """Arrays are kept in their dtype, and come back byte for byte."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            experts = base64.b64encode(bytes(range(48))).decode()
+            extra = {"routed_experts": experts, "other": [1, {"a": 2.5}], "indexer_topk": "no base64!"}
+            room.engine.says("one two", extra=extra)
+            assert (await room.ask(BODY).answer())[0] == 200
+            other = await both.another()
+            assert await exported(other) == await exported(room)
+            assert other.session.trie.head is not None
+            assert {name: bytes(value) for name, value in other.session.trie.head.extra.items()} == {
+                name: bytes(value)
+                for name, value in room.session.trie.head.extra.items()  # type: ignore[union-attr]
+            }
+            assert room.hub.store is not None
+            span = other.session.trie.head.span
+            blobs = {blob.name: blob for blob in await room.hub.store.blobs(span.stored.id)}
+            assert (blobs["routed_experts"].dtype, blobs["routed_experts"].data) == ("int32", bytes(range(48)))
+            assert blobs["other"].dtype == blobs["indexer_topk"].dtype == "json"
+
+    asyncio.run(work())
+
+
+def test_a_session_that_the_store_has_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where it is still remembered it goes on, and is written anew. Elsewhere it is gone, and that is told."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert (await room.ask({**more(BODY), "n": 2}).answer())[0] == 200
+            assert room.hub.store is not None
+            assert (await room.hub.store.forget(0)).unretrieved == 1
+            assert (await room.ask(more(more(BODY))).answer())[0] == 200
+            assert room.metric("tito_session_unsaved_total") == 0
+            await room.hub.store.forget(0)
+            other = await both.another()
+            assert (await other.call("GET", "/sessions/s"))[0] == 404
+            assert (await other.call("POST", "/sessions", {"session_id": "s"}))[0] == 201
+            assert (await room.call("GET", "/sessions/s"))[1]["num_generations"] == 0
+
+    asyncio.run(work())
+    assert "was forgotten: the store had no room" in caplog.text
+
+
+def test_a_budget_that_is_used_up_is_so_everywhere(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open(response_budget=3)
+            assert (await one.ask(BODY).answer())[1]["choices"][0]["finish_reason"] == "stop"
+            for room in (other, one):
+                status, found = await room.ask(more(BODY)).answer()
+                assert (status, found["choices"][0]["finish_reason"]) == (200, "length")
+            (only,) = await exported(await both.another())
+            assert (only["finish_reason"], only["num_turns"]) == ("length", 1)
+
+    asyncio.run(work())
+
+
+def test_the_names_of_tenants_do_not_mix() -> None:
+    keys = {archive.log_key(tenant, name, 1) for tenant in ("", "a", "a/b", "a%2Fb") for name in ("s", "s.s")}
+    assert len(keys) == 8
+    assert {(archive.tenant_of(key), archive.id_of(key)) for key in keys} == {
+        (tenant, name) for tenant in ("", "a", "a/b", "a%2Fb") for name in ("s", "s.s")
+    }
