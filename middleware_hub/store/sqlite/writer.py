@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _MOST_JOBS: Final = 256
 """Batches of one group."""
 _MARKS_EVERY: Final = 1.0
-"""Seconds after which marks are written, without anything else; with a group after half of it."""
+"""Seconds after which marks are written at the latest: by the thread after half of it, with a group after a quarter."""
 _SMALL: Final = 1 << 18
 """Bytes of a group that the event loop writes itself."""
 _SLOW: Final = 0.02
@@ -135,7 +135,7 @@ class Writer:
             return
         try:
             answers = self._append(jobs, patient=False)
-            if self._marks and started > self._marked + _MARKS_EVERY / 2:
+            if self._marks and started > self._marked + _MARKS_EVERY / 4:
                 self._write_marks()
         except _Busy:
             self._hand_over(jobs)
@@ -170,7 +170,7 @@ class Writer:
         while not ended:
             jobs, ended = self._next_jobs()
             with self._turn:
-                if ended or monotonic() >= self._marked + _MARKS_EVERY:
+                if ended or monotonic() >= self._marked + _MARKS_EVERY / 2:
                     self._write_marks()
                 self._work(jobs)
                 self._checkpoints.go_on(self._connection)
@@ -194,7 +194,7 @@ class Writer:
         """Wait for a job, and return it with all others that are there, and whether this is the end."""
         jobs: list[Job] = []
         try:
-            job = self._queue.get(timeout=_MARKS_EVERY / 4)
+            job = self._queue.get(timeout=_MARKS_EVERY / 2)
             while job is not None:
                 if job is not _LOOK:
                     jobs.append(job)
@@ -293,9 +293,9 @@ class Writer:
     def _write_marks(self) -> None:
         with self._marks_lock:
             marks, self._marks = self._marks, {}
-        self._marked = monotonic()
         if not marks:
             return
+        self._marked = monotonic()
         try:
             self._begin()
             write_marks(self._connection, marks)

@@ -149,7 +149,7 @@ class World:
         return [
             turn
             for turn in self.turns
-            if turn.reply.namespace == namespace and len(turn.text) >= known_from and text.startswith(turn.text)
+            if turn.reply.namespace == namespace and len(turn.text) >= max(1, known_from) and text.startswith(turn.text)
         ]
 
     def leaving(self, text: str, namespace: Namespace, floor: int) -> list[Turn]:
