@@ -34,8 +34,8 @@ _MARKS_EVERY: Final = 1.0
 """Seconds after which marks are written at the latest: by the thread after half of it, with a group after a quarter."""
 _SMALL: Final = 1 << 18
 """Bytes of a group that the event loop writes itself."""
-_SLOW: Final = 0.02
-_SLOW_FOR: Final = 10.0
+_SLOW: Final = 0.1
+_SLOW_FOR: Final = 5.0
 """After a group took `_SLOW` seconds, the event loop writes none for `_SLOW_FOR` seconds."""
 _BUSY_SECONDS: Final = 20.0
 _PAGES_OF_A_BATCH: Final = 8
