@@ -152,6 +152,19 @@ def test_a_text_begun_after_a_restart_is_spared_soon(tmp_path: Path) -> None:
     with_two(tmp_path, work)
 
 
+def test_a_prompt_of_others_that_goes_on_is_not_forgotten(tmp_path: Path) -> None:
+    """Their reply stands far behind the text that was looked up first."""
+    world = World()
+    old = world.turn(None, "user" * 1_000, "reply")
+
+    async def again(store: Store) -> None:
+        assert not (await store.find(query("user" * 400, complete=True))).records
+        assert old.reply.id in ids(await store.find(query(old.text, complete=True)))
+
+    with_store(sqlite(tmp_path), lambda store: store.append(old.batch))
+    with_store(sqlite(tmp_path), again)
+
+
 PARTS = ["", "a", "ab", "a" * 1_023, "a" * 1_024, "b" * 1_100, "a" * 3_000]
 
 
