@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,11 +25,13 @@ from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import NO_PARENT, Context, Namespace, Recall, SampledReply
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.extras import Extra
 from middleware_hub.store.chains import Stored, record_of
 from middleware_hub.store.errors import StoreError
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Batch, Found, Query, Store
-from middleware_hub.store.records import Mark, Serials
+from middleware_hub.store.records import Blob, Mark, Serials
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +167,7 @@ class Memory:
         span, line = generation.span, match.continues
         above = None if line is None else line.span
         stamp = self.tree.clock.current or ""
-        records = []
+        records, extras = [], self.tree.extras.of(span)
         base, text, behind = above, match.text + reply.text, 0 if line is None else line.span.text_end
         if own_context:
             assert span.parent is not None
@@ -195,14 +197,16 @@ class Memory:
             line=above,
             base=base,
             tail=reply.tail,
+            extras=tuple(extras),
         )
         records.append(sampled)
+        blobs = [Blob(sampled.id, name, "int32", *one) for name, one in extras.items()]
         path = TextPath(match.namespace, text, None if above is None else above.stored.state)
         span.stored = Stored(sampled.id, sampled.root, sampled.serial, path.state(len(text)))
         self.tree.keep(span, sampled.id)
         for name in reply.request_ids:
             self._note_name(match.namespace, name, self._others)
-        return self._append(generation, Batch(records, {sampled.id: path}, events=self._versions.news()))
+        return self._append(generation, Batch(records, {sampled.id: path}, blobs, self._versions.news()))
 
     def _append(self, generation: Generation, batch: Batch) -> Awaitable[bool]:
         span = generation.span
@@ -212,6 +216,16 @@ class Memory:
             mend=lambda _: whole_chain(self.tree.keep, generation, batch),
             over=lambda: self.tree.release(span),
         )
+
+    async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
+        """Return what the store has beside a reply under these names; None if it cannot be read."""
+        if span.stored is None:
+            return {}
+        try:
+            return {one.name: Extra(one.shape, one.data) for one in await self.store.blobs(span.stored.id, names)}
+        except StoreError as error:
+            self._unreachable(error)
+            return None
 
     def retrieved(self, recall: Recall | None) -> None:
         """Note that a conversation was retrieved: it may be forgotten before others."""

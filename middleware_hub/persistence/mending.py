@@ -22,6 +22,7 @@ def whole_chain(keep: Callable[[TokenSpan, bytes], None], generation: Generation
     records: list[SpanRecord] = []
     paths: dict[bytes, TextPath] = {}
     namespace = generation.namespace
+    extras = {record.id: record.extras for record in batch.records}
     chain: list[tuple[TokenSpan, TokenSpan | None]] = []
     line: TokenSpan | None = None
     # From the end up, because a context is on the line of the reply behind it.
@@ -43,6 +44,7 @@ def whole_chain(keep: Callable[[TokenSpan, bytes], None], generation: Generation
             line=continued,
             base=base,
             tail=span.owner.tail if span.sampled else (),
+            extras=extras.get(old.id, ()),
         )
         if span.sampled:
             record = replace(record, id=old.id, root=record.root if record.links else old.id)
