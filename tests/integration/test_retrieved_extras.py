@@ -262,3 +262,17 @@ def test_a_damaged_store_is_told(tmp_path: Path) -> None:
         assert answer["reasons"] == ["store_unreachable"]
         assert not answer["exact"]
         assert answer["routed_experts"] is None
+
+
+def test_what_the_tree_evicts_comes_back_from_the_store(tmp_path: Path) -> None:
+    store = StoreConfig(url=f"sqlite:{tmp_path}")
+    with stack("qwen", styles=("cumulative",), store=store, radix={"max_tokens": 8}) as made:
+        chains = learned(made)
+        talk = Rollout(made, "evicted")
+        rows = {name: rows_of(chains[name], number) for number, name in enumerate(chains)}
+        texts = conversation(talk, {name: {"routed_experts": told(one)} for name, one in rows.items()})
+        assert made.get("/radix_tree/stats").json()["evicted_tokens"] > 0
+        found = array_of(talk.retrieve(texts["third"])["routed_experts"])
+        assert found[:, 0].tolist() == chains["third"][:-1]
+        known = [len(chains[name]) - 1 for name in ("first", "second", "third")]
+        assert found[:, 2].tolist() == [0] * known[0] + [1] * (known[1] - known[0]) + [3] * (known[2] - known[1])
