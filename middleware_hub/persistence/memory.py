@@ -213,7 +213,7 @@ class Memory:
         self.tree.hold(span)  # until it is in the store it cannot come back from there
         return self.saving.append(
             batch,
-            mend=lambda _: whole_chain(self.tree.keep, generation, batch),
+            mend=lambda _: whole_chain(self.tree.keep, generation, batch, self.tree.extras.of),
             over=lambda: self.tree.release(span),
         )
 

@@ -18,11 +18,22 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from numpy.typing import NDArray
 
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.told import TOP_P, UNLIKE_ROWS, told
+from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.records import Context, SampledReply
+from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import STORE_UNREACHABLE, TokenSpan, links, pack_ids
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
 from middleware_hub.spans.per_token import MISSING
 from middleware_hub.spans.trajectory import flatten
+from middleware_hub.spans.versions import VersionClock, WorkerVersions
+from middleware_hub.store.dictionary import DictionaryStore
+from middleware_hub.store.records import Serials
+from middleware_hub.tokenizer.alignment import align_context
+from tests.middleware_hub.radix.talk import NS
+from tests.middleware_hub.toy import A, encode, toy_vocabulary
 
 WIDTH = 3
 EXPERTS = "routed_experts"
@@ -235,6 +246,44 @@ def test_rows_of_different_widths_that_a_store_has_are_not_joined() -> None:
         return {EXPERTS: blobs[span]}
 
     assert asyncio.run(told(Extras(), fetch, flatten(second, 2), [EXPERTS])) == ({EXPERTS: None}, [UNLIKE_ROWS])
+
+
+def test_a_conversation_that_the_store_forgot_is_written_again_with_its_arrays() -> None:
+    async def talk() -> None:
+        vocabulary, store, clock = toy_vocabulary(), DictionaryStore(), VersionClock()
+        memory = Memory(
+            RadixTree(vocabulary, clock=clock, stored=True),
+            store,
+            Serials(),
+            VersionLog(store, clock, WorkerVersions()),
+        )
+
+        async def say(text: str) -> Generation:
+            match = memory.tree.match(NS, text)
+            rest = encode(text[match.cut.start :])
+            over = align_context(vocabulary, rest, text[match.cut.start :], bos=(), offsets=lambda: None)
+            rows = encoded(np.arange((match.cut.tokens + len(rest)) * WIDTH))
+            sampled = SampledReply(pack_ids([A]), "a", "1", told={EXPERTS: rows})
+            memory.tree.pin(match)
+            made, saving = memory.record(match, Context(pack_ids(rest), over.flags, over.ends), sampled)
+            memory.tree.unpin(match)
+            assert await saving
+            return made
+
+        first = await say("b ")
+        await store.forget(0)
+        last = await say("b a b ")
+        assert not [one async for one in store.verify()]
+        chain = [span for span, _ in links(last.span, 1) if span.sampled]
+        blobs = [await store.blobs(span.stored.id) for span in chain]
+        assert [[(one.name, one.shape) for one in beside] for beside in blobs] == [
+            [(EXPERTS, (last.span.offset - first.span.offset, WIDTH))],
+            [(EXPERTS, (first.span.offset, WIDTH))],
+        ]
+        records = {one.id: one async for one in store.scan()}
+        assert [records[span.stored.id].extras for span in chain] == [(EXPERTS,)] * 2
+
+    asyncio.run(talk())
 
 
 def test_a_store_that_cannot_be_read_is_a_reason() -> None:
