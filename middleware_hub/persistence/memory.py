@@ -93,10 +93,11 @@ class Memory:
 
     async def matched(self, match: PrefixMatch, parent: str | None, again: Callable[[], PrefixMatch]) -> PrefixMatch:
         """Return the match of a text, given that of what the tree knows; `again` matches once more."""
-        if parent == NO_PARENT:
-            return match
         names = () if parent is None else (parent,)
         try:
+            if parent == NO_PARENT:
+                await self._heard()
+                return match
             found = await self._look_up(match, names, named=not match.unknown_parent)
         except StoreError as error:
             self._unreachable(error)
@@ -120,14 +121,11 @@ class Memory:
 
     async def _look_up(self, match: PrefixMatch, names: Sequence[str], *, named: bool) -> bool:
         """Fill the tree with what lies behind a match; return whether there was anything."""
-        others = self.store.others()
+        others = await self._heard()
         whole = not self.tree.stats.evicted_tokens
         if whole and others == 0:
             self.lookups["known"] += 1
             return False
-        if others != self._others:
-            await self._versions.read()
-            self._others = others
         namespace, line = match.namespace, match.continues
         known_from, stored = 0, None
         if line is not None and named and not match.foreign:
@@ -141,6 +139,14 @@ class Memory:
             self._note_name(namespace, name, others)
         self.lookups["found" if found.records else "nothing"] += 1
         return await self._restore(found)
+
+    async def _heard(self) -> int:
+        """Return what `Store.others` does. If others have written, hear of weight versions first."""
+        others = self.store.others()
+        if others not in (0, self._others):
+            await self._versions.read()
+            self._others = others
+        return others
 
     async def _restore(self, found: Found) -> bool:
         """Put records into the tree. What they need may have been collected while they were read: then it is read again."""
