@@ -54,10 +54,12 @@ def prepare(batch: Batch) -> Prepared:
         if wrong:
             raise ValueError(f"record {record.id.hex()}: {'; '.join(wrong)}")
         path = batch.paths.get(record.id, path)
-        if path is None:
+        if path is None and record.sampled:
             raise ValueError(f"record {record.id.hex()}: there is no path of its text")
         done.bodies.append(encode(record))
-        done.places.append(places_of(record, path))
+        done.places.append(
+            [] if path is None else places_of(record, path)
+        )  # no text finds a context of which no reply came
         done.links += record.links
         done.links.append(record.root)
     done.bodies.reverse()
