@@ -19,9 +19,16 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.registry import Collector
 
 from middleware_hub.metrics import RadixMetrics
+from middleware_hub.persistence import metrics as store_metrics
+from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.spelling import Spelling
+from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
+from middleware_hub.spans.versions import VersionClock, WorkerVersions
+from middleware_hub.store.dictionary import DictionaryStore
+from middleware_hub.store.records import Serials
 from router.flags import parser
 from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.policy_metrics import PolicyCollector
@@ -61,7 +68,10 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     registry.register(PolicyCollector(CacheAware(), None))
     ProcessCollector(registry=registry)
     measure: Any = None  # an empty tree has nothing to measure
-    RadixMetrics(registry, RadixTree(measure))
+    tree, store = RadixTree(measure), DictionaryStore()
+    RadixMetrics(registry, tree)
+    log = VersionLog(store, VersionClock(), WorkerVersions())
+    store_metrics.register(registry, Memory(tree, store, Serials(), log, Spelling(lambda _: "", ())))
     SessionRegistry(SessionMetrics(registry), max_tokens=1)
     for collector in registry.collectors:
         for metric in collector.collect():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from middleware_hub.persistence.mending import whole_chain
 from middleware_hub.persistence.restoring import restore
 from middleware_hub.persistence.saving import Saving
+from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
@@ -27,14 +28,14 @@ from middleware_hub.radix.records import NO_PARENT, Context, Namespace, Recall, 
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.store.chains import Stored, record_of
 from middleware_hub.store.errors import StoreError
-from middleware_hub.store.paths import TextPath
-from middleware_hub.store.protocol import Batch, Found, Query, Store
+from middleware_hub.store.paths import BLOCK, TextPath
+from middleware_hub.store.protocol import Batch, Found, Query, Store, StoreStats
 from middleware_hub.store.records import Mark, Serials
 
 logger = logging.getLogger(__name__)
 
-FORGET_SECONDS = 10.0
-"""How often the size of the store is compared with `--store-max-bytes`."""
+TEND_SECONDS = 20.0
+"""How often the size of the store is looked at, and compared with `--store-max-bytes`."""
 _MOST_NAMES = 10_000
 _MOST_ROUNDS = 8
 
@@ -46,34 +47,44 @@ class Memory:
         max_bytes: what `--store-max-bytes` says.
 
     Attributes:
-        unreachable: look-ups that failed.
+        lookups: how often texts were looked up, by result.
         restored: records that came from the store.
+        size: of the store, some seconds ago.
+        forgotten: conversations, to keep to `max_bytes`; `forgotten_unretrieved` of them were never retrieved.
     """
 
     def __init__(
-        self, tree: RadixTree, store: Store, serials: Serials, versions: VersionLog, max_bytes: int | None = None
+        self,
+        tree: RadixTree,
+        store: Store,
+        serials: Serials,
+        versions: VersionLog,
+        spelling: Spelling,
+        max_bytes: int | None = None,
     ) -> None:
         self.tree = tree
         self.store = store
         self.saving = Saving(store)
         self._serials = serials
         self._versions = versions
+        self._spelling = spelling
         self._max_bytes = max_bytes
         self._others = -1
         self._names: OrderedDict[tuple[Namespace, str], int] = OrderedDict()
-        self._forgetting: asyncio.Task[None] | None = None
-        self.unreachable = self.restored = self.forgotten = self.forgotten_unretrieved = 0
+        self._tending: asyncio.Task[None] | None = None
+        self.lookups: Counter[str] = Counter()
+        self.size = StoreStats()
+        self.restored = self.forgotten = self.forgotten_unretrieved = 0
 
     async def open(self) -> None:
         """Begin what goes on beside requests."""
-        if self._max_bytes is not None:
-            self._forgetting = asyncio.create_task(self._keep_forgetting(self._max_bytes))
+        self._tending = asyncio.create_task(self._keep_tending())
 
     async def close(self) -> None:
         """Write all that waits."""
-        if self._forgetting is not None:
-            self._forgetting.cancel()
-            await asyncio.wait([self._forgetting])
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.wait([self._tending])
         await self.saving.close()
         with contextlib.suppress(StoreError):
             await self._versions.write()
@@ -112,6 +123,7 @@ class Memory:
         others = self.store.others()
         whole = not self.tree.stats.evicted_tokens
         if whole and others == 0:
+            self.lookups["known"] += 1
             return False
         if others != self._others:
             await self._versions.read()
@@ -127,6 +139,7 @@ class Memory:
         found = await self.store.find(Query(path, known_from, self.tree.stored, asked, complete=whole))
         for name in asked:
             self._note_name(namespace, name, others)
+        self.lookups["found" if found.records else "nothing"] += 1
         return await self._restore(found)
 
     async def _restore(self, found: Found) -> bool:
@@ -147,7 +160,7 @@ class Memory:
             self._names.popitem(last=False)
 
     def _unreachable(self, error: StoreError) -> None:
-        self.unreachable += 1
+        self.lookups["failed"] += 1
         self.saving.complain("texts are looked up in this process alone: %s", error)
 
     # After it ----------------------------------------------------------------------------------------------------------
@@ -186,6 +199,7 @@ class Memory:
             behind = span.start
         elif match.known is not None:
             base, behind = match.known, span.start
+        spelled = self._spelling.apart(span, text)
         sampled = record_of(
             span,
             match.namespace,
@@ -195,10 +209,11 @@ class Memory:
             line=above,
             base=base,
             tail=reply.tail,
+            spelled=None if spelled is None else _end_of(TextPath(match.namespace, spelled)),
         )
         records.append(sampled)
         path = TextPath(match.namespace, text, None if above is None else above.stored.state)
-        span.stored = Stored(sampled.id, sampled.root, sampled.serial, path.state(len(text)))
+        span.stored = Stored(sampled.id, sampled.root, sampled.serial, spelled is None, path.state(len(text)))
         self.tree.keep(span, sampled.id)
         for name in reply.request_ids:
             self._note_name(match.namespace, name, self._others)
@@ -224,25 +239,29 @@ class Memory:
         try:
             await self._versions.write()
         except StoreError as error:
-            self._unreachable(error)
+            self.saving.complain("a new weight version is not written down: %s", error)
 
     # The size of the store ---------------------------------------------------------------------------------------------
 
-    async def _keep_forgetting(self, max_bytes: int) -> None:
+    async def _keep_tending(self) -> None:
+        """Look at the size of the store now and then, and forget what is too much."""
         while True:
             try:
-                gone = await self.store.forget(max_bytes)
+                if self._max_bytes is not None:
+                    await self._forget(self._max_bytes)
+                self.size = await self.store.stats()
             except StoreError as error:
-                self.saving.complain("the store cannot forget: %s", error)
-            else:
-                self.forgotten += gone.retrieved + gone.unretrieved
-                self.forgotten_unretrieved += gone.unretrieved
-                if gone.unretrieved:
-                    logger.warning(
-                        "%d conversations were forgotten that nobody had retrieved: raise --store-max-bytes",
-                        gone.unretrieved,
-                    )
-            await asyncio.sleep(FORGET_SECONDS)
+                self.saving.complain("the size of the store is not known: %s", error)
+            await asyncio.sleep(TEND_SECONDS)
+
+    async def _forget(self, max_bytes: int) -> None:
+        gone = await self.store.forget(max_bytes)
+        self.forgotten += gone.retrieved + gone.unretrieved
+        self.forgotten_unretrieved += gone.unretrieved
+        if gone.unretrieved:
+            logger.warning(
+                "%d conversations were forgotten that nobody had retrieved: raise --store-max-bytes", gone.unretrieved
+            )
 
     async def stats(self) -> dict[str, Any]:
         """Return the size of the store, and what happened to it since the start, for `/radix_tree/stats`."""
@@ -254,7 +273,7 @@ class Memory:
         return {
             **size,
             "restored": self.restored,
-            "unreachable": self.unreachable,
+            "lookups": dict(self.lookups),
             "saved": saving.saved,
             "unsaved": saving.unsaved,
             "waiting": saving.waiting,
@@ -262,3 +281,9 @@ class Memory:
             "forgotten": self.forgotten,
             "forgotten_unretrieved": self.forgotten_unretrieved,
         }
+
+
+def _end_of(path: TextPath) -> tuple[bytes, int, bytes]:
+    """Return where a reply is entered whose chain spells this text."""
+    size = len(path.text)
+    return path.key(size // BLOCK), size, path.hash(size)

@@ -47,7 +47,7 @@ def whole_chain(keep: Callable[[TokenSpan, bytes], None], generation: Generation
         if span.sampled:
             record = replace(record, id=old.id, root=record.root if record.links else old.id)
             paths[record.id] = TextPath(namespace, text)
-        span.stored = Stored(record.id, record.root, old.serial, old.state)
+        span.stored = Stored(record.id, record.root, old.serial, old.plain, old.state)
         keep(span, record.id)
         records.append(record)
     return Batch(records, paths, batch.blobs, batch.events)

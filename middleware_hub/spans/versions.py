@@ -108,7 +108,7 @@ class VersionClock:
             self.changes.append((kind, version))
 
     def take_changes(self) -> list[tuple[str, str]]:
-        """Return what happened since the last call: the order in which versions appeared, became current, and fell."""
+        """Return what happened since the last call: versions appeared, became current, fell, or came although they are old."""
         found, self.changes = self.changes or [], []
         return found
 
@@ -117,6 +117,10 @@ class VersionClock:
         noted, self.changes = self.changes, None
         if kind == "order":
             self.order(version)
+        elif kind == "below":
+            self._below += 1
+        elif kind == "again":
+            self._below = 0
         elif version != self.current:
             (self._fall if kind == "fall" else self._become)(version)
         self.changes = noted
@@ -152,6 +156,8 @@ class VersionClock:
         previous version: that is no sign of a resumed run.
         """
         if version == self.current:
+            if self._below:
+                self._note("again", version)
             self._below = 0
             return
         if self.current is None or self.order(version) >= self.now.order:
@@ -160,6 +166,7 @@ class VersionClock:
         if late:
             return
         self._below += 1
+        self._note("below", version)
         if self._below >= FALL_AFTER:
             self._fall(version)
 

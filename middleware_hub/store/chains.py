@@ -17,6 +17,7 @@ class Stored(NamedTuple):
 
     Attributes:
         id, root, serial: of the record.
+        plain: whether the ids of its chain spell its text.
         state: the hashes of the whole text up to the last block's end in it, for the look-up of a text that goes on behind
             it; None where texts are not looked up.
     """
@@ -24,6 +25,7 @@ class Stored(NamedTuple):
     id: bytes
     root: bytes
     serial: int = 0
+    plain: bool = True
     state: PathState | None = None
 
 
@@ -43,7 +45,7 @@ def record_of(
     Args:
         text: of the span, behind the whole text of `base`.
         line: the complete reply that its prompt continued.
-        details: further fields of the record: `tail`, `extras`.
+        details: further fields of the record: `tail`, `extras`, `spelled`.
     """
     above = span.parent or line
     record = SpanRecord(
@@ -89,5 +91,5 @@ def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathSta
         ends=record.ends,
         request_ids=record.request_ids,
         finish=record.finish,
-        stored=Stored(record.id, record.root, record.serial, state),
+        stored=Stored(record.id, record.root, record.serial, record.spelled is None, state),
     )

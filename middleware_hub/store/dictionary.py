@@ -121,7 +121,7 @@ class DictionaryStore:
         replies = [r for r in reversed(self._records.values()) if r.sampled and r.namespace == namespace]
         texts = {reply.id: self.text_of(reply) for reply in replies}
         ends = [r for r in replies if r.text_end >= query.known_from and text.startswith(texts[r.id])]
-        wanted, cut_off = [], 0
+        wanted, cut_off = [r for r in replies if _spelled(r, query)], 0
         for _, same in groupby(sorted(ends, key=lambda r: r.text_end), key=lambda r: r.text_end):
             variants = list(same)
             wanted += variants[:MOST_VARIANTS]
@@ -211,6 +211,14 @@ class DictionaryStore:
     async def stats(self) -> StoreStats:
         roots = len({record.root for record in self._records.values()})
         return replace(self._stats, records=len(self._records), roots=roots, logs=len(self._logs), bytes=self._bytes())
+
+
+def _spelled(reply: SpanRecord, query: Query) -> bool:
+    """Return whether a text begins with what the ids of a reply's chain spell."""
+    if reply.spelled is None:
+        return False
+    _, length, digest = reply.spelled
+    return query.known_from <= length <= len(query.path.text) and query.path.hash(length) == digest
 
 
 def _agreed(one: str, other: str) -> int:

@@ -24,7 +24,7 @@ from xxhash import xxh3_64_digest
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, Versions
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
-from middleware_hub.store.paths import Namespace, Place, TextPath, name_place, places, ways
+from middleware_hub.store.paths import END_ALONE, Namespace, Place, TextPath, name_place, places, ways
 
 FORMAT: Final = 1
 ID_SIZE: Final = 16
@@ -48,6 +48,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         base: `parent`, `line`, or None: the record behind whose whole text `text` stands.
         tail: the hidden tail, for the texts that may spell it.
         extras: names of the blobs beside this record.
+        spelled: where it is entered besides, as a client that sends ids finds it: what they spell is not its text.
     """
 
     id: bytes
@@ -72,6 +73,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request_ids: tuple[str, ...] = ()
     finish: str = ""
     extras: tuple[str, ...] = ()
+    spelled: tuple[bytes, int, bytes] | None = None
 
     @property
     def sampled(self) -> bool:
@@ -218,6 +220,8 @@ def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
     if not record.sampled:
         return ways(path, record.text_from, record.text_end)
     found = places(path, record.start, record.text_end, continuable=record.continuable)
+    if record.spelled is not None:
+        found.append(Place(*record.spelled, END_ALONE))
     if record.text_from < record.start:
         found += ways(path, record.text_from, record.start)
     found += [name_place(record.namespace, name) for name in record.request_ids]

@@ -1,0 +1,79 @@
+"""The metrics of the store, read when they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from middleware_hub.persistence.saving import Saving
+from middleware_hub.store.protocol import StoreStats
+
+
+class Counts(Protocol):
+    """What is counted of a memory, see `persistence.memory`."""
+
+    saving: Saving
+    lookups: Counter[str]
+    size: StoreStats
+    restored: int
+    forgotten: int
+    forgotten_unretrieved: int
+
+
+def register(registry: CollectorRegistry, memory: Counts) -> None:
+    """Make the metrics of a memory and its store show up in GET /metrics."""
+    registry.register(_StoreCollector(memory))
+
+
+class _StoreCollector(Collector):
+    def __init__(self, memory: Counts) -> None:
+        self._memory = memory
+
+    def collect(self) -> Iterable[Metric]:
+        memory, saving, size = self._memory, self._memory.saving, self._memory.size
+        replies = CounterMetricFamily(
+            "tito_store_replies",
+            "Replies by what became of them: saved before the client had all of it; unsaved at that time; lost, because too "
+            "much was waiting or the store refused them",
+            labels=["kind"],
+        )
+        for kind, count in (("saved", saving.saved), ("unsaved", saving.unsaved), ("lost", saving.lost)):
+            replies.add_metric([kind], count)
+        yield replies
+        lookups = CounterMetricFamily(
+            "tito_store_lookups",
+            "Texts before which the store was asked (found, nothing), did not have to be (known), or could not be (failed)",
+            labels=["result"],
+        )
+        for result in ("known", "nothing", "found", "failed"):
+            lookups.add_metric([result], memory.lookups[result])
+        yield lookups
+        forgotten = CounterMetricFamily(
+            "tito_store_forgotten",
+            "Conversations forgotten for --store-max-bytes, by whether anybody had retrieved of them",
+            labels=["retrieved"],
+        )
+        forgotten.add_metric(["true"], memory.forgotten - memory.forgotten_unretrieved)
+        forgotten.add_metric(["false"], memory.forgotten_unretrieved)
+        yield forgotten
+        for name, text, value in (
+            ("restored_records", "Records that were put into the tree", memory.restored),
+            ("wait_seconds", "Time from a reply's recording to its acknowledgement, summed", saving.seconds),
+            ("appends", "Batches written since the start", size.appends),
+            ("groups", "Groups of batches written since the start: one commit each", size.groups),
+            ("cut_off", "Look-ups that left something out, because there was too much", size.cut_off),
+            ("damaged", "Records that look-ups left out, because they cannot be read", size.damaged),
+            ("conflicts", "Records that were there with another content", size.conflicts),
+        ):
+            yield CounterMetricFamily(f"tito_store_{name}", text, value=value)
+        for name, text, gauge in (
+            ("waiting", "Replies that wait for the store to take writes again", saving.waiting),
+            ("bytes", "Bytes in the store; this and the number of records are at most some seconds old", size.bytes),
+            ("records", "Records in the store", size.records),
+        ):
+            yield GaugeMetricFamily(f"tito_store_{name}", text, value=gauge)

@@ -1,0 +1,283 @@
+"""Routers over one store answer as one that never died: what a client sees, over HTTP, whichever router it asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from middleware_hub.hub import Hub, load
+from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.protocol import Store
+from router.app import create_app
+from router.config import RadixConfig, RouterConfig, SessionsConfig, StoreConfig, WorkersConfig
+from router.embedded.models.ngram import shipped_tokenizer
+from router.embedded.worker import EmbeddedWorker
+from tests.support.client import Answer
+from tests.support.serving import serve
+from tests.support.stack import Stack, events
+
+TIMES = ("e2e_latency", "cached_tokens", "queue_time", "response_sent_to_client_ts")
+HEADERS = ("x-radix-recorded", "x-radix-reused-tokens", "x-radix-prompt-tokens", "x-radix-reasons", "x-radix-saved")
+
+
+class Router:
+    """One router, which may be stopped and started again."""
+
+    def __init__(self, worker: EmbeddedWorker, store: StoreConfig | None, max_tokens: int | None = None) -> None:
+        radix = RadixConfig(tokenizer_path=str(shipped_tokenizer()), max_tokens=max_tokens)
+        workers = WorkersConfig(urls=(worker.url,))
+        self._config = RouterConfig(
+            workers=workers, radix=radix, store=store or StoreConfig(), sessions=SessionsConfig(verify_rate=0.0)
+        )
+        self._worker = worker
+        self._entered = contextlib.ExitStack()
+        self.start()
+
+    def start(self) -> None:
+        self.hub = Hub(_tokenizer(), self._config.store)
+        url = self._entered.enter_context(serve(create_app(self._config, shared={Hub: self.hub})))
+        self.stack = Stack("qwen", url, [self._worker], None)  # type: ignore[arg-type]  # nothing here spells
+
+    def stop(self) -> None:
+        self._entered.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    @property
+    def store(self) -> Store:
+        assert self.hub.store is not None
+        return self.hub.store
+
+
+_kept: list[Any] = []
+
+
+def _tokenizer() -> Any:
+    if not _kept:
+        _kept.append(load(RadixConfig(tokenizer_path=str(shipped_tokenizer()))))
+    return _kept[0]
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[EmbeddedWorker]:
+    with EmbeddedWorker(token_delay=0) as running:
+        yield running
+
+
+@dataclass
+class Said:
+    text: str
+    rid: str
+    namespace: str
+    reply: str
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: timeless(one) for key, one in value.items() if key not in TIMES}
+    return [timeless(one) for one in value] if isinstance(value, list) else value
+
+
+def visible(answer: Answer, *, stream: bool) -> Any:
+    """All of an answer but for times."""
+    assert answer.status in (200, 404, 409), answer.content
+    headers = {name: answer.headers.get(name) for name in HEADERS}
+    body = events(answer)[-1:] if stream else answer.json()
+    return answer.status, headers, timeless(body)
+
+
+class Client:
+    """Makes the same requests of the router that never dies, and of one of those that do."""
+
+    def __init__(self, seed: int, one: Router, others: list[Router]) -> None:
+        self.random = random.Random(seed)
+        self.one, self.others = one, others
+        self.said: list[Said] = []
+        self.count = 0
+
+    def both(self, path: str, body: Any, headers: dict[str, str], *, stream: bool = False) -> Any:
+        expected = visible(self.one.stack.post(path, body, headers=headers), stream=stream)
+        found = visible(self.random.choice(self.others).stack.post(path, body, headers=headers), stream=stream)
+        assert found == expected, json.dumps(body)[:1000]
+        return found[2]
+
+    def step(self) -> None:
+        rng = self.random
+        kind = rng.choice(["generate"] * 5 + ["ids", "batch", "several", "retrieve", "cover", "restart", "chat"])
+        if kind == "restart":
+            rng.choice(self.others).restart()
+        elif kind == "chat":
+            self.chat()
+        elif kind in ("retrieve", "cover"):
+            self.retrieve(cover=kind == "cover")
+        else:
+            self.generate(kind)
+
+    def text(self) -> tuple[str, str]:
+        """A prompt and its namespace: new, or on from one before, whole, edited, or cut."""
+        rng = self.random
+        namespace = rng.choice(["", "", "eval"])
+        if not self.said or rng.random() < 0.2:
+            begin = rng.choice(["You are an agent. " * 30, "", "Hello there. "])
+            return begin + rng.choice(["What is 2+2?", "Where am I?", "Sing."]), namespace
+        before = rng.choice(self.said)
+        text = before.text + before.reply
+        how = rng.random()
+        if how < 0.5:
+            text += rng.choice(["<|im_end|>\nAnd then?", " Go on.", "\nObservation: nothing. ", ""])
+        elif how < 0.7:
+            text = text[: -rng.randrange(1, 6)] + " no,"
+        elif how < 0.85:
+            text = before.text
+        else:
+            text = text.rstrip() + " Well."
+        return text, before.namespace
+
+    def generate(self, kind: str) -> None:
+        rng, self.count = self.random, self.count + 1
+        text, namespace = self.text()
+        rid = f"r{self.count}"
+        body: dict[str, Any] = {
+            "text": text,
+            "rid": rid,
+            "sampling_params": {"max_new_tokens": rng.randrange(1, 12), "sampling_seed": rng.randrange(3)},
+        }
+        headers = {"x-radix-namespace": namespace} if namespace else {}
+        if self.said and rng.random() < 0.3:
+            headers["x-radix-parent"] = rng.choice([one.rid for one in self.said[-6:]] + ["none", "nobody"])
+        if kind == "ids" and self.said:
+            before = rng.choice(self.said)
+            text = before.text + before.reply
+            headers = {"x-radix-namespace": before.namespace} if before.namespace else {}
+            found = self.both("/retrieve_from_text", {"text": text}, headers)
+            ids = found["tokens"] + rng.choice([[], [100, 200], [32, 33]])
+            body["input_ids"], body["text"] = ids, None
+            del body["text"]
+            text, namespace = _tokenizer().spell_prompt(ids), before.namespace
+        elif kind == "batch":
+            other, _ = self.text()
+            body["text"], body["rid"] = [text, other], [rid, f"{rid}b"]
+        elif kind == "several":
+            body["sampling_params"]["n"] = 2
+            del body["rid"]
+        elif rng.random() < 0.3:
+            body["stream"] = True
+        found = self.both("/generate", body, headers, stream=bool(body.get("stream"))) if kind != "several" else None
+        if kind == "several":
+            return  # their names are the worker's own
+        if body.get("stream"):
+            self.said.append(Said(text, rid, namespace, found[-1]["text"]))
+        elif kind == "batch":
+            for prompt, name, reply in zip(body["text"], body["rid"], found, strict=True):
+                self.said.append(Said(prompt, name, namespace, reply["text"]))
+        else:
+            self.said.append(Said(text, rid, namespace, found["text"]))
+
+    def retrieve(self, *, cover: bool) -> None:
+        if not self.said:
+            return
+        rng = self.random
+        one = rng.choice(self.said)
+        body: dict[str, Any] = {"text": one.text + one.reply}
+        if cover or rng.random() < 0.3:
+            body["expect_request_ids"] = [rng.choice(self.said).rid for _ in range(3)]
+            body["cover"] = cover
+        elif rng.random() < 0.3:
+            body["request_id"] = rng.choice(self.said).rid
+        elif rng.random() < 0.5:
+            body["text"] = body["text"][: -rng.randrange(1, 9)] or "a"
+        self.both("/retrieve_from_text", body, {"x-radix-namespace": one.namespace} if one.namespace else {})
+
+    def chat(self) -> None:
+        messages = [{"role": "user", "content": self.random.choice(["Hi", "Who are you?"])}]
+        body = {"model": "m", "messages": messages, "max_tokens": 6, "seed": 1}
+        for router in (self.one, self.random.choice(self.others)):
+            assert router.stack.post("/v1/chat/completions", body).status == 200
+
+
+@pytest.mark.parametrize(("routers", "budget"), [(1, None), (2, None), (1, 40), (2, 1)])
+@pytest.mark.parametrize("seed", range(2))
+def test_routers_over_a_store_answer_as_one_that_never_died(
+    worker: EmbeddedWorker, tmp_path: Path, routers: int, budget: int | None, seed: int
+) -> None:
+    store = StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}")
+    one = Router(worker, None)
+    others = [Router(worker, store, budget) for _ in range(routers)]
+    client = Client(seed, one, others)
+    try:
+        for _ in range(60):
+            client.step()
+        for said in client.said:
+            headers = {"x-radix-namespace": said.namespace} if said.namespace else {}
+            body = {"text": said.text + said.reply, "request_id": said.rid, "expect_request_ids": [said.rid]}
+            client.both("/retrieve_from_text", body, headers)
+        stats = others[0].stack.get("/radix_tree/stats").json()
+        assert stats["store"]["lost"] == stats["store"]["unsaved"] == 0
+        assert "never_retrieved" not in stats["evictions"]
+    finally:
+        for router in [one, *others]:
+            router.stop()
+
+
+def _fails(*_: Any, **__: Any) -> Any:
+    raise StoreUnreachableError("the disk is full: make room")
+
+
+def test_a_reply_is_sent_although_the_store_takes_no_writes_and_is_handed_over_later(
+    worker: EmbeddedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = Router(worker, StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}"))
+    try:
+        sampling = {"max_new_tokens": 5, "sampling_seed": 1}
+        with monkeypatch.context() as broken:
+            broken.setattr(router.store, "append", _fails)
+            first = router.stack.post("/generate", {"text": "One, two,", "rid": "a", "sampling_params": sampling})
+            text = "One, two," + first.json()["text"]
+            second = router.stack.post("/generate", {"text": text + " so", "rid": "b", "sampling_params": sampling})
+            assert first.headers["x-radix-saved"] == second.headers["x-radix-saved"] == "no"
+            stream = {"text": text + " then", "rid": "c", "stream": True, "sampling_params": sampling}
+            assert events(router.stack.post("/generate", stream))
+            counts = router.stack.get("/radix_tree/stats").json()["store"]
+            assert (counts["saved"], counts["unsaved"], counts["waiting"]) == (0, 3, 3)
+        router.restart()
+        whole = text + " so" + second.json()["text"]
+        found = router.stack.retrieve(whole)
+        assert found["exact"]
+        assert [turn["request_id"] for turn in found["turns"]] == ["a", "b"]
+    finally:
+        router.stop()
+
+
+def test_what_cannot_be_looked_up_is_not_exact(
+    worker: EmbeddedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = Router(worker, StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}"))
+    try:
+        sampling = {"max_new_tokens": 5, "sampling_seed": 1}
+        first = router.stack.post("/generate", {"text": "One, two,", "sampling_params": sampling}).json()
+        text = "One, two," + first["text"]
+        router.restart()
+        with monkeypatch.context() as broken:
+            broken.setattr(router.store, "find", _fails)
+            found = router.stack.retrieve(text)
+            assert not found["exact"]
+            assert "store_unreachable" in found["reasons"]
+            second = router.stack.post("/generate", {"text": text + " so", "sampling_params": sampling})
+            assert second.headers["x-radix-reasons"] == "store_unreachable"
+        found = router.stack.retrieve(text)
+        assert found["exact"]
+        assert found["reasons"] == []
+        found = router.stack.retrieve(text + " so" + second.json()["text"])
+        assert not found["exact"], "its prompt was encoded without what was sampled of it"
+        assert found["reasons"] == ["store_unreachable"]
+    finally:
+        router.stop()

@@ -1,0 +1,214 @@
+"""One history of requests, lived by a tree that never dies and by trees that come and go over one store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.spelling import Spelling
+from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.radix.match import PrefixMatch
+from middleware_hub.radix.records import Context, Recall, SampledReply
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import SpanFlag, chain_ids, pack_ids, pack_logprobs, unpack_ids
+from middleware_hub.spans.trajectory import flatten
+from middleware_hub.spans.versions import VersionClock, WorkerVersions
+from middleware_hub.store.opening import open_store
+from middleware_hub.store.protocol import Store
+from middleware_hub.store.records import Serials
+from middleware_hub.tokenizer.alignment import align_context, align_reply
+from tests.middleware_hub.radix.recount import recount
+from tests.middleware_hub.store.world import MEMORY
+from tests.middleware_hub.toy import encode, toy_vocabulary
+
+Namespace = tuple[str, ...]
+VOCABULARY = toy_vocabulary()
+
+
+@dataclass
+class Ask:
+    """A request: of a text or of ids; then what is sampled for it."""
+
+    namespace: Namespace
+    text: str
+    ids: list[int] | None
+    parent: str | None
+    sampled: list[int]
+    name: str
+    version: str
+    skips: bool = True
+
+
+class Life:
+    """One process, or what is left of one: a tree, with a store behind it or without."""
+
+    def __init__(self, store: Store | None, serials: Serials, max_tokens: int | None = None) -> None:
+        self.tree = RadixTree(
+            VOCABULARY, max_tokens=max_tokens, clock=VersionClock(), stored=store is not None, unretrieved_versions=None
+        )
+        self.memory: Memory | None = None
+        if store is not None:
+            log = VersionLog(store, self.tree.clock, WorkerVersions())
+            self.memory = Memory(self.tree, store, serials, log, Spelling(VOCABULARY.spell, VOCABULARY.special_ids))
+
+    async def begin(self) -> None:
+        if self.memory is not None:
+            await self.memory._versions.read()
+            await self.memory.open()
+
+    async def end(self) -> None:
+        if self.memory is not None:
+            await self.memory.close()
+
+    async def ask(self, ask: Ask) -> dict[str, Any]:
+        """Play a request to its end, as the middleware does, and return all that shows outside."""
+
+        def match_again() -> PrefixMatch:
+            if ask.ids is None:
+                return self.tree.match(ask.namespace, ask.text, parent=ask.parent)
+            ids = ask.ids
+            return self.tree.match_ids(
+                ask.namespace, ask.text, pack_ids(ids), lambda n: len(VOCABULARY.spell(ids[:n])), parent=ask.parent
+            )
+
+        match = match_again()
+        if self.memory is not None:
+            match = await self.memory.matched(match, ask.parent, match_again)
+        self.tree.pin(match)
+        kept = unpack_ids(chain_ids(match.cut.span, match.cut.take))
+        if ask.ids is None:
+            rest, given = encode(ask.text[match.cut.start :]), SpanFlag.NONE
+        else:
+            rest, given = ask.ids[len(kept) :], SpanFlag.GIVEN
+        context = None
+        if rest or match.cut.start < len(ask.text):
+            over = align_context(VOCABULARY, rest, ask.text[match.cut.start :], bos=(), offsets=lambda: None)
+            context = Context(pack_ids(rest), over.flags | given, over.ends)
+        shown = VOCABULARY.spell(ask.sampled, skip_special=ask.skips)
+        over = align_reply(VOCABULARY, ask.sampled, shown, skips_special=ask.skips, matched=None)
+        reply = SampledReply(
+            pack_ids(ask.sampled),
+            shown,
+            ask.version,
+            pack_logprobs([-(len(ask.name) * 16 + i + 1) / 64 for i in range(len(ask.sampled))]),
+            over.visible,
+            over.flags,
+            over.ends,
+            over.tail,
+            tuple(ask.name.split()),
+        )
+        if self.memory is None:
+            self.tree.record(match, context, reply)
+        else:
+            _, saving = self.memory.record(match, context, reply)
+            assert await saving
+        self.tree.unpin(match)
+        self.collect()
+        return {
+            "sent": kept + rest,
+            "reused": len(kept),
+            "reasons": match.reasons,
+            "text": ask.text + shown,
+            "version": self.tree.clock.current,
+        }
+
+    async def retrieve(self, namespace: Namespace, text: str, request_id: str | None = None) -> dict[str, Any] | None:
+        if self.memory is not None:
+            assert await self.memory.cover(namespace, text, parent=request_id)
+        recall = self.tree.recall(namespace, text, request_id=request_id)
+        if self.memory is not None:
+            self.memory.retrieved(recall)
+        found = None if recall is None else shown(recall)
+        self.collect()
+        return found
+
+    async def chain_of(self, namespace: Namespace, name: str) -> list[int] | None:
+        """The tokens of the newest reply of a name, wherever it is."""
+        if self.memory is not None:
+            assert await self.memory.cover(namespace, "a", [name])
+        found = self.tree.reply(namespace, name)
+        return None if found is None else unpack_ids(chain_ids(found.span, found.span.count))
+
+    def collect(self) -> None:
+        while self.tree.collect():
+            pass
+        recount(self.tree)
+
+
+def shown(recall: Recall) -> dict[str, Any]:
+    flat = flatten(recall.cut.span, recall.cut.take)
+    return {
+        "tokens": flat.token_ids.tolist(),
+        "mask": flat.loss_mask.tolist(),
+        "logprobs": None if flat.logprobs is None else flat.logprobs.tolist(),
+        "versions": [*flat.weight_versions],
+        "reasons": flat.reasons,
+        "turns": [turn.described() for turn in flat.turns],
+        "start": recall.cut.start,
+        "exact": recall.exact,
+        "request_ids": recall.request_ids,
+    }
+
+
+class Lives:
+    """The same requests, asked of one life that never ends, and in turns of several that do."""
+
+    def __init__(self, scheme: str, lives: int, max_tokens: int | None = None) -> None:
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
+        self.address = f"{scheme}:{self.folder.name}/store.sqlite3"
+        self.one = Life(None, Serials())
+        self.count, self.max_tokens = lives, max_tokens
+        self.stores: list[Store] = []
+        self.lives: list[Life] = []
+        self.serials = Serials()  # of one machine, with one clock
+
+    async def __aenter__(self) -> Lives:
+        shared = open_store(self.address)
+        if self.address.startswith("memory"):
+            shared.others = itertools.count(1).__next__  # type: ignore[method-assign]  # it takes itself for the only one
+        for _ in range(self.count):
+            store = shared if self.address.startswith("memory") else open_store(self.address)
+            await store.open("toy")
+            self.stores.append(store)
+            self.lives.append(Life(store, self.serials, self.max_tokens))
+            await self.lives[-1].begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for life, store in zip(self.lives, self.stores, strict=True):
+            await life.end()
+            await store.close()
+        self.folder.cleanup()
+
+    async def restart(self, number: int) -> None:
+        number %= self.count
+        await self.lives[number].end()
+        if not self.address.startswith("memory"):
+            await self.stores[number].close()
+            self.stores[number] = open_store(self.address)
+            await self.stores[number].open("toy")
+        self.lives[number] = Life(self.stores[number], self.serials, self.max_tokens)
+        await self.lives[number].begin()
+
+    async def ask(self, number: int, ask: Ask) -> str:
+        expected = await self.one.ask(ask)
+        found = await self.lives[number % self.count].ask(ask)
+        assert found == expected
+        return str(found["text"])
+
+    async def retrieve(self, number: int, namespace: Namespace, text: str, request_id: str | None = None) -> None:
+        expected = await self.one.retrieve(namespace, text, request_id)
+        assert await self.lives[number % self.count].retrieve(namespace, text, request_id) == expected
+
+    async def chain_of(self, number: int, namespace: Namespace, name: str) -> list[int] | None:
+        expected = await self.one.chain_of(namespace, name)
+        assert await self.lives[number % self.count].chain_of(namespace, name) == expected
+        return expected
+
+
+def run(work: Any) -> None:
+    asyncio.run(work)

@@ -1,0 +1,119 @@
+"""A tree over a store answers as one that never died: restarted anywhere, beside another one, and with no room."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import examples
+from tests.middleware_hub.persistence.lives import VOCABULARY, Ask, Lives
+from tests.middleware_hub.toy import PIECES
+
+NAMESPACES = [("", "", ""), ("", "", ""), ("", "", ""), ("other", "", "")]
+LONG = "ab a" * 100
+TEXT = st.text(alphabet="ab é", min_size=1, max_size=6)
+SAMPLED = st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6)
+PICK = st.integers(0, 20)
+PARENT = st.none() | st.none() | st.none() | st.just("none") | st.just("unknown") | PICK
+REQUEST = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["start", "continue", "continue", "again", "spell", "cut", "strip", "ids", "ids_cut"]),
+        "namespace": st.integers(0, 3),
+        "pick": PICK,
+        "extra": TEXT | st.just("") | st.sampled_from(["<e>", "<t>", "<e><t>", "<e>a", "<"]),
+        "cut": st.integers(1, 8),
+        "long": st.booleans(),
+        "parent": PARENT,
+        "sampled": SAMPLED,
+        "version": st.sampled_from(["1", "1", "2", "3", "new", "newer"]),
+        "skips": st.sampled_from([True, True, True, False]),
+    }
+)
+STEP = st.one_of(
+    st.tuples(st.just("ask"), PICK, REQUEST),
+    st.tuples(st.just("ask"), PICK, REQUEST),
+    st.tuples(st.just("ask"), PICK, REQUEST),
+    st.tuples(st.just("retrieve"), PICK, PICK, st.integers(0, 6), st.none() | PICK),
+    st.tuples(st.just("name"), PICK, PICK),
+    st.tuples(st.just("restart"), PICK),
+)
+
+
+def request_of(how: dict[str, Any], said: list[tuple[int, str, str, list[int]]], number: int) -> Ask | None:
+    """A request that has something to do with what was said before: `(namespace, text, name, chain)` of each reply."""
+    kind, extra = how["kind"], how["extra"]
+    namespace, base, _, chain = said[how["pick"] % len(said)] if said else (how["namespace"], "a", "", [])
+    ids = None
+    if kind == "start" or not said:
+        namespace, text = how["namespace"], (LONG if how["long"] else "") + (extra or "a")
+    elif kind == "continue" or kind == "spell":
+        text = base + extra
+    elif kind == "again":
+        text = base[: -how["cut"]] or "a"
+    elif kind == "strip":
+        text = base.strip() + extra
+    elif kind == "cut":
+        text = base[: -how["cut"]] + (LONG if how["long"] else "") + extra
+    else:
+        ids = (chain[: -how["cut"]] if kind == "ids_cut" else chain) + how["sampled"][: len(extra)]
+        text = VOCABULARY.spell(ids)
+    if not text or set(text) - set("ab é<et>") or (ids is not None and not ids):
+        return None
+    parent = how["parent"]
+    if isinstance(parent, int):
+        parent = said[parent % len(said)][2] if said else None
+    return Ask(
+        NAMESPACES[namespace], text, ids, parent, how["sampled"], f"r{number % 11}", how["version"], how["skips"]
+    )
+
+
+async def play(lives: Lives, steps: list[Any]) -> None:
+    said: list[tuple[int, str, str, list[int]]] = []
+    async with lives:
+        for number, (kind, *rest) in enumerate(steps):
+            if kind == "restart":
+                await lives.restart(rest[0])
+            elif kind == "ask":
+                ask = request_of(rest[1], said, number)
+                if ask is None:
+                    continue
+                text = await lives.ask(rest[0], ask)
+                chain = await lives.chain_of(rest[0], ask.namespace, ask.name)
+                assert chain is not None
+                said.append((NAMESPACES.index(ask.namespace), text, ask.name, chain))
+                await lives.retrieve(rest[0], ask.namespace, text)
+            elif said and kind == "name":
+                namespace, _, name, _ = said[rest[1] % len(said)]
+                await lives.chain_of(rest[0], NAMESPACES[namespace], name)
+            elif said:
+                namespace, text, _, _ = said[rest[1] % len(said)]
+                name = None if rest[3] is None else said[rest[3] % len(said)][2]
+                await lives.retrieve(rest[0], NAMESPACES[namespace], text[: len(text) - rest[2]] or "a", name)
+        for namespace, text, name, _ in said:
+            await lives.retrieve(len(text), NAMESPACES[namespace], text)
+            await lives.retrieve(len(text), NAMESPACES[namespace], text, name)
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+@settings(max_examples=examples(300), deadline=None, report_multiple_bugs=False)
+@given(steps=st.lists(STEP, min_size=2, max_size=14))
+def test_a_tree_that_is_restarted_answers_as_one_that_never_died(scheme: str, steps: list[Any]) -> None:
+    asyncio.run(play(Lives(scheme, 1), steps))
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+@settings(max_examples=examples(300), deadline=None, report_multiple_bugs=False)
+@given(steps=st.lists(STEP, min_size=2, max_size=14))
+def test_two_trees_in_turns_answer_as_one(scheme: str, steps: list[Any]) -> None:
+    asyncio.run(play(Lives(scheme, 2), steps))
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+@settings(max_examples=examples(300), deadline=None, report_multiple_bugs=False)
+@given(steps=st.lists(STEP, min_size=2, max_size=14), budget=st.integers(0, 30))
+def test_a_tree_with_no_room_answers_as_one_with_plenty(scheme: str, steps: list[Any], budget: int) -> None:
+    asyncio.run(play(Lives(scheme, 1, budget), steps))
