@@ -118,7 +118,8 @@ class DictionaryStore:
 
     async def find(self, query: Query) -> Found:
         text, namespace = query.path.text, query.path.namespace
-        replies = [r for r in reversed(self._records.values()) if r.sampled and r.namespace == namespace]
+        every = (record for record in reversed(self._records.values()) if record.text_end)
+        replies = [record for record in every if record.sampled and record.namespace == namespace]
         texts = {reply.id: self.text_of(reply) for reply in replies}
         ends = [r for r in replies if r.text_end >= query.known_from and text.startswith(texts[r.id])]
         wanted, cut_off = [r for r in replies if _spelled(r, query)], 0

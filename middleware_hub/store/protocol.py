@@ -24,7 +24,9 @@ class Batch:
 
     Attributes:
         records: those that others build on first.
-        paths: for each reply among them its id and the path of its whole text, from the block of its start or before.
+        paths: for each reply among them its id and the path of its whole text, from the block where its `text` begins or
+            before. A context is found by the path of the record behind it. Records without any text are not found by text,
+            and not by name.
         blobs: of records of this batch, or of earlier ones. One that is there already stays.
         events: in the order of their numbers, also if they belong to different logs.
     """
@@ -177,7 +179,8 @@ class Store(Protocol):
     async def find(self, query: Query) -> Found:
         """Return what is recorded on the path of a text, in the namespace of its path:
 
-        - all replies whose whole text the text begins with, or equals, from `known_from` on (`MOST_VARIANTS` of each text);
+        - all replies whose whole text (of at least one character) the text begins with, or equals, from `known_from` on
+          (`MOST_VARIANTS` of each text);
         - chains that the text leaves midway, furthest first, as far as they go beyond the deepest continuable of those
           replies, or beyond a named parent that ends before it; of a prompt that is the whole text one reply for each
           tokenization of it;

@@ -216,7 +216,12 @@ def decode(data: bytes) -> SpanRecord:
 
 
 def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
-    """Return where a record is entered. `path` is that of its whole text, from the block where its `text` begins or before."""
+    """Return where a record is entered: nowhere, if its whole text is empty.
+
+    `path` is that of its whole text, or of one that goes on behind it, from the block where its `text` begins or before.
+    """
+    if not record.text_end:
+        return []
     if not record.sampled:
         return ways(path, record.text_from, record.text_end)
     found = places(path, record.start, record.text_end, continuable=record.continuable)

@@ -43,6 +43,8 @@ class Prepared:
     links: list[bytes] = field(default_factory=list)
     blobs: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     events: list[tuple[Event, bytes]] = field(default_factory=list)
+    size: int = 0
+    """Bytes of all that is encoded."""
 
 
 def prepare(batch: Batch) -> Prepared:
@@ -53,13 +55,9 @@ def prepare(batch: Batch) -> Prepared:
         wrong = faults(record)
         if wrong:
             raise ValueError(f"record {record.id.hex()}: {'; '.join(wrong)}")
-        path = batch.paths.get(record.id, path)
-        if path is None and record.sampled:
-            raise ValueError(f"record {record.id.hex()}: there is no path of its text")
+        path = _path(record, batch.paths.get(record.id, path))
         done.bodies.append(encode(record))
-        done.places.append(
-            [] if path is None else places_of(record, path)
-        )  # no text finds a context of which no reply came
+        done.places.append(places_of(record, path))
         done.links += record.links
         done.links.append(record.root)
     done.bodies.reverse()
@@ -69,7 +67,21 @@ def prepare(batch: Batch) -> Prepared:
         done.links += [blob.record for blob in batch.blobs]
     if batch.events:
         done.events += [(event, encode_event(event)) for event in batch.events]
+    done.size = sum(map(len, done.bodies))
+    if batch.blobs or batch.events:
+        done.size += sum(len(body) for _, _, body in done.blobs) + sum(len(body) for _, body in done.events)
     return done
+
+
+def _path(record: SpanRecord, given: TextPath | None) -> TextPath:
+    """Return a path of the text of a record: the given one, if it is that."""
+    end = record.text_end
+    begin = end - len(record.text)
+    if given is not None and given.namespace == record.namespace and given.text[begin:end] == record.text:
+        return given
+    if begin:
+        raise ValueError(f"record {record.id.hex()}: there is no path of its text")
+    return TextPath(record.namespace, record.text)
 
 
 class Whereabouts:

@@ -47,10 +47,12 @@ Work = Callable[[Store], Awaitable[Any]]
 Run = Callable[[Work], Any]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "process", "disk"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Returns what opens a fresh store, does some work with it, and closes it."""
-    return lambda work: with_store("memory:" if request.param == "memory" else sqlite(tmp_path), work)
+    """Returns what opens a fresh store, does some work with it, and closes it: in SQLite by the event loop, or by a thread."""
+    if request.param == "memory":
+        return lambda work: with_store("memory:", work)
+    return lambda work: with_store(sqlite(tmp_path), work, durability=request.param)
 
 
 # Finding ---------------------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ def test_find_against_the_oracle(kind: str, data: st.DataObject) -> None:
             prompts = {
                 t.reply.parent
                 for t in world.turns
-                if t.text[: t.reply.start] == text and t.reply.namespace == namespace
+                if t.text and t.text[: t.reply.start] == text and t.reply.namespace == namespace
             }
             assert prompts <= ids(found)
             await check_partly_known(store, world, text, namespace)
@@ -338,6 +340,38 @@ def test_a_record_that_is_wrong_in_itself_is_refused(run: Run) -> None:
         assert (await store.stats()).records == 0
 
     run(work)
+
+
+def test_a_context_needs_no_reply(run: Run) -> None:
+    """And a record without any text is found by its id alone."""
+    world = World()
+    turn = world.turn(None, "user" * 1_000, "reply")
+    assert turn.context is not None
+    empty = world.turn(None, "", "", names=("name",))
+
+    async def work(store: Store) -> None:
+        await store.append(Batch([turn.context] if turn.context else []))
+        await store.append(Batch([turn.reply], {turn.reply.id: turn.path}))
+        await store.append(empty.batch)
+        assert await findings(store) == []
+        assert ids(await store.find(query(turn.text))) == {record.id for record in turn.records}
+        assert not (await store.find(query("", parents=("name",)))).records
+        assert ids(await store.get([empty.reply.id])) == {record.id for record in empty.records}
+
+    run(work)
+
+
+def test_a_path_of_another_text_is_refused(tmp_path: Path) -> None:
+    world = World()
+    first, other = world.turn(None, "user", "reply"), world.turn(None, "another", "reply")
+    second = world.turn(first, "more", "reply")
+
+    async def work(store: Store) -> None:
+        await append_all(store, [first])
+        with pytest.raises(ValueError, match="no path of its text"):
+            await store.append(Batch(second.records, {second.reply.id: other.path}))
+
+    with_store(sqlite(tmp_path), work)
 
 
 def test_one_refused_batch_takes_no_other_with_it(run: Run) -> None:

@@ -12,7 +12,7 @@ from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Blob, Event, Mark
-from middleware_hub.store.sqlite import writer
+from middleware_hub.store.sqlite import checkpoints
 from middleware_hub.store.sqlite.file import connect
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.middleware_hub.store.world import Turn, World, append_all, findings, ids, query, sqlite, with_store
@@ -276,7 +276,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 def test_the_log_is_put_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a load that never pauses, too: the log stays a few times as long as a checkpoint's beginning."""
-    monkeypatch.setattr(writer, "_CHECKPOINT_PAGES", 100)
+    monkeypatch.setattr(checkpoints, "_CHECKPOINT_PAGES", 100)
     world = World()
 
     async def work(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sqlite3
@@ -10,7 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from middleware_hub.store.protocol import Store
+import pytest
+
+from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.records import Event
+from middleware_hub.store.sqlite import writer
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.conftest import SLOW
 from tests.middleware_hub.store.world import World, closed, findings, ids, query, sqlite, with_store
@@ -80,6 +85,52 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) ->
         last = (await store.logs("shared"))[0].last
         assert last >= len(replies)
         assert set(await findings(store)) <= {"file"}  # a torn end, which nobody was told of
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_an_append_waits_in_a_thread_for_another_process(tmp_path: Path) -> None:
+    """While that holds the file's lock, the event loop goes on; nothing overtakes what waits, and all of it is written."""
+    world = World()
+    turns = [world.turn(None, f"user {number}", "reply") for number in range(3)]
+
+    async def work(store: Store) -> None:
+        other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = []
+        for number, turn in enumerate(turns):
+            batch = Batch(turn.records, {turn.reply.id: turn.path}, events=[Event("log", "turn", b"%d" % number)])
+            waiting.append(asyncio.ensure_future(store.append(batch)))
+            await asyncio.sleep(0.02)
+        assert not any(append.done() for append in waiting)
+        other.execute("COMMIT")
+        other.close()
+        assert await asyncio.wait_for(asyncio.gather(*waiting), 5) == [[1], [2], [3]]
+        assert [event.data for event in await store.read("log")] == [b"0", b"1", b"2"]
+        await store.append(world.turn(turns[0], "more", "reply").batch)
+        assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_a_disk_that_was_slow_is_left_to_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is what is large; all of it is written."""
+    world = World()
+
+    async def work(store: Store) -> None:
+        assert isinstance(store, SqliteStore)
+        monkeypatch.setattr(writer, "_SLOW", -1.0)
+        used = store._open_writer()
+        line = world.turn(None, "user", "reply")
+        await store.append(line.batch)
+        assert used._handed == 0
+        line = world.turn(line, "user", "reply")
+        await store.append(line.batch)
+        assert used._handed == used._done == 1
+        used._patient_until = 0.0
+        await store.append(world.turn(line, "user" * 100_000, "reply").batch)
+        assert used._handed == used._done == 2
+        assert await findings(store) == []
 
     with_store(sqlite(tmp_path), work)
 

@@ -13,7 +13,7 @@ from middleware_hub.spans.chain import SpanFlag, pack_ids, pack_logprobs
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.paths import Namespace, TextPath
-from middleware_hub.store.protocol import Batch, Found, Query, Store
+from middleware_hub.store.protocol import Batch, Durability, Found, Query, Store
 from middleware_hub.store.records import Serials, SpanRecord, identified, new_id
 
 NS: Namespace = ("", "", "")
@@ -149,7 +149,7 @@ class World:
         return [
             turn
             for turn in self.turns
-            if turn.reply.namespace == namespace and len(turn.text) >= known_from and text.startswith(turn.text)
+            if turn.reply.namespace == namespace and len(turn.text) >= max(1, known_from) and text.startswith(turn.text)
         ]
 
     def leaving(self, text: str, namespace: Namespace, floor: int) -> list[Turn]:
@@ -183,11 +183,13 @@ def query(text: str, namespace: Namespace = NS, **options: Any) -> Query:
     return Query(TextPath(namespace, text), **options)
 
 
-def with_store(address: str, work: Callable[[Store], Awaitable[Any]], fingerprint: str = "toy") -> Any:
+def with_store(
+    address: str, work: Callable[[Store], Awaitable[Any]], fingerprint: str = "toy", durability: Durability = "process"
+) -> Any:
     """Open a store, do something with it, and close it."""
 
     async def run() -> Any:
-        store = open_store(address)
+        store = open_store(address, durability=durability)
         await store.open(fingerprint)
         try:
             return await work(store)

@@ -1,0 +1,70 @@
+"""Keeps the log short.
+
+SQLite appends to a log, which has to be put into the file now and then (a checkpoint), and that waits for the disk. A helper
+thread moves most of it while groups are written. Only what came in meanwhile is moved between two groups; then SQLite begins
+the log anew, so that it does not grow.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from middleware_hub.store.errors import StoreError
+from middleware_hub.store.sqlite.file import connect, store_error
+
+logger = logging.getLogger(__name__)
+
+_CHECKPOINT_PAGES: Final = 4_000
+"""Pages of the log after which a checkpoint begins: 16 MB."""
+
+
+class Checkpoints:
+    """Takes the steps of checkpoints, in the thread of the writer. `pages` is about how many the log has."""
+
+    def __init__(self, path: Path) -> None:
+        self.pages = 0
+        self._path = path
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
+        self._helping: Future[None] | None = None
+
+    @property
+    def due(self) -> bool:
+        """Return whether there is a step to take."""
+        return self.pages > _CHECKPOINT_PAGES if self._helping is None else self._helping.done()
+
+    def go_on(self, connection: sqlite3.Connection) -> None:
+        """Take the next step, if one is due. `connection` is the writer's, between two groups."""
+        if not self.due:
+            return
+        if self._helping is None:
+            self._helping = self._helper.submit(self._beside)
+        else:
+            self._helping = None
+            self.pages = self._checkpoint(connection)
+
+    def finish(self, connection: sqlite3.Connection) -> None:
+        """Put all of the log into the file."""
+        self._helper.shutdown()
+        self._checkpoint(connection)
+
+    def _beside(self) -> None:
+        try:
+            connection = connect(self._path)
+        except StoreError as error:
+            logger.warning("%s", error)
+            return
+        self._checkpoint(connection)
+        connection.close()
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> int:
+        """Put the log into the file, and return how many pages could not be."""
+        try:
+            _, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:
+            logger.warning("%s", store_error(self._path, error))
+            return 0
+        return int(pages - moved)
