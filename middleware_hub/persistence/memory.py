@@ -29,7 +29,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.extras import Extra
 from middleware_hub.store.chains import Stored, record_of
-from middleware_hub.store.errors import StoreError
+from middleware_hub.store.errors import DamagedRecordError, StoreError
 from middleware_hub.store.paths import BLOCK, TextPath
 from middleware_hub.store.protocol import Batch, Found, Query, Store, StoreStats
 from middleware_hub.store.records import Blob, Mark, Serials
@@ -103,7 +103,7 @@ class Memory:
             found = await self._look_up(match, names, named=not match.unknown_parent)
         except StoreError as error:
             self._unreachable(error)
-            return replace(match, unasked=True)
+            return replace(again(), unasked=True)  # some of it may have been found
         return again() if found else match
 
     async def cover(
@@ -140,7 +140,11 @@ class Memory:
         for name in asked:
             self._note_name(namespace, name, others)
         self.lookups["found" if found.records else "nothing"] += 1
-        return await self._restore(found)
+        restored = await self._restore(found)
+        if found.damaged:
+            # Without this the text of lost tokens would read as context, and be called exact.
+            raise DamagedRecordError(f"{found.damaged} records cannot be read: run `tito-router store verify`")
+        return restored
 
     async def _heard(self) -> int:
         """Return what `Store.others` does. If others have written, hear of weight versions first."""
