@@ -76,7 +76,7 @@ lint: $(VENV)/.test ## ruff and mypy
 	exit $$status
 
 # Each part writes its tables between the marks of its name. What other routers are compared with, the first run installs.
-BENCHES := load open_loop cluster streams sessions profile
+BENCHES := load open_loop cluster streams sessions stores profile
 bench: $(VENV)/.bench ## measure, half an hour; results go to benchmarks/results and docs/performance.md
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \

@@ -296,7 +296,9 @@ class RadixTreeMiddleware:
         if self.memory is not None:
             await self.memory.cover(namespace, request.text)
             self._keep_to_budget()
-        await send_json(send, 200, msgspec.json.encode(retrieval.explain(self.tree, namespace, request.text)))
+        await send_json(
+            send, 200, msgspec.json.encode(self.tree.departure(namespace, request.text).explained(request.text))
+        )
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:
         stats, clock = self.tree.stats, self.tree.clock

@@ -79,13 +79,14 @@ class Corpus:
 class Conversation:
     """One conversation as text: a prompt, then each reply with something new behind it."""
 
-    def __init__(self, corpus: Corpus, prompt: str) -> None:
+    def __init__(self, corpus: Corpus, prompt: str, new_tokens: int = NEW_TOKENS) -> None:
         self._corpus = corpus
+        self._new_tokens = new_tokens
         self.text = prompt
 
     def heard(self, reply: bytes) -> None:
         """Go on behind this reply of `/generate`."""
-        self.text += text_of(reply).text + "\nObservation: " + self._corpus.cut(NEW_TOKENS)
+        self.text += text_of(reply).text + "\nObservation: " + self._corpus.cut(self._new_tokens)
 
     def request(self, reply_tokens: int, *, asks: bool, stream: bool = False) -> bytes:
         """Return the body of the next request. `asks` is whether it asks for logprobs."""

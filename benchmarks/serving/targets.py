@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ NAMES = {
     "bare": "bare proxy (uvicorn, aiohttp)",
     "none": "this router, `--middleware none`",
     "router": "this router",
+    "sqlite": "this router, `--store sqlite:`",
     "smg": "smg, `cache_aware`",
     "sglang-router": "sglang-router, `cache_aware`",
 }
@@ -52,13 +54,17 @@ class Target:
         return answer
 
 
-def command(name: str, engine: str, port: int, router_flags: Sequence[str]) -> list[str]:
-    """Return the command that starts a target in front of an engine."""
+KEEPING = ("router", "sqlite")
+
+
+def command(name: str, engine: str, port: int, router_flags: Sequence[str], store: str) -> list[str]:
+    """Return the command that starts a target in front of an engine. `store` is a folder."""
     ours = python("router", "--worker-urls", engine, "--log-level", "warning", "--port", str(port))
     if name == "bare":
         return python("benchmarks.serving.bare_proxy", "--worker-url", engine, "--port", str(port))
-    if name == "router":
-        return [*ours, "--tokenizer-path", tokenizer_folder(), *router_flags]
+    if name in KEEPING:
+        kept = ["--store", f"sqlite:{store}/"] if name == "sqlite" else []
+        return [*ours, "--tokenizer-path", tokenizer_folder(), *kept, *router_flags]
     if name == "none":
         return [*ours, "--middleware", "none"]
     return foreign_routers.command(name, "cache_aware", [engine], port, free_port())
@@ -81,6 +87,7 @@ def serving(
 ) -> Iterator[dict[str, Target]]:
     """Run an engine and targets in front of it. Yield `direct` and those that could be installed and started, by name."""
     with contextlib.ExitStack() as stack:
+        store = stack.enter_context(tempfile.TemporaryDirectory())
         port = free_port()
         flags = ("--port", str(port), *engine_flags)
         engine = stack.enter_context(running("benchmarks.serving.instant_engine", *flags, port=port, stdin=replies))
@@ -94,8 +101,8 @@ def serving(
             try:
                 if name in foreign_routers.POLICIES:
                     foreign_routers.install(name)
-                run = started(command(name, url, own, router_flags), partial(answers, here))
-                found[name] = Target(name, here, stack.enter_context(run), keeps=name == "router")
+                run = started(command(name, url, own, router_flags, store), partial(answers, here))
+                found[name] = Target(name, here, stack.enter_context(run), keeps=name in KEEPING)
             except (foreign_routers.NotInstalledError, DidNotStartError) as error:
                 print(f"{name}: {error}", flush=True)
         yield found

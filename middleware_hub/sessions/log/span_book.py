@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 from msgspec import Raw
 from msgspec.structs import replace
 
-from middleware_hub.sessions.export.per_token import numbers_in, written
 from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
+from middleware_hub.spans.per_token import numbers_in, written
 from middleware_hub.store.chains import Stored, record_of, span_of
 from middleware_hub.store.errors import DamagedRecordError, MissingRecordError
 from middleware_hub.store.paths import Namespace, TextPath

@@ -114,7 +114,7 @@ class SqliteStore:
         if found is None:
             found, alone = await self._in_thread(lambda: threaded.find(query, horizon=horizon))
             assert found is not None
-        if alone is not None and count == self._open_writer().others.count:
+        if alone is not None and not found.damaged and count == self._open_writer().others.count:
             self._ground.add(alone)
         return self._counted(found)
 

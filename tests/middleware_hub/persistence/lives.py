@@ -141,21 +141,22 @@ class Life:
 def shown(recall: Recall) -> dict[str, Any]:
     """What is remembered of a text.
 
-    Context behind the last sampled token is left out where the text is not exact: a store brings no chains for it, so a tree
-    may know such a text a little further. Encoded anew, it has the same ids.
+    Context that no sampled token follows is left out: a store brings no chains for it, so a tree may know such a text a
+    little further. Encoded anew, it has the same ids.
     """
     flat = flatten(recall.cut.span, recall.cut.take)
     mask = flat.loss_mask.tolist()
-    size = len(mask) if recall.exact else max((at + 1 for at, one in enumerate(mask) if one), default=0)
+    exact = recall.exact and bool(mask) and mask[-1] == 1
+    size = len(mask) if exact else max((at + 1 for at, one in enumerate(mask) if one), default=0)
     return {
         "tokens": flat.token_ids.tolist()[:size],
         "mask": mask[:size],
         "logprobs": None if flat.logprobs is None else flat.logprobs.tolist()[:size],
         "versions": [*flat.weight_versions],
-        "reasons": flat.reasons if recall.exact else (),
+        "reasons": flat.reasons if exact else (),
         "turns": [turn.described() for turn in flat.turns],
-        "start": recall.cut.start if recall.exact else None,
-        "exact": recall.exact,
+        "start": recall.cut.start if exact else None,
+        "exact": exact,
         "request_ids": recall.request_ids,
     }
 

@@ -1,0 +1,264 @@
+"""What a memory that outlives its process costs: `python -m benchmarks.serving.stores` (or `make bench`).
+
+A router with `--store sqlite:` and one without take turns under the load of `load.py`; a figure is of two rounds next to each
+other, and a row shows the median of them, the least and the largest. Then
+
+- conversations of 50 turns and 20,000 tokens, played through one router, are continued through another one that shares the
+  store and never saw them, and as a comparison through the first one, which knows them; an engine that answers at once;
+- a router is started again and again, with a store of a million turns, and with none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.pages import machine, spread, table
+from benchmarks.processes import get, running, started
+from benchmarks.serving.client import RawClient
+from benchmarks.serving.conversations import Conversation, Corpus, tokenizer_folder
+from benchmarks.serving.load import Cell, Sample, measure
+from benchmarks.serving.targets import Target, add_options, answers, command, serving, write
+from middleware_hub.store.opening import open_store
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from tests.middleware_hub.store.world import Turn, World
+from tests.support.sglang_server import free_port
+
+AIMS = {
+    "cpu": "<= 15%",
+    "p50": "<= 0.3 ms",
+    "strange": "<= 5 ms",
+    "start": "as without one",
+    "bytes": "<= 12 a token, text, 1 KB a turn",
+}
+TURNS, TOKENS = 50, 200
+CONVERSATIONS = 12
+STARTS = 5
+Found = dict[str, Any]
+
+
+def loads(corpus: Corpus, rounds: int, seconds: float) -> Found:
+    """Measure CPU of the router with 32 connections, and the median with one; each round without and with a store."""
+    found: Found = {}
+    for connections in (32, 1):
+        cell = Cell(TOKENS, connections)
+        with serving(["router", "sqlite"], corpus.replies(TOKENS)) as targets:
+            pair = [targets["router"], targets["sqlite"]]
+            for target in pair:
+                measure(target, cell, corpus, seconds / 2)
+            samples: list[list[Sample]] = []
+            for number in range(rounds):
+                order = pair if number % 2 else pair[::-1]
+                taken = {target.name: measure(target, cell, corpus, seconds) for target in order}
+                samples.append([taken[target.name] for target in pair])
+                print(f"{connections} connections: {[(one.cpu, one.p50) for one in samples[-1]]}", flush=True)
+        found[f"cpu_{connections}"] = [[one.cpu for one in two] for two in samples]
+        found[f"p50_{connections}"] = [[one.p50 for one in two] for two in samples]
+    return found
+
+
+async def play(target: Target, talk: Conversation, turns: int) -> list[float]:
+    """Play these turns of a conversation, with 200 new tokens each, and return the milliseconds of each."""
+    client = await RawClient.connect(target.url)
+    times = []
+    for _ in range(turns):
+        body = talk.request(TOKENS, asks=False)
+        begun = time.perf_counter()
+        answer = await target.ask(client, body)
+        times.append(1000 * (time.perf_counter() - begun))
+        talk.heard(answer.body)
+    await client.close()
+    return times
+
+
+def strangers(corpus: Corpus) -> Found:
+    """Continue conversations at a router that knows them and at one that never saw them; measure the store's bytes, too."""
+    ports = [free_port() for _ in range(3)]
+    url = f"http://127.0.0.1:{ports[0]}"
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        flags = ("--port", str(ports[0]))
+        engine = running("benchmarks.serving.instant_engine", *flags, port=ports[0], stdin=corpus.replies(TOKENS))
+        stack.enter_context(engine)
+        routers = []
+        for port in ports[1:]:
+            here = f"http://127.0.0.1:{port}"
+            run = started(command("sqlite", url, port, (), folder), partial(answers, here))
+            routers.append(Target("sqlite", here, stack.enter_context(run), keeps=True))
+        first, second = routers
+        uvloop.run(play(second, Conversation(corpus, corpus.cut(TOKENS), TOKENS), 10))  # warm up
+        known, strange = [], []
+        for _ in range(CONVERSATIONS):
+            talk = Conversation(corpus, corpus.cut(TOKENS), TOKENS)
+            known.append(uvloop.run(play(first, talk, TURNS))[-1])
+            strange.append(uvloop.run(play(second, talk, 1))[0])
+    return {"known": known, "strange": strange}
+
+
+async def size(folder: str, corpus: Corpus, tokens: int) -> Found:
+    """Return the bytes of a store, after conversations of ten turns of so many sampled tokens, made as a tree makes them."""
+    path = Path(folder)
+    count = {"turns": 0, "tokens": 0, "text": 0}
+    store = open_store(f"sqlite:{folder}/")
+    await store.open("bench")
+    for number in range(200):
+        world, line = World(), None
+        for turn in range(10):
+            line = world.turn(
+                line, corpus.cut(tokens // 2), corpus.cut(tokens), names=(f"{number:030}{turn:02}",), each=4
+            )
+            await store.append(line.batch)
+            count["turns"] += 1
+            count["tokens"] += sum(record.count for record in line.records)
+            count["text"] += sum(len(record.text.encode()) for record in line.records)
+    await store.close()
+    return {**count, "bytes": sum(file.stat().st_size for file in path.iterdir())}
+
+
+async def fill(folder: str, turns: int, fingerprint: str) -> None:
+    """Append this many short turns in conversations of ten."""
+    dice = random.Random(0)
+    store = open_store(f"sqlite:{folder}/", durability="off")
+    await store.open(fingerprint)
+    waiting: list[Awaitable[Any]] = []
+    for number in range(turns // 10):
+        world = World()
+        line: Turn | None = None
+        for turn in range(10):
+            name = f"{dice.getrandbits(128):032x}"
+            line = world.turn(line, f"In conversation {number} turn {turn} asks.", f"And is told {name}.", names=(name,))
+            waiting.append(store.append(line.batch))
+        if len(waiting) > 200:
+            await asyncio.gather(*waiting)
+            waiting.clear()
+            if number % 10_000 < 20:
+                print(f"{10 * number:,} turns", flush=True)
+    await asyncio.gather(*waiting)
+    await store.close()
+
+
+def start(port: int, engine: str, store: str | None) -> float:
+    """Return the milliseconds until a router answers."""
+    name = "router" if store is None else "sqlite"
+    url = f"http://127.0.0.1:{port}/health"
+    begun = time.perf_counter()
+    with started(command(name, engine, port, (), store or ""), lambda: get(url) is not None):
+        return 1000 * (time.perf_counter() - begun)
+
+
+def starts(corpus: Corpus, turns: int) -> Found:
+    """Start routers with a large store and without one, in turns."""
+    port = free_port()
+    found: dict[str, list[float]] = {"none": [], "sqlite": []}
+    with tempfile.TemporaryDirectory() as folder:
+        uvloop.run(fill(folder, turns, Tokenizer.load(tokenizer_folder()).fingerprint))
+        flags = ("--port", str(port))
+        with running("benchmarks.serving.instant_engine", *flags, port=port, stdin=corpus.replies(TOKENS)):
+            for number in range(STARTS + 1):
+                for name, store in (("none", None), ("sqlite", folder)):
+                    took = start(free_port(), f"http://127.0.0.1:{port}", store)
+                    if number:
+                        found[name].append(took)
+        disk = sum(file.stat().st_size for file in Path(folder).iterdir())
+    return {**found, "turns": turns, "disk": disk}
+
+
+def pairs(rows: list[list[float]]) -> Iterator[tuple[float, float]]:
+    for without, kept in rows:
+        yield without, kept
+
+
+def tables(found: Found) -> str:
+    cpu, one = found["cpu_32"], found["p50_1"]
+    begun = found["starts"]
+    rows = [
+        [
+            "CPU of the router a request, 32 x 200 tokens",
+            spread([a for a, _ in pairs(cpu)], 3) + " ms",
+            spread([b for _, b in pairs(cpu)], 3) + " ms",
+            "+" + spread([100 * (b / a - 1) for a, b in pairs(cpu)], 0) + "%",
+            AIMS["cpu"],
+        ],
+        [
+            "p50 at one connection",
+            spread([a for a, _ in pairs(one)]) + " ms",
+            spread([b for _, b in pairs(one)]) + " ms",
+            "+" + spread([b - a for a, b in pairs(one)]) + " ms",
+            AIMS["p50"],
+        ],
+        [
+            f"turn {TURNS + 1} of a conversation at a router that never saw it, against one that knows it",
+            spread(found["known"], 1) + " ms",
+            spread(found["strange"], 1) + " ms",
+            f"+{statistics.median(found['strange']) - statistics.median(found['known']):.1f} ms",
+            AIMS["strange"],
+        ],
+        [
+            f"start until it answers, {begun['turns']:,} turns in the store",
+            spread(begun["none"], 0) + " ms",
+            spread(begun["sqlite"], 0) + " ms",
+            f"+{statistics.median(begun['sqlite']) - statistics.median(begun['none']):.0f} ms",
+            AIMS["start"],
+        ],
+    ]
+    sizes = [
+        [
+            f"{tokens:,}",
+            f"{one['bytes'] / one['turns']:,.0f}",
+            f"{one['text'] / one['turns']:,.0f}",
+            f"{(one['bytes'] - one['text']) / one['tokens']:.1f}",
+            f"{(one['bytes'] - one['text'] - 12 * one['tokens']) / one['turns']:,.0f}",
+        ]
+        for tokens, one in found["sizes"].items()
+    ]
+    return "\n\n".join(
+        [
+            f"{machine()}. The median (least-largest).",
+            table(["figure", "without", "`sqlite:`", "difference", "aim"], rows),
+            f"Bytes on disk of turns whose prompt is half as long as the reply; aim {AIMS['bytes']}. The store of"
+            f" {begun['turns']:,} short turns has {begun['disk'] / 1e6:,.0f} MB.",
+            table(
+                [
+                    "sampled tokens a turn",
+                    "bytes a turn",
+                    "of these text",
+                    "bytes a token, without text",
+                    "beyond text and 12 a token, a turn",
+                ],
+                sizes,
+                words=0,
+            ),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, rounds=7, seconds=4)
+    parser.add_argument("--turns", type=int, default=1_000_000, help="of the store that routers start with (%(default)s)")
+    args = parser.parse_args()
+    corpus = Corpus()
+    found = loads(corpus, args.rounds, args.seconds) | strangers(corpus)
+    found["sizes"] = {}
+    for tokens in (200, 2000):
+        with tempfile.TemporaryDirectory() as folder:
+            found["sizes"][tokens] = uvloop.run(size(folder, corpus, tokens))
+    print(json.dumps({key: found[key] for key in ("known", "strange", "sizes")}), flush=True)
+    found["starts"] = starts(corpus, args.turns)
+    write(args, "stores", tables(found), found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""A real router and a store that is in trouble: a clear message and exit code 2, or replies that say what they lack."""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.embedded.worker import EmbeddedWorker
+from tests.integration.test_killed_routers import TOLD, Answered
+from tests.support.client import Answer, call
+from tests.support.fleet import until
+from tests.support.programs import Program
+from tests.support.vocabularies import Name, vocabulary
+
+NAME = "store.sqlite3"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[EmbeddedWorker]:
+    with EmbeddedWorker(vocabulary("qwen"), stream_style="cumulative") as made:
+        yield made
+
+
+def router(worker: EmbeddedWorker, store: Path | str, folder: Path, name: Name = "qwen") -> Program:
+    flags = ["--tokenizer-path", str(vocabulary(name)), "--store", f"sqlite:{store}", "--verify-rate", "1"]
+    return Program("router", "--worker-urls", worker.url, *flags, folder=folder)
+
+
+def say(url: str, text: str, tokens: int = 12) -> tuple[Answer, Answered]:
+    answer = call(f"{url}/generate", {"text": text, **TOLD, "sampling_params": {"max_new_tokens": tokens}})
+    assert answer.status == 200, answer.content
+    return answer, Answered.of(text, answer.json())
+
+
+def talk(url: str, turns: int) -> list[Answered]:
+    """Return the replies of a conversation."""
+    found, text = [], "Once upon a time: "
+    for number in range(turns):
+        found.append(say(url, text)[1])
+        text = f"{found[-1].text} And {number}: "
+    return found
+
+
+def retrieve(url: str, text: str) -> Any:
+    answer = call(f"{url}/retrieve_from_text", {"text": text, "return_logp": True})
+    assert answer.status == 200, answer.content
+    return answer.json()
+
+
+def filled(worker: EmbeddedWorker, folder: Path) -> list[Answered]:
+    """Make a store with a conversation in it."""
+    with router(worker, f"{folder}/store/", folder) as made:
+        made.wait_until_up()
+        said = talk(made.url, 4)
+        made.terminate()
+        assert made.exit_code() == 0
+    return said
+
+
+def change(folder: Path, statement: str) -> None:
+    connection = sqlite3.connect(folder / "store" / NAME)
+    with connection:
+        connection.execute(statement)
+    connection.close()
+
+
+class TestRefusedAtStart:
+    """Nothing was served, nothing was written."""
+
+    @pytest.fixture(scope="class")
+    def stored(self, worker: EmbeddedWorker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("refused")
+        filled(worker, folder)
+        return folder
+
+    def refused(self, program: Program, words: str) -> None:
+        with program:
+            assert program.exit_code() == 2, program.log
+            assert words in program.log
+            assert "Traceback" not in program.log, program.log
+
+    def test_another_tokenizer(self, worker: EmbeddedWorker, stored: Path, tmp_path: Path) -> None:
+        """A second router with another tokenizer is refused, too, and the first goes on."""
+        with router(worker, f"{stored}/store/", stored) as first:
+            first.wait_until_up()
+            before = (stored / "store" / NAME).stat().st_size
+            self.refused(router(worker, f"{stored}/store/", tmp_path, "mistral-v1"), "another tokenizer")
+            assert (stored / "store" / NAME).stat().st_size == before
+            (said,) = talk(first.url, 1)
+            said.check(retrieve(first.url, said.text))
+
+    def test_a_newer_format(self, worker: EmbeddedWorker, stored: Path) -> None:
+        change(stored, "PRAGMA user_version = 99")
+        try:
+            self.refused(router(worker, f"{stored}/store/", stored), "update the router")
+        finally:
+            change(stored, "PRAGMA user_version = 1")
+
+    def test_a_file_of_something_else(self, worker: EmbeddedWorker, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("these are notes\n" * 1000)
+        self.refused(router(worker, tmp_path / "notes.txt", tmp_path), "name another path")
+        assert (tmp_path / "notes.txt").read_text() == "these are notes\n" * 1000
+
+    def test_a_place_where_no_file_can_be(self, worker: EmbeddedWorker, tmp_path: Path) -> None:
+        self.refused(router(worker, "/proc/none/store.sqlite3", tmp_path), "cannot be made")
+
+
+def limit_files(program: Program, size: int | None) -> None:
+    """Let no file of a process grow beyond this; None takes the limit away."""
+    _, hard = resource.prlimit(program.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(program.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+
+def test_no_room_for_a_while(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    """Replies say that they are not saved, and are retrieved here all the same; once there is room, they outlive a kill."""
+    with router(worker, f"{tmp_path}/store/", tmp_path) as made:
+        made.wait_until_up()
+        said = talk(made.url, 2)
+        limit_files(made, (tmp_path / "store" / f"{NAME}-wal").stat().st_size)
+        for number in range(20):
+            answer, one = say(made.url, f"Without room, {number}: ")
+            assert answer.headers.get("x-radix-saved") == "no"
+            said.append(one)
+        further = say(made.url, f"{said[-1].text} and on: ")[1]
+        assert further.sent[: len(said[-1].chain)] == said[-1].chain
+        said.append(further)
+        for one in said:
+            one.check(retrieve(made.url, one.text))
+        assert "are answered without being saved" in made.log
+        assert made.log.count("are answered without being saved") == 1, "it is logged once a minute"
+        limit_files(made, None)
+        until(lambda: "takes writes again" in made.log, "what waited is handed over", 15)
+        answer, one = say(made.url, "With room: ")
+        assert "x-radix-saved" not in answer.headers
+        said.append(one)
+        made.kill()
+        made.start()
+        made.wait_until_up()
+        for one in said:
+            one.check(retrieve(made.url, one.text))
+
+
+def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    """A router that stops while its disk is full says how much it could not write."""
+    with router(worker, f"{tmp_path}/store/", tmp_path) as made:
+        made.wait_until_up()
+        said = talk(made.url, 1)
+        limit_files(made, 4096)
+        say(made.url, "Lost: ")
+        made.terminate()
+        assert made.exit_code() == 0
+        assert "1 replies could not be written" in made.log
+        made.start()
+        made.wait_until_up()
+        said[0].check(retrieve(made.url, said[0].text))
+
+
+@pytest.mark.parametrize("damaged", [0, 2])
+def test_a_damaged_record_is_told(worker: EmbeddedWorker, tmp_path: Path, damaged: int) -> None:
+    """What comes before it is exact. What builds on it is not, and says so each time; no token is wrong."""
+    said = filled(worker, tmp_path)
+    connection = sqlite3.connect(tmp_path / "store" / NAME)
+    rows = connection.execute("SELECT n, body FROM records ORDER BY n").fetchall()
+    n, body = rows[2 * damaged + 1]  # each turn is a context and a reply
+    with connection:
+        spoilt = (body[:-1] + bytes((body[-1] ^ 1,)), n)
+        assert connection.execute("UPDATE records SET body = ? WHERE n = ?", spoilt).rowcount == 1
+    connection.close()
+    with router(worker, f"{tmp_path}/store/", tmp_path) as made:
+        made.wait_until_up()
+        for one in said[:damaged]:
+            one.check(retrieve(made.url, one.text))
+        for one in said[damaged:] * 2:
+            found = retrieve(made.url, one.text)
+            assert (found["exact"], "store_unreachable" in found["reasons"]) == (False, True), found["reasons"]
+            sampled = [at for at, mask in enumerate(found["loss_mask"]) if mask]
+            assert [found["tokens"][at] for at in sampled] == [one.chain[at] for at in sampled]
+        whole = said[damaged - 1].chain if damaged else []
+        answer, again = say(made.url, f"{said[-1].text} and on: ")
+        assert again.sent[: len(whole)] == whole
+        assert retrieve(made.url, again.text)["exact"] is False
+        assert "store verify" in made.log
