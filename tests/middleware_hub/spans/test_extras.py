@@ -19,6 +19,7 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.persistence.told import TOP_P, UNLIKE_ROWS, told
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.node import Generation
@@ -256,6 +257,7 @@ def test_a_conversation_that_the_store_forgot_is_written_again_with_its_arrays()
             store,
             Serials(),
             VersionLog(store, clock, WorkerVersions()),
+            Spelling(vocabulary.spell, vocabulary.special_ids),
         )
 
         async def say(text: str) -> Generation:
