@@ -97,3 +97,12 @@ class _TreeCollector(Collector):
         for reason in REASONS:
             evicted.add_metric([reason], stats.evicted[reason])
         yield evicted
+        extras = CounterMetricFamily(
+            "tito_radix_extras",
+            "Per-token fields of recorded replies (routed_experts, indexer_topk, top_p), by what became of them: kept, "
+            "shape (dropped: not the number of rows or tokens that the reply has), or evicted (over 1 GiB, without a store)",
+            labels=["field", "outcome"],
+        )
+        for (name, outcome), count in self._tree.extras.counts.items():
+            extras.add_metric([name, outcome], count)
+        yield extras

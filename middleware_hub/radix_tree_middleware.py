@@ -222,11 +222,13 @@ class RadixTreeMiddleware:
             level = logging.WARNING if any(one.suspicious for one in alike) else logging.INFO
             what = "a reply was" if len(alike) == 1 else f"{len(alike)} of {len(verdicts)} replies were"
             logger.log(level, "%s not recorded as exact: %s %s", what, alike[0].reason, alike[0].detail)
+        self._keep_to_budget()
+
+    def _keep_to_budget(self) -> None:
         if self.tree.over_budget and not self._collecting:
             self._collecting = True
-            asyncio.get_running_loop().call_soon(
-                self._collect, context=contextvars.Context()
-            )  # not a part of this request
+            # Not a part of this request.
+            asyncio.get_running_loop().call_soon(self._collect, context=contextvars.Context())
 
     def _count(self, verdict: Verdict) -> None:
         self.metrics.answered(verdict.outcome, verdict.reason)
@@ -278,6 +280,7 @@ class RadixTreeMiddleware:
                     self.metrics.retrieval_reasons.labels(reason).inc()
             heavy = sum(one["token_length"] for one in found) > MANY_TOKENS
             parts += (b",", await offload(heavy, _encoded, answer))
+            self._keep_to_budget()
             await asyncio.sleep(0)
         await send_json(send, 200, parts[1] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"])
 
@@ -292,7 +295,10 @@ class RadixTreeMiddleware:
         namespace = self._namespace(scope, request.lora_path or "")
         if self.memory is not None:
             await self.memory.cover(namespace, request.text)
-        await send_json(send, 200, msgspec.json.encode(retrieval.explain(self.tree, namespace, request.text)))
+            self._keep_to_budget()
+        await send_json(
+            send, 200, msgspec.json.encode(self.tree.departure(namespace, request.text).explained(request.text))
+        )
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:
         stats, clock = self.tree.stats, self.tree.clock

@@ -83,7 +83,7 @@ class SessionsMiddleware:
         hub = self._hub
         if hub.store is not None and hub.versions is not None:
             self.registry.archive = Archive(
-                hub.store, hub.serials, hub.clock, hub.versions, key, context.registry, self.registry
+                hub.store, hub.serials, hub.clock, hub.versions, key, self._metrics, self.registry
             )
         self._max_body_bytes = config.server.max_body_bytes
         self._implicit = config.sessions.implicit

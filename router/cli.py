@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": "router.demo.cli",
     "demo-agent": "router.demo.agent.cli",
     "demo-worker": "router.embedded.cli",
+    "store": "middleware_hub.store_cli.cli",
 }
 """The programs. Each is imported only when it is asked for: the router takes half a second, and --help must not."""
 

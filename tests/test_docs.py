@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import re
@@ -89,7 +90,14 @@ def prose(page: Path) -> str:
 def flags(command: str = "") -> set[str]:
     """Return all flags of the router, or of one of the other commands, except --help."""
     parse = importlib.import_module(COMMANDS[command]).parser() if command in COMMANDS else parser()
-    return {flag for action in parse._actions for flag in action.option_strings} - {"-h", "--help"}
+    return _options(parse) - {"-h", "--help"}
+
+
+def _options(parse: argparse.ArgumentParser) -> set[str]:
+    """Return the options of a parser, and of the parsers of its commands."""
+    commands = [action.choices.values() for action in parse._actions if isinstance(action, argparse._SubParsersAction)]
+    own = {flag for action in parse._actions for flag in action.option_strings}
+    return own.union(*(_options(one) for parsers in commands for one in parsers))
 
 
 def routes() -> set[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, Namespace, Recall, SampledReply
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.extras import Extra
 
 
 class Backing(Protocol):
@@ -39,6 +41,10 @@ class Backing(Protocol):
         self, match: PrefixMatch, context: Context | None, reply: SampledReply
     ) -> tuple[Generation, Awaitable[bool]]:
         """Record a reply in the tree, and begin to save it. The second value tells whether that is acknowledged."""
+        ...
+
+    async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
+        """Return what the store has beside a reply under these names; None if it cannot be read."""
         ...
 
     def retrieved(self, recall: Recall | None) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,11 +26,13 @@ from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import NO_PARENT, Context, Namespace, Recall, SampledReply
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.extras import Extra
 from middleware_hub.store.chains import Stored, record_of
 from middleware_hub.store.errors import DamagedRecordError, StoreError
 from middleware_hub.store.paths import BLOCK, TextPath
 from middleware_hub.store.protocol import Batch, Found, Query, Store, StoreStats
-from middleware_hub.store.records import Mark, Serials
+from middleware_hub.store.records import Blob, Mark, Serials
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +95,11 @@ class Memory:
 
     async def matched(self, match: PrefixMatch, parent: str | None, again: Callable[[], PrefixMatch]) -> PrefixMatch:
         """Return the match of a text, given that of what the tree knows; `again` matches once more."""
-        if parent == NO_PARENT:
-            return match
         names = () if parent is None else (parent,)
         try:
+            if parent == NO_PARENT:
+                await self._heard()
+                return match
             found = await self._look_up(match, names, named=not match.unknown_parent)
         except StoreError as error:
             self._unreachable(error)
@@ -120,14 +123,11 @@ class Memory:
 
     async def _look_up(self, match: PrefixMatch, names: Sequence[str], *, named: bool) -> bool:
         """Fill the tree with what lies behind a match; return whether there was anything."""
-        others = self.store.others()
+        others = await self._heard()
         whole = not self.tree.stats.evicted_tokens
         if whole and others == 0:
             self.lookups["known"] += 1
             return False
-        if others != self._others:
-            await self._versions.read()
-            self._others = others
         namespace, line = match.namespace, match.continues
         known_from, stored = 0, None
         if line is not None and named and not match.foreign:
@@ -145,6 +145,14 @@ class Memory:
             # Without this the text of lost tokens would read as context, and be called exact.
             raise DamagedRecordError(f"{found.damaged} records cannot be read: run `tito-router store verify`")
         return restored
+
+    async def _heard(self) -> int:
+        """Return what `Store.others` does. If others have written, hear of weight versions first."""
+        others = self.store.others()
+        if others not in (0, self._others):
+            await self._versions.read()
+            self._others = others
+        return others
 
     async def _restore(self, found: Found) -> bool:
         """Put records into the tree. What they need may have been collected while they were read: then it is read again."""
@@ -182,7 +190,7 @@ class Memory:
         span, line = generation.span, match.continues
         above = None if line is None else line.span
         stamp = self.tree.clock.current or ""
-        records = []
+        records, extras = [], self.tree.extras.of(span)
         base, text, behind = above, match.text + reply.text, 0 if line is None else line.span.text_end
         if own_context:
             assert span.parent is not None
@@ -214,23 +222,35 @@ class Memory:
             base=base,
             tail=reply.tail,
             spelled=None if spelled is None else _end_of(TextPath(match.namespace, spelled)),
+            extras=tuple(extras),
         )
         records.append(sampled)
+        blobs = [Blob(sampled.id, name, "int32", *one) for name, one in extras.items()]
         path = TextPath(match.namespace, text, None if above is None else above.stored.state)
         span.stored = Stored(sampled.id, sampled.root, sampled.serial, spelled is None, path.state(len(text)))
         self.tree.keep(span, sampled.id)
         for name in reply.request_ids:
             self._note_name(match.namespace, name, self._others)
-        return self._append(generation, Batch(records, {sampled.id: path}, events=self._versions.news()))
+        return self._append(generation, Batch(records, {sampled.id: path}, blobs, self._versions.news()))
 
     def _append(self, generation: Generation, batch: Batch) -> Awaitable[bool]:
         span = generation.span
         self.tree.hold(span)  # until it is in the store it cannot come back from there
         return self.saving.append(
             batch,
-            mend=lambda _: whole_chain(self.tree.keep, generation, batch),
+            mend=lambda _: whole_chain(self.tree.keep, generation, batch, self.tree.extras.of),
             over=lambda: self.tree.release(span),
         )
+
+    async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
+        """Return what the store has beside a reply under these names; None if it cannot be read."""
+        if span.stored is None:
+            return {}
+        try:
+            return {one.name: Extra(one.shape, one.data) for one in await self.store.blobs(span.stored.id, names)}
+        except StoreError as error:
+            self._unreachable(error)
+            return None
 
     def retrieved(self, recall: Recall | None) -> None:
         """Note that a conversation was retrieved: it may be forgotten before others."""

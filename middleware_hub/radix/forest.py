@@ -10,6 +10,7 @@ from middleware_hub.radix.indexes import IdsIndex, Leaves, ReplyNames
 from middleware_hub.radix.landmarks import Landmarks
 from middleware_hub.radix.node import Generation, RadixNode, StoredSpan, common_length
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
+from middleware_hub.spans.extras import Extras
 from middleware_hub.spans.versions import Stamp
 
 
@@ -36,6 +37,7 @@ class Forest:
 
     Attributes:
         stored: the spans that a store has, too, by the ids of their records.
+        extras: what engines said of each token of these replies besides.
     """
 
     def __init__(self, *, stored: bool = False) -> None:
@@ -47,12 +49,14 @@ class Forest:
         self.names = ReplyNames()
         self.roots: dict[tuple[str, ...], RadixNode] = {}
         self.stored: dict[bytes, TokenSpan] = {}
+        self.extras = Extras(stored=stored)
 
     @property
     def estimated_bytes(self) -> int:
         """Return the bytes held: the counted payload, and the average cost of CPython's objects (measured in benchmarks/)."""
         stats = self.stats
-        return stats.payload + stats.characters + 200 * stats.spans + 190 * stats.nodes + 420 * stats.generations
+        objects = 200 * stats.spans + 190 * stats.nodes + 420 * stats.generations
+        return stats.payload + self.extras.bytes + stats.characters + objects
 
     def root(self, namespace: tuple[str, ...]) -> RadixNode:
         found = self.roots.get(namespace)
@@ -168,6 +172,7 @@ class Forest:
             self.stats.spans -= 1
             self.stats.tokens -= span.count
             self.stats.payload -= _payload(span)
+            self.extras.forget(span)
             if span.stored is not None:
                 self.stored.pop(span.stored.id, None)
             if isinstance(owner, RadixNode):
@@ -204,6 +209,7 @@ class Forest:
             node.parent = node.children = node.ends = node.contexts = node._through = None
         self.roots.clear()
         self.stored.clear()
+        self.extras.clear()
         self.leaves = Leaves(stored=self.leaves.stored)
         self.marks = Landmarks()
         self.by_ids = IdsIndex()

@@ -61,6 +61,7 @@ class Expectation(msgspec.Struct, frozen=True):
         rid: the client's request id, if the worker used it for this generation.
         sent_at: the moment at which it was sent, for `WorkerVersions`.
         steps: how often the current weight version had changed by then.
+        experts_from: the first token of which the worker was asked for the experts.
     """
 
     prompt_tokens: int
@@ -69,6 +70,7 @@ class Expectation(msgspec.Struct, frozen=True):
     rid: str | None
     sent_at: int
     steps: int
+    experts_from: int = 0
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -108,6 +110,8 @@ class Judge:
             late=asked.steps != self.clock.steps,
             request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
             finish=reply.finish_type or "abort",  # the stream broke off, or its client left
+            told=reply.told,
+            experts_from=asked.experts_from,
         )
         if alignment.flags & SpanFlag.MISMATCH:
             wrong = "the ids do not decode to the text: is --tokenizer-path the worker's own?"

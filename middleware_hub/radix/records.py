@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from middleware_hub.radix.cut import Cut
 from middleware_hub.spans.chain import SpanFlag, Versions
@@ -32,6 +34,10 @@ class SampledReply(msgspec.Struct, frozen=True):
     finish: str = ""
     late: bool = False
     """The current weight version changed after the request was sent."""
+    told: dict[str, Raw] = {}
+    """What the worker said of each token besides, raw."""
+    experts_from: int = 0
+    """The first token of which it was asked for the experts."""
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -64,3 +70,39 @@ class Departure:
     recorded_before: str
     recorded_after: tuple[str, ...]
     replies: int
+
+    def explained(self, text: str) -> dict[str, Any]:
+        """Return in words where the text leaves the longest recorded chain, with ten characters of each on both sides."""
+        matched = self.matched
+        recorded = self.recorded_after
+        if matched == len(text):
+            message = "the whole text is recorded"
+            if recorded and not self.replies:
+                message += ", but it ends before the first reply does"
+            elif recorded:
+                message += ", and something recorded goes on behind it"
+        elif matched == 0:
+            message = "no recorded text begins like this one"
+        elif not recorded:
+            message = (
+                f"the text goes on behind the end of what is recorded, at character {matched}: an observation that no worker "
+                "was sent yet, if that is what stands there"
+            )
+        else:
+            message = f"at character {matched} the text has {text[matched]!r} where {recorded[-1][:1]!r} is recorded"
+            stripped = recorded[-1].lstrip()
+            if (
+                not text[matched].isspace()
+                and recorded[-1][:1].isspace()
+                and (not stripped or stripped[0] == text[matched])
+            ):
+                message += ": the recorded text has white space there, so something stripped it"
+        return {
+            "message": message,
+            "matched_chars": matched,
+            "text_length": len(text),
+            "replies_matched": self.replies,
+            "text": {"before": text[max(0, matched - 10) : matched], "after": text[matched : matched + 10]},
+            "recorded": {"before": self.recorded_before, "after": recorded[-1] if recorded else ""},
+            "other_recorded": list(recorded[:-1]),
+        }

@@ -178,6 +178,7 @@ class Responder:
                     options.rid,
                     sent_at,
                     recorder.tree.clock.steps,
+                    options.experts_from,
                 ),
                 hint if number == 0 else None,
                 drop_logprobs=force_logprobs and not options.logprobs,

@@ -19,10 +19,12 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.told import TOP_P, told
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
+from middleware_hub.spans.per_token import ROW_FIELDS
 from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.json import JSON_ERRORS, decode_object
@@ -48,6 +50,7 @@ class RetrievalRequest(msgspec.Struct):
         max_staleness: count sampled tokens that are older than this many weight versions.
         lora_path: the adapter that the text was sampled with.
         expect_request_ids: the replies that the caller got; a list of lists where there are several texts.
+        return_routed_experts, return_indexer_topk, return_top_p: whether the answer has what the engine said of each token.
         cover: answer with all chains that hold these replies, not only with the chain of the text.
         ignored: names of unknown fields. One of them may be misspelt, so the answer lists them.
     """
@@ -60,6 +63,9 @@ class RetrievalRequest(msgspec.Struct):
     lora_path: str | None = None
     expect_request_ids: list[str | list[str]] | None = None
     cover: bool = False
+    return_routed_experts: bool = False
+    return_indexer_topk: bool = False
+    return_top_p: bool = False
     ignored: tuple[str, ...] = ()
 
     @classmethod
@@ -89,6 +95,12 @@ class RetrievalRequest(msgspec.Struct):
             raise BadRequestError(f"`max_staleness` must not be negative, got {request.max_staleness}")
         request.check_expected()
         return request
+
+    @property
+    def wanted(self) -> list[str]:
+        """Return which fields with something for each token the answer has besides."""
+        asked = (self.return_routed_experts, self.return_indexer_topk, self.return_top_p)
+        return [name for name, one in zip((*ROW_FIELDS, TOP_P), asked, strict=True) if one]
 
     def check_expected(self) -> None:
         expected = self.expect_request_ids
@@ -160,10 +172,21 @@ async def retrieve(
     if memory is not None and expected:
         await memory.cover(namespace, text, expected)  # some may have been collected meanwhile
     if request.cover:
-        return await _cover(tree, namespace, text, recall, flat, request, expected)
+        return await _cover(tree, namespace, text, recall, flat, request, expected, memory)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
     flat = _with_edits(flat, expected)
-    return await offload(heavy, _answer, tree, text, recall, flat, request, missing)
+    flat, extras = await _with_extras(tree, memory, flat, request)
+    return {**await offload(heavy, _answer, tree, text, recall, flat, request, missing), **extras}
+
+
+async def _with_extras(
+    tree: RadixTree, memory: Backing | None, flat: Trajectory, request: RetrievalRequest
+) -> tuple[Trajectory, dict[str, Any]]:
+    """Return the fields that a request wants besides, and the sequence with the reasons why they may lack something."""
+    if not request.wanted:
+        return flat, {}
+    fields, reasons = await told(tree.extras, None if memory is None else memory.extras, flat, request.wanted)
+    return replace(flat, reasons=tuple(dict.fromkeys((*flat.reasons, *reasons)))), fields
 
 
 async def _cover(
@@ -174,6 +197,7 @@ async def _cover(
     first: Trajectory,
     request: RetrievalRequest,
     expected: Sequence[str],
+    memory: Backing | None,
 ) -> dict[str, Any]:
     """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
     others = replies_to_add(tree, namespace, first, expected)
@@ -184,13 +208,15 @@ async def _cover(
     masks.apply(0, first)
     first = _with_edits(first, expected)
     heavy = len(first.token_ids) > MANY_TOKENS
-    answers = [await offload(heavy, _answer, tree, text, recall, first, request, missing)]
+    first, extras = await _with_extras(tree, memory, first, request)
+    answers = [{**await offload(heavy, _answer, tree, text, recall, first, request, missing), **extras}]
     for number, (other, whole) in enumerate(chains, 1):
         await asyncio.sleep(0)
         heavy = other.cut.tokens > MANY_TOKENS
         flat = await offload(heavy, flatten, other.cut.span, other.cut.take)
         masks.apply(number, flat)
-        answers.append(await offload(heavy, _answer, tree, whole, other, flat, request, missing))
+        flat, extras = await _with_extras(tree, memory, flat, request)
+        answers.append({**await offload(heavy, _answer, tree, whole, other, flat, request, missing), **extras})
     return {"trajectories": answers, "missing": missing}
 
 
@@ -310,41 +336,3 @@ def _answer(
             f"the recorded reply is not exact: {', '.join(reasons)}{lost}", exact_chars=cut.start, reasons=reasons
         )
     return answer
-
-
-def explain(tree: RadixTree, namespace: Namespace, text: str) -> dict[str, Any]:
-    """Return where a text leaves the longest recorded chain, with ten characters of each on both sides."""
-    departure = tree.departure(namespace, text)
-    matched = departure.matched
-    recorded = departure.recorded_after
-    if matched == len(text):
-        message = "the whole text is recorded"
-        if recorded and not departure.replies:
-            message += ", but it ends before the first reply does"
-        elif recorded:
-            message += ", and something recorded goes on behind it"
-    elif matched == 0:
-        message = "no recorded text begins like this one"
-    elif not recorded:
-        message = (
-            f"the text goes on behind the end of what is recorded, at character {matched}: an observation that no worker "
-            "was sent yet, if that is what stands there"
-        )
-    else:
-        message = f"at character {matched} the text has {text[matched]!r} where {recorded[-1][:1]!r} is recorded"
-        stripped = recorded[-1].lstrip()
-        if (
-            not text[matched].isspace()
-            and recorded[-1][:1].isspace()
-            and (not stripped or stripped[0] == text[matched])
-        ):
-            message += ": the recorded text has white space there, so something stripped it"
-    return {
-        "message": message,
-        "matched_chars": matched,
-        "text_length": len(text),
-        "replies_matched": departure.replies,
-        "text": {"before": text[max(0, matched - 10) : matched], "after": text[matched : matched + 10]},
-        "recorded": {"before": departure.recorded_before, "after": recorded[-1] if recorded else ""},
-        "other_recorded": list(recorded[:-1]),
-    }

@@ -26,6 +26,7 @@ from middleware_hub.radix.match import PrefixMatch, match_chain, match_text, rec
 from middleware_hub.radix.node import Generation, RadixNode, StoredSpan
 from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
+from middleware_hub.spans.extras import Extras
 from middleware_hub.spans.versions import VersionClock
 
 
@@ -66,6 +67,11 @@ class RadixTree:
     @property
     def stats(self) -> TreeStats:
         return self._forest.stats
+
+    @property
+    def extras(self) -> Extras:
+        """What engines said of each token of the replies besides."""
+        return self._forest.extras
 
     @property
     def estimated_bytes(self) -> int:
@@ -237,6 +243,8 @@ class RadixTree:
         serial = self._ticks if serial is None else serial
         generation = Generation(span, node, match.continues, reply.tail, serial, self.clock.now, self._ticks)
         self._forest.insert(match.namespace, generation)
+        if reply.told:
+            self.extras.keep(span, reply.told, reply.experts_from)
         return generation
 
     def _start(self, match: PrefixMatch) -> tuple[RadixNode, int]:

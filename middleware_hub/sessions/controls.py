@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.sessions.call_fields import fields_of, is_on, query_of
 from middleware_hub.sessions.export.topology import topology
-from middleware_hub.sessions.exports import Exports
+from middleware_hub.sessions.exports import Exports, saved
 from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
@@ -135,7 +135,7 @@ class Controls:
 
     async def _delete(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         await self._registry.delete(session)
-        await send_json(send, 200, msgspec.json.encode({"session_id": session.id, "deleted": True}))
+        await send_json(send, 200, msgspec.json.encode({"session_id": session.id, "deleted": True}), saved(session))
 
     async def _reward(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._fields(scope, receive)
@@ -177,7 +177,7 @@ class Controls:
 
 
 async def _send_summary(send: Send, session: Session, **more: Any) -> None:
-    await send_json(send, 200, msgspec.json.encode({**session.summary(), **more}))
+    await send_json(send, 200, msgspec.json.encode({**session.summary(), **more}), saved(session))
 
 
 def _check_name(name: str, place: str) -> None:

@@ -25,6 +25,7 @@ from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
+from router.http.headers import HeaderList
 
 _FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids"})
 """The fields of `POST /sessions/{id}/finalize`. Others are ignored, and named in the reply: one may be misspelt."""
@@ -110,11 +111,11 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
     # A server does not tell an application whether its client is still there; `ClientConnection` does.
     async with ClientConnection(receive) as client:
         if export.form == "json":
-            await _send_json(found, head, send)
+            await _send_json(found, head, saved(session), send)
         else:
             kind, encode = FORMATS[export.form]
             body = await asyncio.to_thread(lambda: encode(list(found), head))
-            start = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+            start = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *saved(session)]
             await send({"type": "http.response.start", "status": 200, "headers": start})
             await send({"type": "http.response.body", "body": body, "more_body": True})
         client.stop_watching()
@@ -134,10 +135,15 @@ async def _filled(session: Session) -> bool:
     return True
 
 
-async def _send_json(found: Iterator[BranchTrajectory], head: dict[str, Any], send: Send) -> None:
+def saved(session: Session) -> HeaderList:
+    """Return the header that says so if the store has not taken what happened to a session."""
+    return [(b"x-radix-saved", b"no")] if session.log is not None and session.log.unsaved else []
+
+
+async def _send_json(found: Iterator[BranchTrajectory], head: dict[str, Any], more: HeaderList, send: Send) -> None:
     pieces = _joined(as_json(found, head))
     first = next(pieces)  # an error must come before the head of the reply is out
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), *more]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": first, "more_body": True})
     for piece in pieces:

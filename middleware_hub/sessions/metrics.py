@@ -27,7 +27,8 @@ class SessionMetrics:
         self.sessions = Counter(
             "tito_sessions_total",
             "Sessions by what became of them: created, finalized, deleted, expired (expired_unexported: with samples that "
-            "nobody had exported), evicted (finalized, and there was no room)",
+            "nobody had exported), evicted (finalized, and there was no room; with a store: any that nobody was using), loaded "
+            "(from the store)",
             ("event",),
             registry=registry,
         )
@@ -69,6 +70,11 @@ class SessionMetrics:
             "tito_session_resent_requests_total",
             "Requests that were sent again, by what they got: adopted (an orphan), replayed (a reply that had not arrived)",
             ("kind",),
+            registry=registry,
+        )
+        self.unsaved = Counter(
+            "tito_session_unsaved_total",
+            "Events of sessions that the store did not take when they happened; they are handed over when it does",
             registry=registry,
         )
         seconds = Histogram(

@@ -25,7 +25,7 @@ from typing import Any
 
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
-from middleware_hub.sessions.log.events import Archive, Ended
+from middleware_hub.sessions.log.events import Archive, Ended, SessionLog
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
 from middleware_hub.sessions.trie.nodes import Checkpoint
@@ -104,6 +104,7 @@ class SessionRegistry:
         self._anonymous: dict[tuple[str, str], AnonymousSession] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._loading: dict[tuple[str, str], asyncio.Task[Session | None]] = {}
+        self._owing: set[SessionLog] = set()
         self.archive: Archive[Session] | None = None
         self.tokens = 0
         metrics.watch(lambda: len(self), lambda: self.nodes, lambda: self.samples, lambda: self.tokens)
@@ -167,8 +168,8 @@ class SessionRegistry:
     async def _load(self, archive: Archive[Session], name: tuple[str, str]) -> Session | None:
         found = await archive.find(*name)
         if found is not None:
+            self._metrics.sessions.labels("loaded").inc()
             self._sessions[name] = found
-            await archive.refresh(found)  # which tells others that it was asked for
             self._make_room(found)
         return found
 
@@ -249,6 +250,7 @@ class SessionRegistry:
         """Forget a session, everywhere. Raises SessionOverError if that has happened already."""
         if session.log is not None:
             await session.happen(Ended("deleted", time=time.time()))
+            self._owing.add(session.log)
         self._remove(session)
         self._metrics.sessions.labels("deleted").inc()
         await session.abort()
@@ -304,17 +306,22 @@ class SessionRegistry:
     async def sweep_store(self, archive: Archive[Session]) -> None:
         """Do for the sessions in a store what `sweep` does for others, and write what it did not take before."""
         moment = time.monotonic()
-        for session in list(self._sessions.values()):
-            if session.log is not None and session.log.unsaved:
-                await session.log.hand_over()
+        await self._hand_over()
         for session in [one for one in self._sessions.values() if one.expired(moment) and one.idle]:
             # It may have been used elsewhere.
-            if not await archive.refresh(session, asked=False):
+            if not await archive.refresh(session):
                 self._end(session)
             elif session.expired(moment) and session.idle and await session.happen(Ended("expired", time=time.time())):
                 self._expire(session)
         ended = await archive.sweep(lambda *name: name in self._sessions)
         self._metrics.sessions.labels("expired").inc(ended)
+
+    async def _hand_over(self) -> None:
+        """Write what the store did not take before, also of sessions that were deleted since."""
+        for log in [*self._owing, *(one.log for one in self._sessions.values() if one.log is not None)]:
+            if log.unsaved:
+                await log.hand_over()
+        self._owing = {log for log in self._owing if log.unsaved}
 
     async def keep_sweeping(self) -> None:
         while True:
@@ -328,19 +335,14 @@ class SessionRegistry:
 
     async def close(self) -> None:
         everything = (*self._sessions.values(), *self._anonymous.values())
-        await asyncio.gather(*(self._close(session) for session in everything))
+        # What was sampled in a session with a log is kept: it goes on in another process.
+        await asyncio.gather(*(session.end_exchanges() for session in everything if session.log is not None))
+        await self._hand_over()
+        await asyncio.gather(*(session.abort() for session in everything))
         self._sessions.clear()
         self._anonymous.clear()
         if self._ending:
             await asyncio.wait(self._ending)
-
-    @staticmethod
-    async def _close(session: Session) -> None:
-        """End a session here. What was sampled in a session with a log is kept: it goes on in another process."""
-        if session.log is not None:
-            await session.end_exchanges()
-            await session.log.hand_over()
-        await session.abort()
 
 
 def _exists(session: Session) -> str:

@@ -155,6 +155,8 @@ class Session:
 
     def touch(self) -> None:
         self.used = time.monotonic()
+        if self.log is not None:
+            self.log.touched()
 
     @property
     def idle(self) -> bool:

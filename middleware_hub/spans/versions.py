@@ -113,14 +113,12 @@ class VersionClock:
         return found
 
     def repeat(self, kind: str, version: str) -> None:
-        """Do what `changes` say happened, here or in another process."""
+        """Do what `changes` say happened, here or in another process; twice is as good as once."""
         noted, self.changes = self.changes, None
         if kind == "order":
             self.order(version)
         elif kind == "below":
-            self._below += 1
-        elif kind == "again":
-            self._below = 0
+            self._below = int(version)
         elif version != self.current:
             (self._fall if kind == "fall" else self._become)(version)
         self.changes = noted
@@ -157,7 +155,7 @@ class VersionClock:
         """
         if version == self.current:
             if self._below:
-                self._note("again", version)
+                self._note("below", "0")
             self._below = 0
             return
         if self.current is None or self.order(version) >= self.now.order:
@@ -166,7 +164,7 @@ class VersionClock:
         if late:
             return
         self._below += 1
-        self._note("below", version)
+        self._note("below", str(self._below))
         if self._below >= FALL_AFTER:
             self._fall(version)
 

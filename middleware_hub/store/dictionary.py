@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -42,7 +42,9 @@ class DictionaryStore:
         self._marks: dict[bytes, Mark] = {}
         self._stats = StoreStats()
 
-    async def open(self, fingerprint: str) -> None:
+    async def open(self, fingerprint: str | None) -> None:
+        if fingerprint is None:
+            return
         if self._fingerprint not in (None, fingerprint):
             raise StoreMismatchError(
                 f"this store belongs to the tokenizer {self._fingerprint!r}, not to {fingerprint!r}"
@@ -181,28 +183,41 @@ class DictionaryStore:
         for record in list(self._records.values()):
             yield record
 
-    async def verify(self) -> AsyncIterator[Finding]:
+    async def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
         for record in list(self._records.values()):
+            if checked is not None:
+                checked(1)
             for wrong in faults(record, thorough=True):
                 yield Finding("record", f"record {record.id.hex()}: {wrong}", record.id)
 
     async def forget(self, max_bytes: int) -> Forgotten:
         order = sorted(self._marks.values(), key=lambda mark: (not mark.retrieved, mark.tick))
-        gone, records, events = [], 0, 0
+        events = 0
         for log, held in self._logs.items():
             if self._bytes() > max_bytes and held[-1].closes >= 2:
                 events += len(held) - 1
                 self._logs[log] = held[-1:]
+        done = Forgotten(events=events)
         for mark in order:
             if self._bytes() <= max_bytes:
                 break
-            for record in [r for r in self._records.values() if r.root == mark.root]:
-                del self._records[record.id]
-                records += 1
-            self._blobs = {key: blob for key, blob in self._blobs.items() if key[0] in self._records}
-            gone.append(self._marks.pop(mark.root))
-        kept = sum(mark.retrieved for mark in gone)
-        return Forgotten(kept, len(gone) - kept, records, events, tuple(mark.stamp for mark in gone))
+            done = done.plus(self._forget_root(mark))
+        return done
+
+    async def forget_roots(self, roots: Sequence[bytes]) -> Forgotten:
+        done = Forgotten()
+        for root in dict.fromkeys(roots):
+            if root in self._marks:
+                done = done.plus(self._forget_root(self._marks[root]))
+        return done
+
+    def _forget_root(self, mark: Mark) -> Forgotten:
+        records = [record.id for record in self._records.values() if record.root == mark.root]
+        for record in records:
+            del self._records[record]
+        self._blobs = {key: blob for key, blob in self._blobs.items() if key[0] in self._records}
+        del self._marks[mark.root]
+        return Forgotten(int(mark.retrieved), int(not mark.retrieved), len(records), 0, (mark.stamp,))
 
     def _bytes(self) -> int:
         blobs = sum(len(blob.data) for blob in self._blobs.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
@@ -136,6 +136,16 @@ class Forgotten:
     stamps: Sequence[str] = ()
     """The weight version of the last hit of each conversation, in the order of forgetting."""
 
+    def plus(self, other: Forgotten) -> Forgotten:
+        """Return both together."""
+        return Forgotten(
+            self.retrieved + other.retrieved,
+            self.unretrieved + other.unretrieved,
+            self.records + other.records,
+            self.events + other.events,
+            (*self.stamps, *other.stamps),
+        )
+
 
 class Store(Protocol):
     """Remembers records beyond a process. Several processes may use one store at once, each with an object of its own.
@@ -143,8 +153,11 @@ class Store(Protocol):
     Every method but `note` may raise StoreUnreachableError.
     """
 
-    async def open(self, fingerprint: str) -> None:
-        """Make or open the store of the tokenizer with this fingerprint. Raises StoreMismatchError."""
+    async def open(self, fingerprint: str | None) -> None:
+        """Make or open the store of the tokenizer with this fingerprint. Raises StoreMismatchError.
+
+        None opens a store that is there, whatever tokenizer it belongs to: for programs that use none.
+        """
         ...
 
     async def close(self) -> None:
@@ -211,8 +224,11 @@ class Store(Protocol):
         """Yield all records, those that others build on first; damaged ones are left out."""
         ...
 
-    def verify(self) -> AsyncIterator[Finding]:
-        """Check everything that is stored, page by page, while others go on to use it; yield what is wrong."""
+    def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
+        """Check everything that is stored, page by page, while others go on to use it; yield what is wrong.
+
+        `checked` is told how many more records were checked, from time to time.
+        """
         ...
 
     async def forget(self, max_bytes: int) -> Forgotten:
@@ -221,6 +237,10 @@ class Store(Protocol):
         Those that were retrieved go first, the least recently hit (`Mark.tick`) first. Those nobody retrieved go last. Before
         any of them go the events of deleted logs (`closes` >= 2), except each log's last one: such a log stays closed.
         """
+        ...
+
+    async def forget_roots(self, roots: Sequence[bytes]) -> Forgotten:
+        """Forget these conversations, named by the root of their records. One that grows meanwhile is left as it is."""
         ...
 
     async def stats(self) -> StoreStats:

@@ -28,7 +28,10 @@ class SessionsConfig(Section):
         "--session-ttl-secs", 21_600.0, "forget a session after this long without a request; its `ttl_s` overrules it"
     )
     max_tokens: int | None = flag(
-        "--session-max-tokens", None, "most tokens in all sessions; one more turn gets 429", unset=DEFAULT_BUDGET
+        "--session-max-tokens",
+        None,
+        "most tokens in all sessions; one more turn gets 429 (with a store: others leave memory)",
+        unset=DEFAULT_BUDGET,
     )
     match: str = flag(
         "--session-match", "canonical", "when two messages count as the same: canonical, strict, or pkg.mod:function"

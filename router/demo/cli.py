@@ -11,7 +11,8 @@ from router.demo.program import run
 
 _DESCRIPTION = """\
 Two workers with a small language model and a router in front of them, on this machine, without a GPU. A group of
-conversations is played over text, as an agent would; then each is recovered from its text, token by token.
+conversations is played over text, as an agent would. Half way the router is killed and started again, with the same store.
+In the end each conversation is recovered from its text, token by token.
 """
 
 
@@ -21,6 +22,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--turns", type=_count, default=5, metavar="N", help="of each (%(default)s)")
     parser.add_argument("--workers", type=_count, default=2, metavar="N", help="(%(default)s)")
     parser.add_argument("--serve", action="store_true", help="play nothing: leave it running, and say what to try")
+    parser.add_argument(
+        "--store", metavar="FOLDER", help="the router's (one for this run; with --serve, one in ~/.cache)"
+    )
     parser.add_argument("--port", type=int, help="the router's (a free one; 30000 with --serve)")
     return parser
 

@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from router.embedded.models.ngram import shipped_tokenizer
 
@@ -22,6 +23,49 @@ class StartError(RuntimeError):
     """A process did not start; the message has the end of its log."""
 
 
+class Program:
+    """`tito-router` with some flags, as a process of its own."""
+
+    def __init__(self, flags: Sequence[str], log: Path) -> None:
+        # Unbuffered, so that its log can be read. In a session of its own: Ctrl-C reaches the demonstration only.
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "router", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+
+    def url(self) -> str:
+        """Wait until it listens, and return where. Raises StartError."""
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            logged = self._log.read_text(errors="replace")
+            found = _LISTENING.search(logged)
+            if found:
+                return found[1]
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise StartError(f"{self._process.args!r} did not start:\n{logged[-3000:]}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it by SIGKILL. It is gone when this returns."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it as its operator would, and by force if it does not end."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
 @contextlib.contextmanager
 def workers(folder: Path, count: int) -> Iterator[list[str]]:
     """Run `tito-router demo-worker` `count` times for the length of the block; yield the URLs.
@@ -29,58 +73,50 @@ def workers(folder: Path, count: int) -> Iterator[list[str]]:
     `folder` is for their logs. Raises StartError.
     """
     with contextlib.ExitStack() as stack:
-        starting = [
-            stack.enter_context(
-                _running(["demo-worker", "--port", "0", "--seed", str(number)], folder / f"worker-{number}.log")
-            )
-            for number in range(count)
-        ]
-        yield [url() for url in starting]
+        starting = []
+        for number in range(count):
+            flags = ["demo-worker", "--port", "0", "--seed", str(number)]
+            starting.append(Program(flags, folder / f"worker-{number}.log"))
+            stack.callback(starting[-1].stop)
+        yield [worker.url() for worker in starting]
 
 
-@contextlib.contextmanager
-def router(folder: Path, worker_urls: Sequence[str], *, port: int = 0, flags: Sequence[str] = ()) -> Iterator[str]:
-    """Run a router in front of these workers for the length of the block; yield its URL.
+class Router:
+    """A router in front of these workers, for the length of a `with` block; it can be killed and started again.
 
-    `folder` is for its log, and port 0 takes a free one. Raises StartError.
+    Attributes:
+        url: where it listens.
     """
-    flags = [*flags, "--port", str(port), "--tokenizer-path", str(shipped_tokenizer()), "--policy", "round_robin"]
-    with _running([*flags, "--shutdown-grace", "5", "--worker-urls", *worker_urls], folder / "router.log") as url:
-        yield url()
 
+    def __init__(self, folder: Path, worker_urls: Sequence[str], *, port: int = 0, flags: Sequence[str] = ()) -> None:
+        """`folder` is for its logs, and port 0 takes a free one."""
+        self._folder = folder
+        self._flags = [*flags, "--tokenizer-path", str(shipped_tokenizer()), "--policy", "round_robin"]
+        self._flags += ["--shutdown-grace", "5", "--worker-urls", *worker_urls]
+        self._port = port
+        self._programs: list[Program] = []
+        self.url = ""
 
-@contextlib.contextmanager
-def _running(flags: Sequence[str], log: Path) -> Iterator[Callable[[], str]]:
-    """Run `tito-router` for the length of the block; yield a function that waits until it listens and returns its URL."""
-    # Unbuffered, so that its log can be read. In a session of its own: Ctrl-C reaches the demonstration only, which ends it.
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "router", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environment,
-        )
-    try:
-        yield lambda: _url(process, log)
-    finally:
-        process.terminate()
+    def __enter__(self) -> Router:
+        """Start it. Raises StartError."""
         try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        for program in self._programs[-1:]:
+            program.stop()
 
-def _url(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        logged = log.read_text(errors="replace")
-        found = _LISTENING.search(logged)
-        if found:
-            return found[1]
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise StartError(f"{process.args!r} did not start:\n{logged[-3000:]}")
-        time.sleep(0.05)
+    def restart(self) -> None:
+        """Kill it with SIGKILL, whatever it is doing, and start another one at the same URL. Raises StartError."""
+        self._programs[-1].kill()
+        self._start()
+
+    def _start(self) -> None:
+        log = self._folder / f"router-{len(self._programs)}.log"
+        self._programs.append(Program(["--port", str(self._port), *self._flags], log))
+        self.url = self._programs[-1].url()
+        self._port = urlsplit(self.url).port or self._port

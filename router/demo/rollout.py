@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, cycle, groupby, islice
@@ -63,6 +64,8 @@ TASKS = (
 The model looks back three tokens, so it sees of all this only the last word and its colon. The seeds were chosen for lines
 that make sense there: with most seeds they do not. A rollout that has finished one task goes on with the next.
 """
+RETRY_SECONDS = 60.0
+RETRY_EVERY = 0.1
 SAMPLING = {"max_new_tokens": 64, "temperature": 1.0, "stop": ["\n"]}
 
 
@@ -82,6 +85,7 @@ class Rollout:
         reused_tokens: how many of these were known already and not encoded again.
         trajectory: the answer of `/retrieve_from_text`, at the end.
         request_ids: the request id of each reply.
+        sent_again: how many requests were sent again, because the router had gone.
     """
 
     text: str
@@ -91,6 +95,7 @@ class Rollout:
     reused_tokens: int = 0
     trajectory: dict[str, Any] = field(default_factory=dict)
     request_ids: list[str] = field(default_factory=list)
+    sent_again: int = 0
 
     @property
     def exact(self) -> bool:
@@ -117,6 +122,22 @@ class Rollout:
         known = all(value <= 0 for value in logprobs) and versioned == len(logprobs)
         return bool(self.trajectory["exact"]) and last_is_whole and known
 
+    def call(
+        self, url: str, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        """Do what `call` does; where the connection breaks or is refused, try again, as clients do while a router restarts."""
+        deadline = time.monotonic() + RETRY_SECONDS
+        again = 0
+        while True:
+            try:
+                return call(url, path, body, headers)
+            except (OSError, http.client.HTTPException) as error:
+                if time.monotonic() > deadline:
+                    raise CallError(f"{path}: {error!r}, for {RETRY_SECONDS:.0f} s") from error
+            self.sent_again += not again
+            again += 1
+            time.sleep(RETRY_EVERY)
+
 
 def play(url: str, number: int, turns: int, on_turn: Callable[[], None]) -> Rollout:
     """Play one rollout and retrieve its trajectory.
@@ -138,7 +159,7 @@ def play(url: str, number: int, turns: int, on_turn: Callable[[], None]) -> Roll
         rollout.text += prompt
         parent = {"x-radix-parent": rollout.request_ids[-1]} if rollout.request_ids else {}
         body = {"text": rollout.text, "sampling_params": {**SAMPLING, "sampling_seed": seed}}
-        headers, reply = call(url, "/generate", body, parent)
+        headers, reply = rollout.call(url, "/generate", body, parent)
         rollout.text += reply["text"]
         rollout.turns.append((prompt, reply["text"]))
         rollout.sampled.append(reply["output_ids"])
@@ -148,7 +169,7 @@ def play(url: str, number: int, turns: int, on_turn: Callable[[], None]) -> Roll
         on_turn()
     names = rollout.request_ids
     body = {"text": rollout.text, "request_id": names[-1], "expect_request_ids": names}
-    _, rollout.trajectory = call(url, "/retrieve_from_text", body)
+    _, rollout.trajectory = rollout.call(url, "/retrieve_from_text", body)
     return rollout
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from tokenizers import Tokenizer
 
-from router.demo.processes import router, workers
+from router.demo.processes import Router, workers
 from router.demo.report import example, table, transcript
 from router.demo.respelling import Speller
 from router.demo.rollout import call, play
@@ -36,20 +38,43 @@ def show(args: argparse.Namespace, folder: Path) -> int:
     out = console()
     out.print(f"starting {args.workers} workers and a router ...")
     port = args.port if args.port is not None else SERVE_PORT if args.serve else 0
-    with workers(folder, args.workers) as urls, router(folder, urls, port=port) as url:
-        return _serve(out, url) if args.serve else _play(out, url, args.conversations, args.turns)
+    store = Path(args.store) if args.store else _kept() if args.serve else folder / "store"
+    store.mkdir(parents=True, exist_ok=True)
+    with (
+        workers(folder, args.workers) as urls,
+        Router(folder, urls, port=port, flags=["--store", f"sqlite:{store}"]) as router,
+    ):
+        if args.serve:
+            return _serve(out, router.url, store)
+        return _play(out, router, args.conversations, args.turns)
 
 
-def _play(out: Console, url: str, conversations: int, turns: int) -> int:
+def _kept() -> Path:
+    """Return the folder of the store that outlives `--serve`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tito-router" / "demo-store"
+
+
+def _play(out: Console, router: Router, conversations: int, turns: int) -> int:
     speller = Speller(Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json")))
-    out.print(f"the router is {url}: {conversations} conversations of {turns} turns, as text")
+    out.print(f"the router is {router.url}: {conversations} conversations of {turns} turns, as text")
     begun = time.monotonic()
+    total = conversations * turns
     columns = (TextColumn(" "), BarColumn(), TextColumn("{task.completed} of {task.total} turns"))
     with Progress(*columns, console=out) as progress, ThreadPoolExecutor(conversations) as pool:
-        task = progress.add_task("", total=conversations * turns)
-        rollouts = list(
-            pool.map(lambda number: play(url, number, turns, lambda: progress.advance(task)), range(conversations))
-        )
+        task = progress.add_task("", total=total)
+        half, done = max(1, total // 2), itertools.count(1)
+
+        def on_turn() -> None:
+            progress.advance(task)
+            if next(done) == half:
+                router.restart()  # the other conversations have requests in flight
+
+        rollouts = list(pool.map(lambda number: play(router.url, number, turns, on_turn), range(conversations)))
+    again = sum(rollout.sent_again for rollout in rollouts)
+    out.print(
+        f"after {half} of {total} turns the router was killed (SIGKILL) and started again with its store: "
+        f"{again} requests were sent twice"
+    )
     out.print("\nthe first of them. Its workflow writes up to a colon, and the model goes on to the end of the line:\n")
     out.print(transcript(rollouts[0]))
     out.print()
@@ -67,13 +92,16 @@ def _play(out: Console, url: str, conversations: int, turns: int) -> int:
     return 0 if exact else 1
 
 
-def _serve(out: Console, url: str) -> int:
-    out.print(f"\nthe router is {url}. A turn, the next one behind it, and the tokens of both:\n")
+def _serve(out: Console, url: str, store: Path) -> int:
+    out.print(
+        f"\nthe router is {url}, and its store {store}: what you send is there after a restart, too.", soft_wrap=True
+    )
+    out.print("A turn, the next one behind it, and the tokens of both:\n")
     # With a seed a reply is the same each time, so the second line can quote the first reply before anybody has run it.
     text = "Question: What is 6 * 7?\n"
     for seed, observation in ((SEEDS[0], "\nObservation: 42\n"), (SEEDS[1], "")):
         body = {"text": text, "sampling_params": {"max_new_tokens": 32, "sampling_seed": seed}}
-        _, reply = call(url, "/generate", body)
+        _, reply = call(url, "/generate", body, {"x-radix-namespace": "demo"})  # not among what is tried
         _print_curl(out, url, "/generate", body)
         text += reply["text"] + observation
     _print_curl(out, url, "/retrieve_from_text", {"text": text})

@@ -69,6 +69,8 @@ class Reading:
                 return self._python(block, text)
             case "text":
                 self._compare(block, text, printed)
+            case "sql":
+                return self._sql(text)
             case "json":
                 json.loads(text)
                 if block.directly_behind_a_command:
@@ -102,6 +104,16 @@ class Reading:
     def _compare(self, block: Block, text: str, printed: str | None) -> None:
         if printed is not None:
             assert same(text, printed, block.varies), f"{block.place} says\n{text}\nand this was printed:\n{printed}"
+
+    def _sql(self, text: str) -> str:
+        """Run a query as DuckDB does, in a process of its own: at the end of this one its library would complain of leaks."""
+        program = "import duckdb, sys; print(duckdb.sql(sys.stdin.read()))"
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(
+            command, cwd=self.folder, input=text, capture_output=True, text=True, timeout=BLOCK_SECONDS
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def _bash(self, block: Block, text: str) -> str:
         tools = self.folder / "tools"

@@ -27,20 +27,24 @@ def test_the_demo_recovers_every_conversation() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "9 of 9 turns" in done.stdout
+    assert "after 4 of 9 turns the router was killed (SIGKILL) and started again with its store" in done.stdout
     assert "3 of 3 exact" in done.stdout
     assert "its text encodes to" in done.stdout
     assert not done.stderr
 
 
-def test_serve_leaves_it_running_and_its_lines_work() -> None:
+def test_serve_leaves_it_running_and_its_lines_work(tmp_path: Path) -> None:
     port = free_port()
-    process = subprocess.Popen([*DEMO, "--serve", "--port", str(port)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    flags = ["--serve", "--port", str(port), "--store", str(tmp_path / "kept")]
+    process = subprocess.Popen([*DEMO, *flags], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         lines = []
         while not lines or not lines[-1].startswith("Ctrl-C"):
             lines.append(process.stdout.readline())
             assert lines[-1], "".join(lines)
+        assert any(f"its store {tmp_path / 'kept'}" in line for line in lines)
+        assert (tmp_path / "kept" / "store.sqlite3").is_file()
         curls = [shlex.split(line) for line in lines if line.startswith("curl ")]
         assert len(curls) == 3
         answers = [call(words[1], json.loads(words[-1])).json() for words in curls]

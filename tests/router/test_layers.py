@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.chats",
         "middleware_hub.sessions.controls",
         "middleware_hub.sessions.exports",
+        "middleware_hub.store_cli.*",
     ),
     "flow": (
         "router.plugins",

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from middleware_hub.sessions.export.per_token import ROW_FIELDS
 from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory
 from middleware_hub.sessions.export.trajectory_json import described
+from middleware_hub.spans.per_token import ROW_FIELDS
 from router.errors import BadRequestError
 
 

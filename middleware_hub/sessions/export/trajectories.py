@@ -19,9 +19,9 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from middleware_hub.sessions.export.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links
+from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.spans.trajectory import Turn, flatten_chain
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")

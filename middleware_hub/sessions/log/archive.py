@@ -15,8 +15,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-from prometheus_client import CollectorRegistry, Counter
-
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.persistence.weight_versions import VersionLog
@@ -38,6 +36,7 @@ from middleware_hub.sessions.log.events import (
     tenant_prefix,
 )
 from middleware_hub.sessions.log.stored_log import StoredLog
+from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import ClosedLogError, LogMovedError, MissingRecordError, StoreUnreachableError
@@ -49,8 +48,6 @@ logger = logging.getLogger(__name__)
 _PAGE: Final = 200
 _SWEPT: Final = 100
 """Logs that one round of sweeping looks at."""
-_SILENT: Final = 1 / 8
-"""The part of its time to live for which nobody tells the store that a session is used."""
 _TELL_SECONDS: Final = 60.0
 
 
@@ -79,33 +76,28 @@ class Archive:
         clock: VersionClock,
         versions: VersionLog,
         key: KeyFunction,
-        registry: CollectorRegistry,
+        metrics: SessionMetrics,
         holder: Holder,
     ) -> None:
         self._store = store
         self._versions = versions
         self._others = 0
         self._key = key
-        self._unsaved = Counter(
-            "tito_session_unsaved_total",
-            "Events of sessions that the store did not take when they happened; they wait for it",
-            registry=registry,
-        )
+        self._metrics = metrics
         self._told = -_TELL_SECONDS
         self._opened = time.time()
         self._swept = PREFIX
         self._shelf = Shelf(store, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
     def _failed(self, count: int, error: Exception) -> None:
-        self._unsaved.inc(count)
+        self._metrics.unsaved.inc(count)
         now = time.monotonic()
         if now - self._told >= _TELL_SECONDS:
             self._told = now
             logger.warning(
-                "the store cannot be used, so sessions are kept in this process until it can (%s): make room on its disk, or "
-                "look at its permissions; POST nothing twice",
+                "the store cannot be used, and sessions wait in this process until it can: %s. Look at its disk and its "
+                "permissions, and do not stop this process before that",
                 error,
-                exc_info=None if isinstance(error, Exception) and hasattr(error, "status") else error,
             )
 
     async def find(self, tenant: str, session_id: str) -> Session | None:
@@ -117,21 +109,14 @@ class Archive:
         newest = await self._newest(tenant, session_id)
         return None if newest is None or newest.closed >= DELETED else await self._load(tenant, newest)
 
-    async def refresh(self, session: Session, *, asked: bool = True) -> bool:
-        """Let happen what happened to a session elsewhere; return whether it can be used. If not, it may be found anew.
-
-        `asked` says that a client asked for it.
-        """
+    async def refresh(self, session: Session) -> bool:
+        """Let happen what happened to a session elsewhere; return whether it can be used. If not, it may be found anew."""
         log = session.log
         if not isinstance(log, StoredLog):
             return True
         await log.read_on()
         await self._look_round()
-        if session.over or (log.crossed and session.idle):
-            return False
-        if asked and time.time() - log.time > session.ttl * _SILENT:
-            log.touched()
-        return True
+        return not (session.over or (log.crossed and session.idle))
 
     async def _look_round(self) -> None:
         """Learn of weight versions that others noted, if others wrote."""
@@ -178,7 +163,7 @@ class Archive:
             self._shelf.held(-session.tokens)
             await session.abort()
             return None
-        session.touch()
+        session.used = time.monotonic() - (time.time() - max(log.time, self._opened))
         return session
 
     async def create(self, session: Session) -> None:

@@ -167,6 +167,9 @@ class SessionLog(Protocol):
         Raises SessionOverError and UnknownSessionError if it may not happen any more.
         """
 
+    def touched(self) -> None:
+        """Tell other routers, before long, that the session is used."""
+
     async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], None]) -> bool:
         """Append a turn with its spans, and commit it; return as `append` does. Raises TrieClosedError."""
 
@@ -186,11 +189,8 @@ class Archive(Protocol[S]):
     async def find(self, tenant: str, session_id: str) -> S | None:
         """Return a session as its log says; None if there is none."""
 
-    async def refresh(self, session: S, *, asked: bool = True) -> bool:
-        """Let happen what happened to a session elsewhere; return whether it can be used. If not, find it anew.
-
-        `asked` says that a client asked for it.
-        """
+    async def refresh(self, session: S) -> bool:
+        """Let happen what happened to a session elsewhere; return whether it can be used. If not, find it anew."""
 
     async def create(self, session: S) -> None:
         """Write down a new session. Raises SessionExistsError."""

@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 from msgspec import Raw
 from msgspec.structs import replace
 
-from middleware_hub.sessions.export.per_token import numbers_in, written
 from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
+from middleware_hub.spans.per_token import numbers_in, written
 from middleware_hub.store.chains import Stored, record_of, span_of
 from middleware_hub.store.errors import DamagedRecordError, MissingRecordError
 from middleware_hub.store.paths import Namespace, TextPath
@@ -54,6 +54,8 @@ class SpanBook:
     def __init__(self, store: Store, serials: Serials, tenant: str, name: str) -> None:
         self._store = store
         self._bare: dict[str, SpanRecord] = {}
+        """By generation the record whose further fields are in the store only."""
+        self._paths: dict[Namespace, TextPath] = {}
         self._tenant = tenant
         self._name = name
         self._serials = serials
@@ -119,7 +121,14 @@ class SpanBook:
         ]
 
     def paths(self, records: Iterable[SpanRecord]) -> dict[bytes, TextPath]:
-        return {record.id: TextPath(record.namespace, "") for record in records if record.sampled}
+        """Return the paths of records, all of which have the empty text."""
+        found = {}
+        for record in records:
+            path = self._paths.get(record.namespace)
+            if path is None:
+                path = self._paths[record.namespace] = TextPath(record.namespace, "")
+            found[record.id] = path
+        return found
 
     def blobs(self, records: Iterable[SpanRecord]) -> list[Blob]:
         """Return the further fields of replies among these records."""

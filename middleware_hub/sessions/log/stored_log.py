@@ -54,6 +54,8 @@ _PAGE: Final = 500
 _AT_ONCE: Final = 16
 """Turns that are replayed before others have their turn on the event loop."""
 _TRIES: Final = 100
+_SILENT: Final = 1 / 8
+"""The part of its time to live for which no router is told that a session is used."""
 _LARGE: Final = 64 * 1024
 """Bytes of further fields that are packed in a thread."""
 
@@ -95,7 +97,8 @@ class StoredLog:
 
     async def begin(self, made: Created) -> None:
         """Write the first event. Raises LogMovedError if there is one, StoreUnreachableError."""
-        await self._shelf.store.append(Batch([self._book.root_record(self._stamp)], events=stored(self.key, [made], 0)))
+        root = [self._book.root_record(self._stamp)]
+        await self._shelf.store.append(Batch(root, self._book.paths(root), events=stored(self.key, [made], 0)))
         self.last, self.time = 1, made.time
 
     @property
@@ -113,8 +116,7 @@ class StoredLog:
         return saved
 
     def touched(self) -> None:
-        """Tell other routers, some time, that a client asked for the session."""
-        if self._unsaved:
+        if self._unsaved or self._session.over or time.time() - self.time < _SILENT * self._session.ttl:
             return
         self.time = time.time()
         self._waiting.append(Entry(Touched(time=self.time), lambda: None))
@@ -307,6 +309,8 @@ class StoredLog:
             for done, (number, event) in enumerate(events):
                 if self._unsaved and self._unsaved[0].event == event:
                     del self._unsaved[0]  # it had been written after all
+                elif session.over:
+                    pass
                 elif isinstance(event, TurnCommitted):
                     if done % _AT_ONCE == _AT_ONCE - 1:
                         await asyncio.sleep(0)
@@ -322,8 +326,8 @@ class StoredLog:
 
     def _replay(self, turn: TurnCommitted, records: Mapping[bytes, SpanRecord], span: TokenSpan | None = None) -> None:
         """Commit a turn of another router, or of a request that was given up (`span`). Raises DamagedRecordError."""
-        record = records[turn.span]
         try:
+            record = records[turn.span]
             span = self._book.restore(turn, records) if span is None else span
             checkpoint = replay.commit(self._session.trie, turn, span, record.tail)
         except KeyError as error:

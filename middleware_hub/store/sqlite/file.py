@@ -70,13 +70,18 @@ def connect(path: Path, *, synced: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def prepare(path: Path, fingerprint: str) -> int:
-    """Make the file or check it, and return how many bytes of its log were torn. Raises a StoreError."""
+def prepare(path: Path, fingerprint: str | None) -> int:
+    """Make the file or check it, and return how many bytes of its log were torn. Raises a StoreError.
+
+    Without a fingerprint it is not made, and may belong to any tokenizer.
+    """
+    if fingerprint is None and not path.is_file():
+        raise StoreUnreachableError(f"there is no store at {path}: name the path that the router has in --store")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreUnreachableError(f"the store's folder {path.parent} cannot be made: {error}") from error
-    log = _log_bytes(path)
+    torn = 0
     connection = connect(path)
     try:
         with mapped(path):
@@ -84,16 +89,17 @@ def prepare(path: Path, fingerprint: str) -> int:
             _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-                if not count:
+                if not count and fingerprint is not None:
                     connection.execute("COMMIT")
                     _make(connection, fingerprint)
                 else:
+                    torn = _torn(path)
                     connection.execute("COMMIT")
                 _check(connection, path, fingerprint)
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-            return _torn(connection, log)
+            return torn
     finally:
         connection.close()
 
@@ -110,14 +116,14 @@ def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
     connection.execute("COMMIT")
 
 
-def _check(connection: sqlite3.Connection, path: Path, fingerprint: str) -> None:
+def _check(connection: sqlite3.Connection, path: Path, fingerprint: str | None) -> None:
     if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
         raise StoreMismatchError(f"{path} is a database of something else: name another path with --store")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != FORMAT:
         raise StoreMismatchError(f"{path} has format {version}, and this router knows {FORMAT}: update the router")
     row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
-    if row is None or row[0] != fingerprint:
+    if fingerprint is not None and (row is None or row[0] != fingerprint):
         raise StoreMismatchError(
             f"{path} was made with another tokenizer ({None if row is None else row[0]}, and this one is {fingerprint}): "
             "its ids mean other words. Start with the tokenizer it was made with, or name another path with --store"
@@ -135,6 +141,23 @@ def _patiently(statement: Callable[[], object]) -> None:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+
+
+def _torn(path: Path) -> int:
+    """Return how much of the log SQLite leaves out: an append that was never acknowledged, or damage.
+
+    To be called while another connection holds the write lock: else another process appends meanwhile.
+    """
+    log = _log_bytes(path)
+    if not log:
+        return 0
+    connection = connect(path)
+    try:
+        busy, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+    finally:
+        connection.close()
+    return 0 if busy else max(0, log - max(0, int(frames)) * (_FRAME_HEAD + int(page)))
 
 
 def _log_bytes(path: Path) -> int:
@@ -159,15 +182,6 @@ def _log_bytes(path: Path) -> int:
         return size - _WAL_HEAD if partial else at - _WAL_HEAD
     finally:
         os.close(descriptor)
-
-
-def _torn(connection: sqlite3.Connection, before: int) -> int:
-    """Return how much of the log SQLite left out when it opened it: an append that was never acknowledged, or damage."""
-    if not before:
-        return 0
-    _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    (page,) = connection.execute("PRAGMA page_size").fetchone()
-    return max(0, before - max(0, int(frames)) * (_FRAME_HEAD + int(page)))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ A conversation that is longer than one transaction goes from its end, so what is
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +20,8 @@ from middleware_hub.store.sqlite.rows import marks
 _RECORDS: Final = 256
 """Records that one transaction forgets, at most."""
 _EVENTS: Final = 2_000
-_ROOTS: Final = 256
+MOST_ROOTS: Final = 256
+"""Conversations that are planned at once."""
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ def plan(connection: sqlite3.Connection, excess: int) -> list[Plan]:
     """Return the conversations to forget next: as many as hold about so many bytes, or as make some transactions."""
     found: list[Plan] = []
     roots = connection.execute(
-        "SELECT root, stamp, retrieved FROM roots ORDER BY retrieved DESC, tick, root LIMIT ?", (_ROOTS,)
+        "SELECT root, stamp, retrieved FROM roots ORDER BY retrieved DESC, tick, root LIMIT ?", (MOST_ROOTS,)
     ).fetchall()
     records = 0
     for root, stamp, retrieved in roots:
@@ -72,6 +74,16 @@ def plan(connection: sqlite3.Connection, excess: int) -> list[Plan]:
         excess -= one.size
         records += len(one.records)
     return found
+
+
+def plan_roots(connection: sqlite3.Connection, roots: Sequence[bytes]) -> list[Plan]:
+    """Return the plans for the conversations with these roots. Those that are not there are left out."""
+    sql = (
+        "SELECT roots.root, stamp, retrieved FROM roots JOIN records r ON r.n = roots.root "
+        f"WHERE r.id IN ({marks(len(roots))}) ORDER BY roots.root"
+    )
+    found = connection.execute(sql, list(roots)).fetchall()
+    return [_planned(connection, Plan(root, stamp, bool(retrieved))) for root, stamp, retrieved in found]
 
 
 def _planned(connection: sqlite3.Connection, found: Plan) -> Plan:

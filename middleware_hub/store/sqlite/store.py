@@ -16,7 +16,15 @@ from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode
 from middleware_hub.store.sqlite.appending import prepare
 from middleware_hub.store.sqlite.file import place_of
 from middleware_hub.store.sqlite.file import prepare as prepare_file
-from middleware_hub.store.sqlite.forgetting import Plan, forget_events, forget_some, plan, used_bytes
+from middleware_hub.store.sqlite.forgetting import (
+    MOST_ROOTS,
+    Plan,
+    forget_events,
+    forget_some,
+    plan,
+    plan_roots,
+    used_bytes,
+)
 from middleware_hub.store.sqlite.others import Ground
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import Verifier
@@ -50,7 +58,7 @@ class SqliteStore:
     def __repr__(self) -> str:
         return f"<SqliteStore {self._file}, {'open' if self._writer else 'closed'}>"
 
-    async def open(self, fingerprint: str) -> None:
+    async def open(self, fingerprint: str | None) -> None:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         try:
             self._torn = await self._in_thread(lambda: prepare_file(self._file, fingerprint))
@@ -142,21 +150,23 @@ class SqliteStore:
             for record in await self._in_thread(partial(_readable, rows)):
                 yield record
 
-    async def verify(self) -> AsyncIterator[Finding]:
+    async def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
         _, threaded = self._open_readers()
         verifier = Verifier(threaded)
         if self._torn:
             yield Finding("file", f"{self._torn} bytes at the end of the log were torn, and were cut off on opening")
         more = True
         while more:
+            before = verifier.records
             findings, more = await self._in_thread(verifier.page)
+            if checked is not None:
+                checked(verifier.records - before)
             for finding in findings:
                 yield finding
 
     async def forget(self, max_bytes: int) -> Forgotten:
         _, threaded = self._open_readers()
-        gone: list[Plan] = []
-        records = events = 0
+        done, events = Forgotten(), 0
         while (excess := await self._excess(threaded, max_bytes)) > 0:
             forgotten = await self._open_writer().submit(forget_events)
             events += forgotten
@@ -165,12 +175,28 @@ class SqliteStore:
             plans = await self._in_thread(partial(threaded.within, plan, excess))
             if not plans:
                 break
-            while plans:
-                some, count = await self._open_writer().submit(partial(forget_some, plans=plans))
-                gone += some
-                records += count
+            done = done.plus(await self._forget_planned(plans))
+        return done.plus(Forgotten(events=events))
+
+    async def forget_roots(self, roots: Sequence[bytes]) -> Forgotten:
+        _, threaded = self._open_readers()
+        done = Forgotten()
+        await self._open_writer().submit(lambda _: None)  # a step writes the marks that wait
+        for at in range(0, len(roots), MOST_ROOTS):
+            some = roots[at : at + MOST_ROOTS]
+            plans = await self._in_thread(partial(threaded.within, plan_roots, some))
+            done = done.plus(await self._forget_planned(plans))
+        return done
+
+    async def _forget_planned(self, plans: list[Plan]) -> Forgotten:
+        gone: list[Plan] = []
+        records = 0
+        while plans:
+            some, count = await self._open_writer().submit(partial(forget_some, plans=plans))
+            gone += some
+            records += count
         kept = sum(one.retrieved for one in gone)
-        return Forgotten(kept, len(gone) - kept, records, events, tuple(one.stamp for one in gone))
+        return Forgotten(kept, len(gone) - kept, records, 0, tuple(one.stamp for one in gone))
 
     async def stats(self) -> StoreStats:
         _, threaded = self._open_readers()

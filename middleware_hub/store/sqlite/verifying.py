@@ -27,6 +27,8 @@ class Verifier:
         self._connection = reader.connection
         self._retracer = Retracer(self._load)
         self._pages = self._checks()
+        self.records = 0
+        """How many were checked."""
 
     def page(self) -> tuple[list[Finding], bool]:
         """Check the next page; return what is wrong, and whether there is more to check."""
@@ -46,6 +48,7 @@ class Verifier:
         after = 0
         while rows := self._reader.page(after, _PAGE):
             after = rows[-1][0]
+            self.records += len(rows)
             with self._reader.snapshot():
                 yield [finding for row in rows if self._there(row[0]) for finding in self._record(row)]
         yield self._strays()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from router.demo.agent.report import Report
 from router.demo.agent.script import Prompter
 from router.demo.agent.team import FIRST_VERSION, play
-from router.demo.processes import router
+from router.demo.processes import Router
 from router.demo.screen import console
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.options import WorkerOptions
@@ -39,7 +39,7 @@ def show(folder: Path) -> int:
     workers = [EmbeddedWorker(None, options, seed=number) for number in range(WORKERS)]
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(worker).url for worker in workers]
-        url = stack.enter_context(router(folder, urls, flags=["--verify-rate", "1"]))
+        url = stack.enter_context(Router(folder, urls, flags=["--verify-rate", "1"])).url
         out.print(f"the router is {url}: one session, an openai client and an anthropic client\n")
         played = asyncio.run(play(url, Prompter(tokenizer), lambda news: out.print(f"  {news}")))
     report = Report(played, {record.rid: record for worker in workers for record in worker.log}, tokenizer)

@@ -75,6 +75,14 @@ def read_fields(body: bytes | Raw) -> tuple[dict[str, Raw], dict[str, Raw]]:
 decode_entries = msgspec.json.Decoder(list[LogprobEntry]).decode
 
 
+PER_TOKEN_FIELDS = tuple(
+    "routed_experts indexer_topk output_token_sampling_mask top_p_token_ids top_p_token_offsets".split()
+)
+"""Fields of `meta_info` with something for each token, if asked for. Only slime's SGLang has the last two."""
+
+_ABSENT = Raw()
+
+
 class _VersionSpan(msgspec.Struct):
     version: str
     start: int
@@ -91,6 +99,11 @@ class Meta(msgspec.Struct):
     weight_version: str | int | None = None
     weight_versions: list[_VersionSpan] | None = None
     output_token_logprobs: list[LogprobEntry] | int | None = None
+    routed_experts: Raw = _ABSENT
+    indexer_topk: Raw = _ABSENT
+    output_token_sampling_mask: Raw = _ABSENT
+    top_p_token_ids: Raw = _ABSENT
+    top_p_token_offsets: Raw = _ABSENT
 
 
 class _ReplyBody(msgspec.Struct):
@@ -119,6 +132,7 @@ class Reply(msgspec.Struct, frozen=True):
         finish_type: `stop`, `length` or `abort`; None while running.
         matched: the stop token or stop string that ended it.
         other_text: the second possible text, for a stream without logprobs that can be read in two ways.
+        told: further fields with something for each token (`PER_TOKEN_FIELDS`), raw.
     """
 
     ids: Sequence[int]
@@ -133,6 +147,7 @@ class Reply(msgspec.Struct, frozen=True):
     finish_type: str | None
     matched: int | str | None
     other_text: str | None = None
+    told: dict[str, Raw] = {}
 
     def checked_logprobs(self) -> Sequence[float]:
         """Return the logprobs of a reply that has no `fault`."""
@@ -298,6 +313,9 @@ def assemble(
         finish_type=finish.get("type"),
         matched=matched if isinstance(matched, int | str) else None,
         other_text=other_text,
+        told={
+            name: raw for name in PER_TOKEN_FIELDS if (raw := getattr(meta, name)) is not _ABSENT and not is_null(raw)
+        },
     )
 
 

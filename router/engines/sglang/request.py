@@ -28,6 +28,7 @@ _PROMPT = ("text", "input_ids", segments.FIELD)
 _TYPED: dict[str, tuple[Any, str]] = {
     "stream": (bool, "true or false"),
     "return_trajectory": (bool, "true or false"),
+    "routed_experts_start_len": (int, "an integer"),
     "rid": (str | list[str | None], "a string, or a list of them"),
     "lora_path": (str | list[str | None], "a string, or a list of them"),
 }
@@ -41,11 +42,13 @@ class PromptOptions(NamedTuple):
         skips_special: `skip_special_tokens`.
         logprobs: `return_logprob`.
         rid: the client's request id; None with `n > 1`, where workers give every sample an id of its own.
+        experts_from: `routed_experts_start_len`, the first token of which the worker reports the experts.
     """
 
     skips_special: bool
     logprobs: bool
     rid: str | None
+    experts_from: int
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -64,6 +67,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         wants_logprobs: whether the client asked for logprobs; one entry per prompt, or one for all.
         rids: the client's request ids as it gave them: one id, a list, or None.
         lora_paths: the adapters, in the same form.
+        experts_from: `routed_experts_start_len`.
     """
 
     fields: dict[str, Raw]
@@ -78,6 +82,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     wants_trajectory: bool
     rids: str | list[str | None] | None = None
     lora_paths: str | list[str | None] | None = None
+    experts_from: int = 0
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
@@ -113,6 +118,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             bool(given.get("return_trajectory")),
             _checked_rids(given.get("rid")),
             given.get("lora_path"),
+            given.get("routed_experts_start_len") or 0,
         )
 
     @property
@@ -138,7 +144,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     def options(self) -> list[PromptOptions]:
         """Return what the request says about each prompt."""
         return [
-            PromptOptions(self.skips_special(number), self.asked_for_logprobs(number), self.rid(number))
+            PromptOptions(
+                self.skips_special(number), self.asked_for_logprobs(number), self.rid(number), self.experts_from
+            )
             for number in range(self.prompts)
         ]
 

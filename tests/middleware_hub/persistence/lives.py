@@ -110,7 +110,6 @@ class Life:
         self.collect()
         return {
             "sent": kept + rest,
-            "reused": len(kept),
             "reasons": match.reasons,
             "text": ask.text + shown,
             "version": self.tree.clock.current,
@@ -140,16 +139,24 @@ class Life:
 
 
 def shown(recall: Recall) -> dict[str, Any]:
+    """What is remembered of a text.
+
+    Context that no sampled token follows is left out: a store brings no chains for it, so a tree may know such a text a
+    little further. Encoded anew, it has the same ids.
+    """
     flat = flatten(recall.cut.span, recall.cut.take)
+    mask = flat.loss_mask.tolist()
+    exact = recall.exact and bool(mask) and mask[-1] == 1
+    size = len(mask) if exact else max((at + 1 for at, one in enumerate(mask) if one), default=0)
     return {
-        "tokens": flat.token_ids.tolist(),
-        "mask": flat.loss_mask.tolist(),
-        "logprobs": None if flat.logprobs is None else flat.logprobs.tolist(),
+        "tokens": flat.token_ids.tolist()[:size],
+        "mask": mask[:size],
+        "logprobs": None if flat.logprobs is None else flat.logprobs.tolist()[:size],
         "versions": [*flat.weight_versions],
-        "reasons": flat.reasons,
+        "reasons": flat.reasons if exact else (),
         "turns": [turn.described() for turn in flat.turns],
-        "start": recall.cut.start,
-        "exact": recall.exact,
+        "start": recall.cut.start if exact else None,
+        "exact": exact,
         "request_ids": recall.request_ids,
     }
 

@@ -185,8 +185,9 @@ class Life:
         def hear(status: int, answer: Any) -> None:
             if status != 200 or body.get("stream"):
                 return
+            kept = {"role", "content", "tool_calls", *(("reasoning_content",) if self._dice.random() < 0.5 else ())}
             for choice in answer["choices"]:
-                message = {k: v for k, v in choice["message"].items() if v and k in ("role", "content", "tool_calls")}
+                message = {k: v for k, v in choice["message"].items() if v and k in kept}
                 before = body["messages"][:-1] if body.get("continue_final_message") else body["messages"]
                 self._talks[name].append([*before, {"content": "", **message}])
             self._generations[name].append(answer["id"])

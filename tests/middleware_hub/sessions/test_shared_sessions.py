@@ -15,7 +15,7 @@ import pytest
 from middleware_hub.sessions.log import archive
 from middleware_hub.store.errors import StoreUnreachableError
 from router.config import StoreConfig
-from tests.middleware_hub.sessions.in_process import PATH, Room, until
+from tests.middleware_hub.sessions.in_process import PATH, Client, Room, until
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 20}
 NEXT = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "More"}]
@@ -125,6 +125,24 @@ def test_what_was_written_although_the_store_failed_is_not_written_twice(tmp_pat
             (only,) = await exported(other)
             assert [only] == await exported(room)
             assert only["num_turns"] == 2
+
+    asyncio.run(work())
+
+
+def test_a_session_that_is_deleted_while_the_store_takes_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken = Broken(room, "append")
+            client = Client(room.app, "DELETE", "/sessions/s", {}, {})
+            assert (await client.answer())[0] == 200
+            assert (b"x-radix-saved", b"no") in client.out[0]["headers"]
+            broken.mend()
+            assert room.app.registry.archive is not None
+            await room.app.registry.sweep_store(room.app.registry.archive)
+            assert (await (await both.another()).call("GET", "/sessions/s"))[0] == 404
 
     asyncio.run(work())
 
@@ -371,12 +389,15 @@ def test_time_to_live_is_that_of_all_routers(tmp_path: Path, monkeypatch: pytest
                     await room.app.registry.sweep_store(room.app.registry.archive)
 
             later(60)
-            assert (await other.call("GET", "/sessions/s"))[0] == 200
+            assert (await other.call("POST", "/sessions/s/complete"))[0] == 200
             await until(lambda: other.session.log is not None and other.session.log.settled)
             later(120)
             await sweep()
-            assert (await one.call("GET", "/sessions/s"))[0] == 200
+            assert (await one.call("POST", "/sessions/s/complete"))[0] == 200
             await until(lambda: one.session.log is not None and one.session.log.settled)
+            later(200)
+            await sweep()
+            assert (await other.call("GET", "/sessions/s"))[0] == 200
             later(240)
             await sweep()
             assert (await one.call("GET", "/sessions/s"))[0] == 404

@@ -43,7 +43,11 @@ async def fated(side: Side, fate: Fate, dice: random.Random) -> Room:
 def test_nobody_notices_what_happens_to_the_processes(seed: int, fate: Fate, ids: Ids, tmp_path: Path) -> None:
     async def work() -> None:
         dice = random.Random(f"{seed} {fate}")
-        options: dict[str, Any] = {"history": dice.choice(("keep", "template")), "verify_rate": 1.0}
+        options: dict[str, Any] = {
+            "history": dice.choice(("keep", "template")),
+            "reasoning_parser": dice.choice(("think", "think", "none")),
+            "verify_rate": 1.0,
+        }
         one, many = Side("one", ids, options=options), Side("many", ids, url(tmp_path), options)
         life, only = Life(dice), await one.begin()
         await many.begin()
@@ -64,6 +68,9 @@ def test_nobody_notices_what_happens_to_the_processes(seed: int, fate: Fate, ids
                 path = f"/sessions/{name}/finalize"
                 ends = [masked(await side.rooms[-1].call("POST", path, body)) for side in (one, many)]
                 assert ends[0] == ends[1]
+        store = many.rooms[-1].hub.store
+        assert store is not None
+        assert [finding async for finding in store.verify()] == []
         for side in (one, many):
             for room in list(side.rooms):
                 await side.end(room, killed=False)

@@ -21,11 +21,12 @@ from middleware_hub.store.errors import (
     LogMovedError,
     MissingRecordError,
     StoreMismatchError,
+    StoreUnreachableError,
 )
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.paths import BLOCK
 from middleware_hub.store.protocol import MOST_CHAINS, MOST_VARIANTS, Batch, Store
-from middleware_hub.store.records import Blob, Event, Mark
+from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 from router.errors import BadRequestError
 from tests.conftest import examples
 from tests.middleware_hub.store.world import (
@@ -514,6 +515,22 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         with_store(address, work)
     with pytest.raises(StoreMismatchError, match="name another path"):
         with_store(sqlite(tmp_path), work, "another")
+
+
+def test_a_store_opens_without_a_tokenizer_if_it_is_there(tmp_path: Path) -> None:
+    """As programs do that have none. They never make a store."""
+    path = tmp_path / "store.sqlite3"
+
+    async def records(store: Store) -> list[SpanRecord]:
+        return [record async for record in store.scan()]
+
+    with pytest.raises(StoreUnreachableError, match="there is no store"):
+        with_store(f"sqlite:{path}", records, None)
+    assert not path.exists()
+    world = World()
+    world.turn(None, "user", "reply")
+    with_store(f"sqlite:{path}", lambda store: append_all(store, world.turns), "mine")
+    assert with_store(f"sqlite:{path}", records, None) == world.turns[0].records
 
 
 @pytest.mark.parametrize("address", ["redis", "sqlite", "sqlite:", "mysql:x", ""])

@@ -107,6 +107,25 @@ def test_everything_can_be_forgotten(kind: str, tmp_path: Path) -> None:
     with_store(address(kind, tmp_path), work)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_named_conversations_are_forgotten_and_no_others(kind: str, tmp_path: Path) -> None:
+    world = World()
+    talks = conversations(world, 6)
+    roots = [talk[0].reply.root for talk in talks]
+
+    async def work(store: Store) -> None:
+        await append_all(store, world.turns)
+        store.note([Mark(roots[4], world.serials.next(), "2", retrieved=True)])
+        assert await store.forget_roots([]) == Forgotten()
+        forgotten = await store.forget_roots([roots[4], roots[1], roots[4], bytes(16)])
+        assert (forgotten.retrieved, forgotten.unretrieved, forgotten.records) == (1, 1, 12)
+        assert sorted(forgotten.stamps) == ["1", "2"]
+        assert await left(store, talks) == [0, 2, 3, 5]
+        assert await findings(store) == []
+
+    with_store(address(kind, tmp_path), work)
+
+
 def test_the_order_outlives_a_restart(tmp_path: Path) -> None:
     world = World()
     talks = conversations(world, 6)

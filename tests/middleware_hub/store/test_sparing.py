@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.sqlite.store import SqliteStore
-from tests.middleware_hub.store.world import World, append_all, ids, query, sqlite, with_store
+from tests.conftest import examples
+from tests.middleware_hub.store.world import MEMORY, NS, World, append_all, ids, query, sqlite, with_store
 
 
 def with_two(folder: Path, work: Callable[[Store, Store], Awaitable[None]]) -> None:
@@ -122,3 +126,78 @@ def test_a_group_that_failed_gave_no_numbers(tmp_path: Path) -> None:
         assert small.reply.id in ids(await mine.find(query(small.text, complete=True)))
 
     with_two(tmp_path, work)
+
+
+def test_a_text_begun_after_a_restart_is_spared_soon(tmp_path: Path) -> None:
+    """Others are there before, under the same system prompt; what one of them adds on the text's path later is found."""
+    world = World()
+    system = "system " * 500
+    old = [world.turn(None, f"{system} asks {number}", "reply " * 100) for number in range(5)]
+    with_store(sqlite(tmp_path), lambda store: append_all(store, old))
+
+    async def work(mine: Store, other: Store) -> None:
+        line, known = None, set[bytes]()
+        for number in range(8):
+            asked = (line.text if line else system) + f"mine {number} " * 30
+            known_from = len(line.text) if line else 0
+            known |= ids(await mine.find(query(asked, known_from=known_from, known=known, complete=True)))
+            line = world.turn(line, asked[known_from:], "reply " * 100)
+            known |= {record.id for record in line.records}
+            await mine.append(line.batch)
+        assert (await mine.stats()).spared >= 6
+        twin = world.turn(None, asked, "another reply " * 100)
+        await other.append(twin.batch)
+        assert twin.reply.id in ids(await mine.find(query(twin.text, known=known, complete=True)))
+
+    with_two(tmp_path, work)
+
+
+def test_a_prompt_of_others_that_goes_on_is_not_forgotten(tmp_path: Path) -> None:
+    """Their reply stands far behind the text that was looked up first."""
+    world = World()
+    old = world.turn(None, "user" * 1_000, "reply")
+
+    async def again(store: Store) -> None:
+        assert not (await store.find(query("user" * 400, complete=True))).records
+        assert old.reply.id in ids(await store.find(query(old.text, complete=True)))
+
+    with_store(sqlite(tmp_path), lambda store: store.append(old.batch))
+    with_store(sqlite(tmp_path), again)
+
+
+PARTS = ["", "a", "ab", "a" * 1_023, "a" * 1_024, "b" * 1_100, "a" * 3_000]
+
+
+@settings(max_examples=examples(150))
+@given(data=st.data())
+def test_sparing_hides_nothing(data: st.DataObject) -> None:
+    """Who keeps all it appended and found has, after each look-up, what an oracle knows of the path; also after a restart."""
+    world = World()
+    held = set[bytes]()
+
+    async def check(mine: Store) -> None:
+        turn = data.draw(st.sampled_from(world.turns))
+        text = turn.text[: data.draw(st.sampled_from([len(turn.text), len(turn.text) // 2]))]
+        text += data.draw(st.sampled_from(PARTS))
+        held.update(ids(await mine.find(query(text, known=held, complete=True))))
+        ends = world.ending_on(text, NS)
+        floor = max((len(turn.text) for turn in ends if turn.reply.continuable), default=0)
+        assert {turn.reply.id for turn in [*ends, *world.leaving(text, NS, floor)]} <= held
+
+    async def work(mine: Store, other: Store) -> None:
+        for _ in range(data.draw(st.integers(1, 8))):
+            line = data.draw(st.sampled_from([None, *world.turns]))
+            turn = world.turn(line, data.draw(st.sampled_from(PARTS)), data.draw(st.sampled_from(PARTS)))
+            if data.draw(st.integers(0, 3)):
+                # What it builds on is known to whoever continues it.
+                held.update(ids(await mine.get([link for record in turn.records for link in record.links])))
+                held.update(record.id for record in turn.records)
+                await mine.append(turn.batch)
+            else:
+                await other.append(turn.batch)
+            await check(mine)
+
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        for _ in range(2):
+            with_two(Path(folder), work)
+            held.clear()

@@ -184,7 +184,10 @@ def query(text: str, namespace: Namespace = NS, **options: Any) -> Query:
 
 
 def with_store(
-    address: str, work: Callable[[Store], Awaitable[Any]], fingerprint: str = "toy", durability: Durability = "process"
+    address: str,
+    work: Callable[[Store], Awaitable[Any]],
+    fingerprint: str | None = "toy",
+    durability: Durability = "process",
 ) -> Any:
     """Open a store, do something with it, and close it."""
 

@@ -88,9 +88,9 @@ class PerTokenArray:
     width: int
     parts: tuple[ReportedRows, ...]
 
-    def described(self) -> dict[str, Any]:
-        """Return everything but the numbers, ready to be encoded as JSON."""
-        reported = [{"generation_id": one.generation_id, "start": one.start, "end": one.end} for one in self.parts]
+    def described(self, name: str = "generation_id") -> dict[str, Any]:
+        """Return everything but the numbers, ready to be encoded as JSON. `name`: what a turn is called by."""
+        reported = [{name: one.generation_id, "start": one.start, "end": one.end} for one in self.parts]
         return {"dtype": "int32", "shape": [self.rows, self.width], "told": reported}
 
     def array(self) -> NDArray[np.int32]:
@@ -115,16 +115,17 @@ class PerTokenArray:
         yield from _missing((self.rows - at) * size)
 
 
-def joined(turns: Sequence[TurnRows], tokens: int) -> PerTokenArray | None:
+def joined(turns: Sequence[TurnRows], tokens: int, width: int | None = None) -> PerTokenArray | None:
     """Join the arrays of a branch's turns; None if their shape cannot be found.
 
     Args:
         turns: the turns of the branch's chain that reported an array, first turn first.
         tokens: the number of tokens of the whole chain.
+        width: the numbers in a row of each of them, where it is known.
     """
     texts = [_base64(turn.value) for turn in turns]
     counts = [0 if text is None else _numbers(text) for text in texts]
-    width = _width(counts, [turn.tokens - 1 for turn in turns])
+    width = width or _width(counts, [turn.tokens - 1 for turn in turns])
     if width is None:
         return None
     parts: list[ReportedRows] = []
@@ -167,6 +168,24 @@ def _claimed(
         new.append((first, last))
         left += [gap for gap in ((start, first), (last, end)) if gap[0] < gap[1]]
     return new, left
+
+
+def count_in(value: Raw) -> int | None:
+    """Return how many int32 numbers a JSON string of base64 has, by its length; None for anything else."""
+    text = _base64(value)
+    return None if text is None else _numbers(text)
+
+
+def numbers_from(value: Raw, first: int) -> bytes | None:
+    """Return the little-endian int32 numbers of a JSON string of base64, from number `first` on; None for anything else.
+
+    What stands before them is not decoded, nor looked at.
+    """
+    text = _base64(value)
+    if text is None:
+        return None
+    begin, end = first * _NUMBER.itemsize, _bytes(text)
+    return b"".join(_decoded(text, begin, end)) if _is_base64(text, begin, end) else None
 
 
 def numbers_in(name: str, value: Raw) -> bytes | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from middleware_hub.sessions.export.per_token import MISSING, PerTokenArray, TurnRows, joined
+from middleware_hub.spans.per_token import MISSING, PerTokenArray, TurnRows, joined
 
 
 def encoded(rows: NDArray[Any]) -> Raw:

@@ -1,0 +1,163 @@
+"""What engines say of each token besides its logprob: which experts read it, among which tokens it was sampled.
+
+They are arrays of int32, kept beside the span of a reply and never inside: they have up to a hundred times its bytes.
+
+    routed_experts, indexer_topk   [rows, width]: the last rows of those that the worker told, see `per_token`
+    top_p_ids                      [n]: the tokens that were left to sample from, one sampled token's after another's
+    top_p_offsets                  [tokens + 1]: where those of each sampled token begin and end in `top_p_ids`
+
+**A row that an earlier reply of the chain told is not kept again**: it is never read from here, and a worker tells the rows of
+the whole conversation at every turn.
+
+**What has another shape is dropped**, counted, and never guessed. SGLang gives no shape, but it is known how many rows there
+are: one less than prompt and reply have tokens, from `routed_experts_start_len` on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from middleware_hub.spans.chain import TokenSpan, links
+from middleware_hub.spans.per_token import ROW_FIELDS, count_in, numbers_from
+
+TOP_P_IDS: Final = "top_p_ids"
+TOP_P_OFFSETS: Final = "top_p_offsets"
+MOST_BYTES: Final = 1 << 30
+"""What a process keeps of them without a store; the oldest go first, and are lost."""
+MOST_STORED_BYTES: Final = 64 << 20
+"""What it keeps of those that a store has."""
+_lists = msgspec.json.Decoder(list[list[int]])
+
+
+class Extra(NamedTuple):
+    """An array of little-endian int32."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class _Told(NamedTuple):
+    """The first `rows` rows of a chain are kept, all of this width."""
+
+    rows: int
+    width: int
+
+
+class Extras:
+    """The arrays of the replies of one tree.
+
+    Args:
+        stored: a store has all that is here.
+
+    Attributes:
+        bytes: of all arrays.
+        counts: of fields of replies, by name and what became of them: `kept`, `shape` (dropped), `evicted`.
+    """
+
+    def __init__(self, *, stored: bool = False) -> None:
+        self.most_bytes = MOST_STORED_BYTES if stored else MOST_BYTES
+        self._stored = stored
+        self.bytes = 0
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._kept: dict[TokenSpan, dict[str, Extra]] = {}
+        self._told: dict[TokenSpan, dict[str, _Told]] = {}
+
+    def keep(self, span: TokenSpan, told: Mapping[str, Raw], experts_from: int = 0) -> None:
+        """Keep what a worker told of the tokens of a reply and its prompt, as far as it has the right shape."""
+        found: dict[str, Extra] = {}
+        for name in ROW_FIELDS:
+            if name in told:
+                rows = self._rows(span, name, told[name], experts_from if name == "routed_experts" else 0)
+                self.counts[name, "shape" if rows is None else "kept"] += 1
+                if rows is not None:
+                    found[name] = rows
+        if any(name not in ROW_FIELDS for name in told):
+            top_p = _top_p(told, span.count)
+            self.counts["top_p", "kept" if top_p else "shape"] += 1
+            found.update(top_p)
+        if found:
+            self._kept[span] = found
+            self.bytes += _size(found)
+        while self.bytes > self.most_bytes:
+            self._evict(next(iter(self._kept)))
+
+    def of(self, span: TokenSpan) -> Mapping[str, Extra]:
+        return self._kept.get(span, {})
+
+    def _evict(self, span: TokenSpan) -> None:
+        if self._stored:
+            self._drop(span)
+        else:
+            self.counts.update((name, "evicted") for name in self._kept[span])
+            self.forget(span)  # what comes behind it has to keep its rows again
+
+    def _drop(self, span: TokenSpan) -> None:
+        found = self._kept.pop(span, None)
+        if found is not None:
+            self.bytes -= _size(found)
+
+    def forget(self, span: TokenSpan) -> None:
+        """Let go of all that is known of a reply that is removed."""
+        self._told.pop(span, None)
+        self._drop(span)
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._told.clear()
+        self.bytes = 0
+
+    def _rows(self, span: TokenSpan, name: str, value: Raw, first: int) -> Extra | None:
+        """Return the rows of a field behind those that the chain before the span has; None for one of another shape."""
+        last = span.offset + span.count - 1
+        count, rows = count_in(value), last - first
+        if not count or first < 0 or rows < 1 or count % rows:
+            return None
+        width, before = count // rows, self._before(span, name)
+        if before is not None and before.width != width:
+            return None
+        known = 0 if before is None else before.rows
+        skipped = max(0, known - first)
+        numbers = numbers_from(value, skipped * width)
+        if numbers is None:
+            return None
+        self._told.setdefault(span, {})[name] = _Told(last if first <= known else known, width)
+        return Extra((rows - skipped, width), numbers)
+
+    def _before(self, span: TokenSpan, name: str) -> _Told | None:
+        """Return what the chain before a reply has."""
+        for part, take in links(span.parent, span.take):
+            told = self._told.get(part, {}).get(name)
+            if told is not None:
+                return _Told(min(told.rows, part.offset + take), told.width)
+        return None
+
+
+def _top_p(told: Mapping[str, Raw], tokens: int) -> dict[str, Extra]:
+    """Return the tokens that each of so many sampled tokens was sampled from; nothing if these fields do not say it."""
+    ids, offsets = told.get("top_p_token_ids"), told.get("top_p_token_offsets")
+    if ids is not None and offsets is not None:
+        flat, ends = numbers_from(ids, 0), numbers_from(offsets, 0)
+        if flat is None or ends is None:
+            return {}
+    else:
+        try:
+            rows = _lists.decode(told.get("output_token_sampling_mask", Raw(b"null")))
+            flat = np.array([one for row in rows for one in row], "<i4").tobytes()
+        except (msgspec.DecodeError, OverflowError):
+            return {}
+        ends = np.array([0, *accumulate(map(len, rows))], "<i4").tobytes()
+    bounds, count = np.frombuffer(ends, "<i4"), len(flat) // 4
+    if len(bounds) != tokens + 1 or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 0).any():
+        return {}
+    return {TOP_P_IDS: Extra((count,), flat), TOP_P_OFFSETS: Extra((tokens + 1,), ends)}
+
+
+def _size(found: Mapping[str, Extra]) -> int:
+    return sum(len(one.data) for one in found.values())

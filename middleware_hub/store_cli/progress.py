@@ -1,0 +1,31 @@
+"""Progress bars on standard error: only for somebody who looks at it, and only if `rich` is installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Advance = Callable[[int], None]
+"""Is told how much more is done."""
+
+
+@contextmanager
+def bar(title: str, total: int) -> Iterator[Advance]:
+    """Show a bar for the length of the block; yield what moves it."""
+    if not sys.stderr.isatty():
+        yield _nothing
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield _nothing
+        return
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _nothing(_: int) -> None:
+    pass

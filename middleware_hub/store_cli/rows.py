@@ -1,0 +1,119 @@
+"""A row of an export: one recorded sequence, from its first prompt to the end of a reply.
+
+It is what `/retrieve_from_text` answers for the whole text of that reply: the same code lays the same spans flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from middleware_hub.spans.chain import INEXACT, TokenSpan
+from middleware_hub.spans.trajectory import Trajectory, flatten
+from middleware_hub.store.chains import span_of
+from middleware_hub.store.paths import TextPath
+from middleware_hub.store.protocol import Query, Store
+from middleware_hub.store.records import Mark, SpanRecord
+from middleware_hub.store_cli.selection import session_of
+
+_AT_ONCE: Final = 32
+"""Sequences that are read in one look-up."""
+
+
+class Row(NamedTuple):
+    """One sequence.
+
+    Attributes:
+        record: the reply that it ends with.
+        text: all of it; None for a turn of a session, which has messages instead.
+        flat: its tokens.
+        request_ids: one for each reply that ends with this very text, newest first.
+        mark: what was last done with its conversation.
+    """
+
+    record: SpanRecord
+    text: str | None
+    flat: Trajectory
+    request_ids: tuple[str, ...]
+    mark: Mark | None
+
+    @property
+    def exact(self) -> bool:
+        """Return whether nothing is known to be missing from it or wrong with it."""
+        return INEXACT.isdisjoint(self.flat.reasons)
+
+
+class Ends:
+    """Collects the replies that end a row, from all records of a store in the order of `Store.scan`.
+
+    A reply that another one continues, or of which another one has all visible tokens, is inside that one's row. With
+    `every=True` it has one of its own all the same.
+    """
+
+    def __init__(self, *, every: bool = False) -> None:
+        self._every = every
+        self._visible: dict[bytes, int] = {}
+
+    def add(self, record: SpanRecord, wanted: bool) -> None:
+        """Take the next record; `wanted` says whether it may end a row."""
+        if not self._every:
+            if record.line is not None:
+                self._visible.pop(record.line, None)
+            if record.parent is not None and record.take >= self._visible.get(record.parent, record.take + 1):
+                del self._visible[record.parent]
+        if wanted:
+            self._visible[record.id] = record.count if record.visible < 0 else record.visible
+
+    @property
+    def ids(self) -> list[bytes]:
+        """Return the ids of the replies, in the order of recording."""
+        return list(self._visible)
+
+
+async def read_rows(store: Store, ids: Sequence[bytes]) -> AsyncIterator[list[Row]]:
+    """Yield the rows that end with these replies, some at a time. What cannot be read, or was forgotten, has none."""
+    for at in range(0, len(ids), _AT_ONCE):
+        some = ids[at : at + _AT_ONCE]
+        found = await store.get(some)
+        records = {record.id: record for record in found.records}
+        spans: dict[bytes, TokenSpan] = {}
+        for record in found.records:
+            spans[record.id] = span_of(record, spans)
+        rows = []
+        for wanted in some:
+            if wanted not in records:
+                continue
+            record, span = records[wanted], spans[wanted]
+            text = None if session_of(record.namespace) else whole_text(record, records)
+            same = [record] if text is None else await _variants(store, record, text, records)
+            names = tuple(one.request_ids[0] if one.request_ids else "" for one in same)
+            rows.append(Row(record, text, flatten(span, span.count), names, found.marks.get(record.root)))
+        yield rows
+
+
+def whole_text(record: SpanRecord, records: Mapping[bytes, SpanRecord]) -> str:
+    """Return the whole text of a record; what it builds on is in `records`."""
+    parts = [record.text]
+    while record.base is not None:
+        record = records[record.base]
+        parts.append(record.text)
+    return "".join(reversed(parts))
+
+
+async def _variants(
+    store: Store, record: SpanRecord, text: str, records: Mapping[bytes, SpanRecord]
+) -> list[SpanRecord]:
+    """Return all replies with this text, newest first."""
+    asked = Query(TextPath(record.namespace, text), known_from=len(text), known=records.keys() - {record.id})
+    others = {other.id: other for other in (await store.find(asked)).records}
+    for other in records.values():
+        if other.text_end == len(text) and other.namespace == record.namespace:
+            others[other.id] = other
+    every = {**records, **others}
+    same = [
+        other
+        for other in others.values()
+        if other.sampled and other.text_end == len(text) and whole_text(other, every) == text
+    ]
+    same.sort(key=lambda other: other.serial, reverse=True)
+    return same

@@ -1,0 +1,89 @@
+"""Which records a command is about, as its flags say: their namespace, their weight version, their age."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from middleware_hub.store.paths import Namespace
+from middleware_hub.store.records import SpanRecord
+
+_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Part of a store: what lies under these names; None is any."""
+
+    tenant: str | None = None
+    lora_path: str | None = None
+    namespace: str | None = None
+
+    def __contains__(self, namespace: Namespace) -> bool:
+        wanted = (self.tenant, self.lora_path, self.namespace)
+        return all(want is None or want == has for want, has in zip(wanted, named(namespace), strict=True))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which replies end a row of an export.
+
+    Attributes:
+        versions: their last token was sampled under one of these; empty: whatever it was sampled under.
+        since: they were recorded at this time or later, in nanoseconds.
+        without: they do not belong to these sessions, given as the keys of their logs.
+    """
+
+    places: Places = Places()
+    versions: frozenset[str] = frozenset()
+    since: int = 0
+    without: frozenset[str] = frozenset()
+
+    def __contains__(self, record: SpanRecord) -> bool:
+        return (
+            record.sampled
+            and record.namespace in self.places
+            and record.serial >= self.since
+            and (not self.versions or last_version(record) in self.versions)
+            and (len(record.namespace) < 4 or record.namespace[3] not in self.without)
+        )
+
+
+def named(namespace: Namespace) -> tuple[str, str, str]:
+    """Return (tenant, lora path, namespace)."""
+    tenant, lora_path, rest = (*namespace, "", "", "")[:3]
+    return tenant, lora_path, rest
+
+
+def session_of(namespace: Namespace) -> str:
+    """Return the session that records of this namespace belong to; empty for those that are found by their text.
+
+    A session's records have the key of its log as the last part of their namespace: `session/TENANT/ID/LIFE`.
+    """
+    return namespace[3].split("/")[-2] if len(namespace) > 3 else ""
+
+
+def last_version(record: SpanRecord) -> str:
+    """Return the weight version of a reply's last token."""
+    versions = record.versions
+    assert versions is not None, "a reply was sampled"
+    return versions if isinstance(versions, str) else versions[-1][0]
+
+
+def moment(text: str) -> int:
+    """Return the time that a flag names, in nanoseconds: an age like 90m, 12h or 7d, or a date or time (UTC) as ISO 8601."""
+    age = _AGE.fullmatch(text)
+    if age is not None:
+        return time.time_ns() - int(float(age[1]) * _SECONDS[age[2]] * 1e9)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither an age (90m, 12h, 7d) nor a date or time (2026-03-31, 2026-03-31T18:00)"
+        ) from None
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e9)

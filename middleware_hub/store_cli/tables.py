@@ -1,0 +1,195 @@
+"""Rows as Parquet or Arrow: columns that are called as the fields of `/retrieve_from_text`, written in pieces."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final
+
+from middleware_hub.store_cli.rows import Row
+from middleware_hub.store_cli.selection import named, session_of
+from router.errors import BadRequestError
+
+FORMATS: Final = ("parquet", "arrow", "arrows")
+"""Each is also the suffix of its files: Parquet, an Arrow file, an Arrow stream."""
+STDOUT: Final = "-"
+_PIECE_TOKENS: Final = 1 << 20
+"""A row group of Parquet, or a record batch of Arrow, is written when it has so many tokens."""
+
+
+def format_of(path: str, given: str | None) -> str:
+    """Return the format of a file: the given one, or that of its suffix. Raises BadRequestError."""
+    found = given or ("parquet" if path == STDOUT else Path(path).suffix.removeprefix("."))
+    if found not in FORMATS:
+        raise BadRequestError(
+            f"--out {path}: name a file that ends in .{', .'.join(FORMATS)}, or add --format {'|'.join(FORMATS)}"
+        )
+    return found
+
+
+class RowWriter:
+    """Writes rows as they come. Used in a `with` block, at whose end the file is complete."""
+
+    def __init__(self, sink: BinaryIO, kind: str) -> None:
+        """Raises BadRequestError if the library is not installed."""
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise BadRequestError("an export needs pyarrow: pip install 'tito-router[export]'") from error
+        self._schema = _schema(pa)
+        self._record_batch = pa.RecordBatch.from_pydict
+        # Python's file, because Arrow's own refuse a pipe; and what is written to one has no position but its length.
+        self._counted = _Counted(sink)
+        self._sink = pa.PythonFile(self._counted, mode="w")
+        if kind == "parquet":
+            from pyarrow.parquet import ParquetWriter
+
+            short = [name for name in self._schema.names if str(self._schema.field(name).type) == "string"]
+            self._writer = ParquetWriter(
+                self._sink, self._schema, compression="zstd", use_dictionary=[n for n in short if n != "text"]
+            )
+        elif kind == "arrow":
+            self._writer = pa.ipc.new_file(self._sink, self._schema)
+        else:
+            self._writer = pa.ipc.new_stream(self._sink, self._schema)
+        self._rows: list[Row] = []
+        self._tokens = 0
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._counted.drop = True  # pyarrow writes an end in any case, if only when it is collected
+        else:
+            self._write()
+        self._writer.close()
+        self._sink.flush()
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Take some rows, and write a piece when there are enough."""
+        for row in rows:
+            self._rows.append(row)
+            self._tokens += len(row.flat.token_ids)
+            if self._tokens >= _PIECE_TOKENS:
+                self._write()
+
+    def _write(self) -> None:
+        if self._rows:
+            self._writer.write_batch(self._record_batch(_columns(self._rows), schema=self._schema))
+        self._rows = []
+        self._tokens = 0
+
+
+@contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """Open the file of an export for the length of the block. It has its name only once it is complete.
+
+    Raises BadRequestError for a terminal, and for a file that cannot be made.
+    """
+    if path == STDOUT:
+        if sys.stdout.isatty():
+            raise BadRequestError("--out -: an export is binary, send it to a file or a program")
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    part = Path(f"{path}.part")
+    try:
+        sink = part.open("wb")
+    except OSError as error:
+        raise BadRequestError(f"--out {path}: {error}") from error
+    try:
+        with sink:
+            yield sink
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class _Counted:
+    """A file that only grows, with a position: a pipe has none. With `drop`, nothing more is written to it."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self._at = 0
+        self.closed = self.drop = False
+
+    def write(self, data: Any) -> int:
+        if not self.drop:
+            self._sink.write(data)
+        self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        if not self.drop:
+            self._sink.flush()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _schema(pa: Any) -> Any:
+    text, count = pa.string(), pa.int32()
+    runs = [("version", text), ("start", count), ("end", count)]
+    turns = [("request_id", text), ("start", count), ("end", count), ("version", text), ("finish", text)]
+    return pa.schema(
+        [
+            ("tenant", text),
+            ("lora_path", text),
+            ("namespace", text),
+            ("session", text),
+            ("conversation", text),
+            ("request_id", text),
+            ("recorded_at", pa.timestamp("us", tz="UTC")),
+            ("text", text),
+            ("tokens", pa.list_(pa.int32())),
+            ("loss_mask", pa.list_(pa.int32())),
+            ("rollout_logp", pa.list_(pa.float64())),
+            ("token_length", count),
+            ("response_length", count),
+            ("exact", pa.bool_()),
+            ("reasons", pa.list_(text)),
+            ("weight_versions", pa.list_(pa.struct(runs))),
+            ("variants", count),
+            ("request_ids", pa.list_(text)),
+            ("turns", pa.list_(pa.struct(turns))),
+        ]
+    )
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    names = [named(row.record.namespace) for row in rows]
+    return {
+        "tenant": [name[0] for name in names],
+        "lora_path": [name[1] for name in names],
+        "namespace": [name[2] for name in names],
+        "session": [session_of(row.record.namespace) or None for row in rows],
+        "conversation": [row.record.root.hex() for row in rows],
+        "request_id": [row.record.request_ids[0] if row.record.request_ids else "" for row in rows],
+        "recorded_at": [datetime.fromtimestamp(row.record.serial / 1e9, UTC) for row in rows],
+        "text": [row.text for row in rows],
+        "tokens": [row.flat.token_ids for row in rows],
+        "loss_mask": [row.flat.loss_mask for row in rows],
+        "rollout_logp": [row.flat.logprobs for row in rows],
+        "token_length": [len(row.flat.token_ids) for row in rows],
+        "response_length": [row.flat.response_length for row in rows],
+        "exact": [row.exact for row in rows],
+        "reasons": [row.flat.reasons for row in rows],
+        "weight_versions": [[dict(zip(_RUN, run, strict=True)) for run in row.flat.weight_versions] for row in rows],
+        "variants": [len(row.request_ids) for row in rows],
+        "request_ids": [row.request_ids for row in rows],
+        "turns": [[turn.described() for turn in row.flat.turns] for row in rows],
+    }
+
+
+_RUN: Final = ("version", "start", "end")
