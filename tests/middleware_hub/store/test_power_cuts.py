@@ -14,7 +14,7 @@ import pytest
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Durability, Store
 from middleware_hub.store.records import Event
-from middleware_hub.store.sqlite import writer
+from middleware_hub.store.sqlite import checkpoints
 from tests.conftest import SLOW
 from tests.middleware_hub.store.world import MEMORY, Turn, World, findings, with_store
 from tests.support.power import Disk, recorded
@@ -39,7 +39,7 @@ def disk() -> Iterator[Disk]:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is put into the file all the time: that is when a file is half written."""
-    monkeypatch.setattr(writer, "_CHECKPOINT_PAGES", 60)
+    monkeypatch.setattr(checkpoints, "_CHECKPOINT_PAGES", 60)
 
 
 async def live(
