@@ -243,9 +243,7 @@ def test_answered_is_remembered(tmp_path: Path) -> None:
             one.wait_until_up()
             retrieve_all(one.url, clients.answered)
             check_sessions(one.url, clients.sessions, worker)
-        sampled = {
-            (tuple(record.input_ids), tuple(record.output_ids)): tuple(record.logprobs) for record in worker.log
-        }
+        sampled = {(tuple(record.input_ids), tuple(record.output_ids)): tuple(record.logprobs) for record in worker.log}
     check_store(tmp_path / "store", {ids: list(floats) for ids, floats in sampled.items()})
 
 

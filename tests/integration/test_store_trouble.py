@@ -69,14 +69,15 @@ def change(folder: Path, statement: str) -> None:
     connection.close()
 
 
+@pytest.fixture(scope="module")
+def stored(worker: EmbeddedWorker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("refused")
+    filled(worker, folder)
+    return folder
+
+
 class TestRefusedAtStart:
     """Nothing was served, nothing was written."""
-
-    @pytest.fixture(scope="class")
-    def stored(self, worker: EmbeddedWorker, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("refused")
-        filled(worker, folder)
-        return folder
 
     def refused(self, program: Program, words: str) -> None:
         with program:
@@ -181,7 +182,7 @@ def test_a_damaged_record_is_told(worker: EmbeddedWorker, tmp_path: Path, damage
             sampled = [at for at, mask in enumerate(found["loss_mask"]) if mask]
             assert [found["tokens"][at] for at in sampled] == [one.chain[at] for at in sampled]
         whole = said[damaged - 1].chain if damaged else []
-        answer, again = say(made.url, f"{said[-1].text} and on: ")
+        again = say(made.url, f"{said[-1].text} and on: ")[1]
         assert again.sent[: len(whole)] == whole
         assert retrieve(made.url, again.text)["exact"] is False
         assert "store verify" in made.log

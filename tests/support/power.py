@@ -1,8 +1,8 @@
 """Power cuts for SQLite: a file system layer that knows which bytes were synced.
 
-SQLite reaches files through a "VFS", which is a table of functions. `recorded()` makes one the default that passes every call on
-to the operating system, and at each `xSync` keeps what the file holds then. `Disk.cut` gives the files as a power cut may leave
-them: what was synced, and of what was written after that any part, by sectors; a file that grew has any length in between.
+SQLite reaches files through a "VFS", which is a table of functions. `recorded()` makes one the default that passes every call
+on to the operating system, and at each `xSync` keeps what the file holds then. `Disk.cut` gives the files as a power cut may
+leave them: what was synced, and of what was written after that any part, by sectors; a file that grew has any length between.
 
 Not simulated: a disk that says it has synced and has not; a folder that loses a file's entry (the folder is synced by SQLite
 when a log is made); sectors that are torn inside.
@@ -16,7 +16,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Iterator
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_longlong, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
