@@ -73,6 +73,8 @@ class Saving:
             logger.error(
                 "%d replies could not be written to the store before the end, and are lost", len(self._waiting)
             )
+            self.lost += len(self._waiting)
+            self._waiting.clear()
 
     def complain(self, message: str, error: BaseException) -> None:
         """Log that something is wrong with the store, each message once a minute."""
