@@ -103,7 +103,7 @@ def test_verify_counts(tmp_path: Path, world: World, capsys: pytest.CaptureFixtu
         (["--unused-for", "2200-01-01", "--unretrieved", "--tenant", ""], ALL - {"untouched"}),
         (["--unused-for", "2200-01-01"], ALL - {"nobody asks for it"}),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(sorted(value) if isinstance(value, set) else value),
 )
 def test_prune_forgets_whole_conversations(
     tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str], flags: list[str], gone: set[str]
