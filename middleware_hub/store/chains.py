@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from middleware_hub.store.paths import Namespace, PathState
 from middleware_hub.store.records import SpanRecord, identified, new_id
 
@@ -69,11 +69,19 @@ def record_of(
         ends=span.ends,
         request_ids=span.request_ids,
         finish=span.finish,
+        left_from=(0 if line is None else line.text_end) if span.sampled and _is_foreign(span) else None,
         **details,
     )
     if not span.sampled:
         return identified(record)
     return record if above is not None else replace(record, root=record.id)
+
+
+def _is_foreign(reply: TokenSpan) -> bool:
+    """Return whether the context of a reply has tokens of a chain that was recorded under another text."""
+    before = reply.parent
+    context = 0 if before is None or before.sampled else before.flags
+    return bool((reply.flags | context) & SpanFlag.FOREIGN)
 
 
 def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathState | None = None) -> TokenSpan:

@@ -153,16 +153,17 @@ def steps(start: int, end: int) -> range:
     return range((start // BLOCK // STEP + 1) * STEP, end // BLOCK + 1, STEP)
 
 
-def places(path: TextPath, start: int, end: int, *, continuable: bool) -> list[Place]:
+def places(path: TextPath, start: int, end: int, left_from: int | None = None, *, continuable: bool) -> list[Place]:
     """Return where a reply is entered that covers these characters of a text.
 
-    The path has to be known from the block of `start`. `continuable` is that of the `SpanRecord`.
+    The path has to be known from the block of `start`, or of `left_from`. That and `continuable` are the `SpanRecord`'s.
     """
+    begins = [start] if left_from is None else [left_from, start]
     kind = END if continuable else END_ALONE
     return [
-        Place(path.key(start // BLOCK), start, path.hash(start), START),
+        *(Place(path.key(begin // BLOCK), begin, path.hash(begin), START) for begin in begins),
         Place(path.key(end // BLOCK), end, path.hash(end), kind),
-        *(Place(path.key(block), 0, b"", PASS) for block in steps(start, end)),
+        *(Place(path.key(block), 0, b"", PASS) for block in steps(begins[0], end)),
     ]
 
 

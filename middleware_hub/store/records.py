@@ -49,6 +49,8 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         tail: the hidden tail, for the texts that may spell it.
         extras: names of the blobs beside this record.
         spelled: where it is entered besides, as a client that sends ids finds it: what they spell is not its text.
+        left_from: of a reply, the character behind which a text that leaves its chain midway finds it, where that is before
+            `start`: its context has sampled tokens of a chain that was recorded under another text.
     """
 
     id: bytes
@@ -74,6 +76,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish: str = ""
     extras: tuple[str, ...] = ()
     spelled: tuple[bytes, int, bytes] | None = None
+    left_from: int | None = None
 
     @property
     def sampled(self) -> bool:
@@ -224,7 +227,7 @@ def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
         return []
     if not record.sampled:
         return ways(path, record.text_from, record.text_end)
-    found = places(path, record.start, record.text_end, continuable=record.continuable)
+    found = places(path, record.start, record.text_end, record.left_from, continuable=record.continuable)
     if record.spelled is not None:
         found.append(Place(*record.spelled, END_ALONE))
     if record.text_from < record.start:

@@ -50,14 +50,19 @@ class Retracer:
 
     def _path(self, record: SpanRecord) -> TextPath | None:
         state: PathState | None = None
-        before = ""
-        if record.base is not None:
-            end = self._end(record.base)
-            if end is None or end.length != record.text_from:
+        before, base, text = "", record.base, record.text
+        if record.left_from is not None and base is not None and base != record.line:
+            context = self._load(base)  # the path has to be known from where it begins
+            if context is None:
+                return None
+            base, text = context.base, context.text + text
+        if base is not None:
+            end = self._end(base)
+            if end is None or end.length != record.text_end - len(text):
                 return None
             state = end.state
             before = "\0" * (0 if state is None else BLOCK * state.blocks) + end.rest
-        path = TextPath(record.namespace, before + record.text, state)
+        path = TextPath(record.namespace, before + text, state)
         whole = BLOCK * (path.last // STEP * STEP)
         while len(self._ends) >= _MOST_KEPT:
             del self._ends[next(iter(self._ends))]

@@ -117,3 +117,19 @@ def test_two_trees_in_turns_answer_as_one(scheme: str, steps: list[Any]) -> None
 @given(steps=st.lists(STEP, min_size=2, max_size=14), budget=st.integers(0, 30))
 def test_a_tree_with_no_room_answers_as_one_with_plenty(scheme: str, steps: list[Any], budget: int) -> None:
     asyncio.run(play(Lives(scheme, 1, budget), steps))
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_a_text_leaves_a_prompt_of_ids_in_its_middle(scheme: str) -> None:
+    """Ids continued a chain that was recorded under another text: their prompt holds sampled tokens, and is found by them."""
+    namespace = ("other", "", "")
+
+    async def run() -> None:
+        async with Lives(scheme, 1) as lives:
+            await lives.ask(0, Ask(namespace, "a", None, None, [5, 0], "r0", "2"))
+            ids = [0, 5, 0, 0]
+            await lives.ask(0, Ask(namespace, VOCABULARY.spell(ids), ids, None, [0] * 5, "r1", "1"))
+            await lives.restart(0)
+            await lives.ask(0, Ask(namespace, "a<e>ab a", None, None, [4], "r2", "2"))
+
+    asyncio.run(run())
