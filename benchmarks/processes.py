@@ -85,3 +85,11 @@ def cpu_seconds(process: psutil.Process) -> float:
     """Return the CPU time of a process and its children, user and system."""
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return float(sum(one.user + one.system for one in times))
+
+
+def settle(process: psutil.Process) -> None:
+    """Wait until a process has done what it does once after its start, such as building a faster encoder."""
+    used = -1.0
+    while (now := cpu_seconds(process)) - used > 0.03:
+        used = now
+        time.sleep(1)

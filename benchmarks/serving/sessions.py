@@ -25,7 +25,7 @@ import psutil
 import uvloop
 
 from benchmarks.pages import machine, spread, table
-from benchmarks.processes import cpu_seconds, running
+from benchmarks.processes import cpu_seconds, running, settle
 from benchmarks.serving.client import CLIENTS, Client
 from benchmarks.serving.conversations import VOCABULARY, Corpus, tokenizer_folder
 from benchmarks.serving.targets import add_options, write
@@ -155,6 +155,7 @@ async def measure(rounds: int, turns: int, client: str) -> dict[str, Any]:
     with processes() as (url, process):
         served = (url, process, CLIENTS[client].connect)
         await round_of(served, observation, 4, 10)
+        await asyncio.to_thread(settle, process)
         for _ in range(rounds):
             for count in AT_A_TIME:
                 found[count].append(await round_of(served, observation, count, TURNS))

@@ -26,7 +26,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.pages import machine, spread, table
-from benchmarks.processes import cpu_seconds, get, running, started
+from benchmarks.processes import get, running, settle, started
 from benchmarks.serving.client import RawClient
 from benchmarks.serving.conversations import Conversation, Corpus, tokenizer_folder
 from benchmarks.serving.load import Cell, Sample, measure
@@ -59,7 +59,7 @@ def loads(corpus: Corpus, rounds: int, seconds: float) -> Found:
             for seconds_each in (0.2, seconds / 2):
                 for target in pair:
                     measure(target, cell, corpus, seconds_each)
-                    settle(target)
+                    settle(target.process)
             samples: list[list[Sample]] = []
             for number in range(rounds):
                 order = pair if number % 2 else pair[::-1]
@@ -69,14 +69,6 @@ def loads(corpus: Corpus, rounds: int, seconds: float) -> Found:
         found[f"cpu_{connections}"] = [[one.cpu for one in two] for two in samples]
         found[f"p50_{connections}"] = [[one.p50 for one in two] for two in samples]
     return found
-
-
-def settle(target: Target) -> None:
-    """Wait until a process has done what it does once after its start, such as building a faster encoder."""
-    used = -1.0
-    while (now := cpu_seconds(target.process)) - used > 0.03:
-        used = now
-        time.sleep(1)
 
 
 async def play(target: Target, talk: Conversation, turns: int) -> list[float]:
@@ -110,7 +102,7 @@ def strangers(corpus: Corpus) -> Found:
         first, second = routers
         for router in routers:
             uvloop.run(play(router, Conversation(corpus, corpus.cut(TOKENS), TOKENS), 10))
-            settle(router)
+            settle(router.process)
         known, strange = [], []
         for _ in range(CONVERSATIONS):
             talk = Conversation(corpus, corpus.cut(TOKENS), TOKENS)
