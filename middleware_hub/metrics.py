@@ -32,7 +32,7 @@ class RadixMetrics:
             ("kind",),
         )
         for kind in ("reused", "encoded", "sampled"):
-            self._tokens.add((kind,), 0)
+            self._tokens.counts[kind,] = 0
         self._matches = CountTally(
             registry,
             "tito_radix_matches",
@@ -60,18 +60,18 @@ class RadixMetrics:
 
     def prompted(self, reused: int, encoded: int, *kinds: str) -> None:
         """Count the tokens of a prompt. `kinds`: how it was matched, and the reasons of its match."""
-        self._tokens.add(("reused",), reused)
-        self._tokens.add(("encoded",), encoded)
+        self._tokens.counts["reused",] += reused
+        self._tokens.counts["encoded",] += encoded
         for kind in kinds:
-            self._matches.add((kind,))
+            self._matches.counts[kind,] += 1
 
     def answered(self, outcome: str, reason: str) -> None:
         """Count a reply, by what became of it and why."""
-        self._replies.add((outcome, reason))
+        self._replies.counts[outcome, reason] += 1
 
     def recorded(self, tokens: int, staleness: int) -> None:
         """Count the tokens of a recorded reply; `staleness` in weight versions."""
-        self._tokens.add(("sampled",), tokens)
+        self._tokens.counts["sampled",] += tokens
         self._staleness.observe((), staleness)
 
 

@@ -141,7 +141,7 @@ class RouterMetrics:
             ("outcome",),
         )
         for outcome in ("answered", "failed", "orphaned"):
-            self._generations.add((outcome,), 0)
+            self._generations.counts[outcome,] = 0
         self.abort_retries = counter(
             "tito_router_abort_retries",
             "Retries of requests with aborted generations: retried (once per further attempt), given_up (after the last one).",
@@ -150,11 +150,11 @@ class RouterMetrics:
         )
 
     def decided(self, reason: str) -> None:
-        self._decisions.add((self._policy, reason))
+        self._decisions.counts[self._policy, reason] += 1
 
     def generated(self, outcome: str, count: int) -> None:
         """Count generations that ended: answered, failed or orphaned."""
-        self._generations.add((outcome,), count)
+        self._generations.counts[outcome,] += count
 
     def breaker_moved(self, worker: Worker, state: BreakerState) -> None:
         self._breakers.labels(worker.url, state.value).inc()
@@ -170,7 +170,7 @@ class RouterMetrics:
         self._first_bytes.observe((route,), seconds)
 
     def ended(self, route: str, status: str, seconds: float) -> None:
-        self._requests.add((route, status))
+        self._requests.counts[route, status] += 1
         self._durations.observe((route,), seconds)
 
 

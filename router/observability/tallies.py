@@ -21,23 +21,24 @@ Labels = tuple[str, ...]
 
 
 class CountTally(Collector):
-    """Counts by the values of some labels."""
+    """Counts by the values of some labels.
+
+    Attributes:
+        counts: what was counted. Who counts adds to it; a series exists from the first time on.
+    """
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
         self._about = (name, text)
         self._labels = labels
-        self._counts: defaultdict[Labels, float] = defaultdict(float)
+        self.counts: defaultdict[Labels, float] = defaultdict(float)
         registry.register(self)
-
-    def add(self, labels: Labels, count: float = 1) -> None:
-        self._counts[labels] += count
 
     def describe(self) -> Iterable[Metric]:
         yield CounterMetricFamily(*self._about, labels=self._labels)
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(*self._about, labels=self._labels)
-        for labels, count in self._counts.items():
+        for labels, count in self.counts.items():
             family.add_metric(labels, count)
         yield family
 

@@ -27,7 +27,7 @@ def test_they_look_like_the_librarys_own() -> None:
     assert shown(ours) == shown(theirs)
     for number, value in enumerate(VALUES):
         route = "ab"[number % 2]
-        count.add((route, "200"), number)
+        count.counts[route, "200"] += number
         counter.labels(route, "200").inc(number)
         histogram.observe((route,), value)
         observed.labels(route).observe(value)
