@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-agent serve install test test-slow test-sglang fuzz lint bench soak reference clean
+.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-trainers fuzz lint bench soak reference pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,7 +25,7 @@ serve: $(VENV)/.demo ## the same, left running, with three lines to try it with
 demo-agent: $(VENV)/.agents ## agents in a session: openai and anthropic clients, and the tree of what they did, token by token
 	@$(VENV)/bin/tito-router demo-agent $(ARGS)
 
-install: $(VENV)/.test ## make .venv with everything but SGLang
+install: $(VENV)/.test ## make .venv with everything but the engines
 	@:
 
 # The environment grows by stages: the demos need no linters, no test clients and no vocabularies. What a larger stage
@@ -33,9 +33,11 @@ install: $(VENV)/.test ## make .venv with everything but SGLang
 EXTRAS_.demo := demo
 EXTRAS_.agents := agents
 EXTRAS_.test := test,lint
+EXTRAS_.slow := slow,lint
 EXTRAS_.bench := bench,lint
 COVERS_.agents := .demo
 COVERS_.test := .demo .agents
+COVERS_.slow := .demo .agents .test
 COVERS_.bench := .demo .agents .test
 
 # Bytecode is left to the first import: most modules are never imported. Of pip's output, files of a megabyte or more.
@@ -55,15 +57,24 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 # In the order of the files: those of tests/integration take longest, and would be last if the largest came first.
 PARALLEL = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/.test ## run all tests but the slow ones and those on a real SGLang
-	@$(PYTEST) -m "not slow and not sglang" $(PARALLEL) $(ARGS)
+test: $(VENV)/.test ## run all tests but the slow ones and those on real engines
+	@$(PYTEST) -m "not slow and not sglang and not vllm" $(PARALLEL) $(ARGS)
 
-test-slow: $(VENV)/.test ## run the slow tests, and the random ones with all examples and whole vocabularies, some minutes
-	@TITO_SLOW=1 $(PYTEST) -m "(slow or hypothesis) and not sglang" $(PARALLEL) $(ARGS)
+test-slow: $(VENV)/.slow ## run the slow tests, and the random ones with all examples and whole vocabularies, some minutes
+	@TITO_SLOW=1 $(PYTEST) -m "(slow or hypothesis) and not sglang and not vllm" $(PARALLEL) $(ARGS)
 
 test-sglang: $(VENV)/.test ## run the tests on a real SGLang, without a GPU; the first time makes one: Linux, 3.5 GB, minutes
 	@tests/sglang_cpu/setup.sh
-	@$(PYTEST) -m sglang -p tests.support.sglang_report $(ARGS)
+	@$(PYTEST) -m sglang -p tests.support.engine_report $(ARGS)
+
+test-vllm: $(VENV)/.test ## run the tests on a real vLLM, without a GPU; the first time makes one: Linux, 3.5 GB, two minutes
+	@tests/vllm_cpu/setup.sh
+	@$(PYTEST) -m vllm -p tests.support.engine_report $(ARGS)
+
+# The trainers want versions of transformers that the tests do not, so they have an environment of their own.
+test-trainers: ## run the tests of trainers on verl, TRL, slime and miles themselves; the first time installs them, 2.5 GB, minutes
+	@found=$$(tests/trainers/setup.sh) && \
+	TITO_TRAINERS=$${found#* } $${found%% *} -m pytest -n0 -W default tests/trainers -rs $(ARGS)
 
 fuzz: $(VENV)/.test ## send a million spoilt requests to every route, half an hour (FUZZ=20000 for fewer)
 	@TITO_FUZZ=$(FUZZ) $(PY) -m pytest tests/fuzz -q -s -p no:cacheprovider --show-capture=no $(ARGS)
@@ -76,7 +87,7 @@ lint: $(VENV)/.test ## ruff and mypy
 	exit $$status
 
 # Each part writes its tables between the marks of its name. What other routers are compared with, the first run installs.
-BENCHES := load open_loop cluster streams sessions stores profile
+BENCHES := load open_loop cluster streams sessions stores processes profile
 bench: $(VENV)/.bench ## measure, half an hour; results go to benchmarks/results and docs/performance.md
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
@@ -92,6 +103,9 @@ soak: $(VENV)/.bench ## half an hour of load and trouble (ARGS="--minutes 1"); p
 reference: $(VENV)/.test ## make the tables of docs/reference.md (flags, metrics) from the code
 	@$(PY) scripts/make_reference.py $(ARGS)
 
-clean: ## remove what the other targets made here, .venv too; benchmarks/results and the SGLang stay
+pictures: $(VENV)/.test ## take the pictures of the inspector for docs/inspector.md, in a Chromium
+	@$(PY) -m scripts.make_pictures $(ARGS)
+
+clean: ## remove what the other targets made here, .venv too; benchmarks/results and the engines stay
 	@rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,7 +15,10 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 60
+START_SECONDS = 180
+"""A busy machine takes a minute."""
+SETTLE_SECONDS = 60
+QUIET_SECONDS = 3
 
 
 class DidNotStartError(Exception):
@@ -88,8 +91,14 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def settle(process: psutil.Process) -> None:
-    """Wait until a process has done what it does once after its start, such as building a faster encoder."""
-    used = -1.0
-    while (now := cpu_seconds(process)) - used > 0.03:
-        used = now
+    """Wait until a process has done what it does once after its start, such as building a faster encoder.
+
+    It is quiet when it has taken little CPU in `QUIET_SECONDS` seconds one after the other: on a busy machine it may get none
+    in one of them. Routers with a store look for news all the time, which takes some milliseconds in a second. Nothing is
+    waited for longer than `SETTLE_SECONDS`.
+    """
+    used, quiet, deadline = cpu_seconds(process), 0, time.monotonic() + SETTLE_SECONDS
+    while quiet < QUIET_SECONDS and time.monotonic() < deadline:
         time.sleep(1)
+        now = cpu_seconds(process)
+        quiet, used = quiet + 1 if now - used < 0.05 else 0, now

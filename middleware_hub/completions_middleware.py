@@ -28,7 +28,7 @@ from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.reply import UnreadableReplyError, split_list
 from router.engines.sglang.worker_request import new_rid
 from router.errors import RouterError, UpstreamError
-from router.http.bodies import read_json, replay, with_body
+from router.http.bodies import Replay, read_json, with_body
 from router.http.headers import HeaderList
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
@@ -71,7 +71,7 @@ class Completions:
         body = await offload(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
         answers = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
-        inner, receive = _inner(scope, body), replay(body, receive)
+        inner, receive = _inner(scope, body), Replay(body, receive)
         if request.stream:
             await _CompletionStream(request, choices, answers, send).run(self._app, inner, receive)
             return

@@ -8,14 +8,20 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.control import StoreChannel
+from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.judge import Judge
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.store.opening import open_store
+from middleware_hub.store.guarded import GuardedStore
+from middleware_hub.store.opening import open_store, patience
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Serials
+from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.tokenizer.tokenizer import Tokenizer
+from middleware_hub.trajectories.groups import Groups
+from middleware_hub.trajectories.samples import SampleTrajectories
 from router.config.radix import RadixConfig
 from router.config.store import StoreConfig
 from router.engines.sglang.limits import PromptLimits
@@ -30,23 +36,35 @@ class Hub:
 
     Attributes:
         store: what outlives this process, open while requests are served (`live`); None without `--store`.
+        saving: appends to it, or to a file that waits for it; None without `--store`.
+        channel: to the other routers that have the same store.
         serials: the order of what is recorded.
         versions: writes the order of weight versions into the store; None without `--store`.
         tree: the tree that remembers texts; None where no middleware has opened one.
         memory: fills that tree from the store, and writes down what it records; None without one of the two.
+        groups: the groups that replies and sessions belong to.
+        sessions: lays out sessions; None where none are served.
     """
 
     def __init__(self, tokenizer: Tokenizer, store: StoreConfig | None = None) -> None:
         self.tokenizer = tokenizer
         self.clock = VersionClock()
         self.serials = Serials()
-        self.store: Store | None = None
+        self.store: GuardedStore | None = None
+        self.saving: Saving | None = None
+        self.channel: StoreChannel | None = None
         self.versions: VersionLog | None = None
+        self._store_config = store
         if store is not None and store.url is not None:
-            self.store = open_store(store.url, durability=store.durability)
+            opened = open_store(store.url, durability=store.durability, prefix=store.prefix)
+            self.store = GuardedStore(opened, patience=patience(store.url))
+            self.saving = Saving(self.store, refuse=store.failure == "refuse")
+            self.channel = StoreChannel(self.store, store.url.partition(":")[0].partition("+")[0])
             self.versions = VersionLog(self.store, self.clock, self.judge.workers)
         self.tree: RadixTree | None = None
         self.memory: Backing | None = None
+        self.groups = Groups(self.saving)
+        self.sessions: SampleTrajectories | None = None
         self._living = False
 
     @classmethod
@@ -58,6 +76,8 @@ class Hub:
         found = context.shared.get(cls)
         if not isinstance(found, Hub):
             found = context.shared[cls] = cls(load(context.config.radix), context.config.store)
+        if context.peers is not None and found.channel is not None:
+            context.peers.join(found.channel)
         return found
 
     async def live(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,17 +106,32 @@ class Hub:
             self._living = False
             await self._close()
 
-    async def _open(self, store: Store) -> None:
-        await store.open(self.tokenizer.fingerprint)
+    async def _open(self, store: GuardedStore) -> None:
+        fingerprint, config = self.tokenizer.fingerprint, self._store_config
+        await store.open(fingerprint)
+        if self.saving is not None and config is not None and config.url is not None:
+            name = identity(config.url, config.prefix)
+            await self.saving.open(SpoolFolder(config.spool, name, fingerprint, config.spool_max_bytes), self._another)
         if self.versions is not None:
             await self.versions.read()
         if self.memory is not None:
             await self.memory.open()
 
+    async def _another(self) -> Store:
+        """Open the store once more. Raises StoreError."""
+        config = self._store_config
+        assert config is not None
+        assert config.url is not None
+        store = open_store(config.url, durability=config.durability, prefix=config.prefix)
+        await store.open(self.tokenizer.fingerprint)
+        return store
+
     async def _close(self) -> None:
         """Write all that waits, and close the store. A second call does nothing."""
         if self.memory is not None:
             await self.memory.close()
+        if self.saving is not None:
+            await self.saving.close()
         if self.store is not None:
             await self.store.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,7 +19,7 @@ class RadixMetrics:
     """Counters of requests and replies, and a collector that reads the tree's own counts."""
 
     def __init__(self, registry: CollectorRegistry, tree: RadixTree) -> None:
-        self._replies = CountTally(
+        self.replies = CountTally(
             registry,
             "tito_radix_replies",
             "Replies of /generate by whether they were recorded (exact, inexact, no), and why not, as x-radix-recorded says",
@@ -65,10 +65,6 @@ class RadixMetrics:
         for kind in kinds:
             self._matches.counts[kind,] += 1
 
-    def answered(self, outcome: str, reason: str) -> None:
-        """Count a reply, by what became of it and why."""
-        self._replies.counts[outcome, reason] += 1
-
     def recorded(self, tokens: int, staleness: int) -> None:
         """Count the tokens of a recorded reply; `staleness` in weight versions."""
         self._tokens.counts["sampled",] += tokens
@@ -106,3 +102,43 @@ class _TreeCollector(Collector):
         for (name, outcome), count in self._tree.extras.counts.items():
             extras.add_metric([name, outcome], count)
         yield extras
+
+
+class GroupsCollector(Collector):
+    """What is in groups, and what trainers do with it.
+
+    Args:
+        counts: what became of members and samples.
+        held: returns how many groups there are, and how many members they have.
+    """
+
+    def __init__(self, counts: Mapping[str, int], held: Callable[[], tuple[int, int]]) -> None:
+        self._counts = counts
+        self._held = held
+
+    def collect(self) -> Iterable[Metric]:
+        members = CounterMetricFamily(
+            "tito_groups_members",
+            "Replies and sessions in groups, by what became of them: joined; dropped (by a client, or deleted), or evicted "
+            "(too many waited)",
+            labels=["event"],
+        )
+        samples = CounterMetricFamily(
+            "tito_groups_samples",
+            "Samples of groups, by what became of them: claimed (of these expired: from a trainer whose lease was over), "
+            "acknowledged, released, or lost (their tokens were gone)",
+            labels=["event"],
+        )
+        for family, events in (
+            (members, ("joined", "dropped", "evicted")),
+            (samples, ("claimed", "expired", "acknowledged", "released", "lost")),
+        ):
+            for event in events:
+                family.add_metric([event], self._counts.get(event, 0))
+            yield family
+        groups, held = self._held()
+        yield GaugeMetricFamily(
+            "tito_groups_waiting", "Groups that are not settled, as of the last claim", value=groups
+        )
+        text = "Replies and sessions of these that wait for a trainer, or that one holds"
+        yield GaugeMetricFamily("tito_groups_waiting_members", text, value=held)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from msgspec.structs import replace
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from middleware_hub import affinity
 from middleware_hub.hub import Hub, unrecorded
-from middleware_hub.metrics import RadixMetrics
+from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.spelling import Spelling
@@ -28,12 +30,16 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
+from middleware_hub.spans.answer_json import encoded
 from middleware_hub.spans.chain import printed_ids
 from middleware_hub.tokenizer import id_checks
+from middleware_hub.trajectories.calls import Calls
+from middleware_hub.trajectories.members import HEADERS, memberships
+from middleware_hub.trajectories.sequences import Sequences
 from router.engines.sglang.limits import PromptLimits
-from router.engines.sglang.request import GenerateRequest, new_weight_version
+from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
-from router.http.bodies import read_json, replay, with_body
+from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod
 from router.http.headers import first_values, header
 from router.http.json_cost import LIGHT
@@ -45,21 +51,12 @@ from router.plugins import MiddlewareContext
 
 logger = logging.getLogger(__name__)
 
-VERSION_CALLS = (
-    "/update_weight_version",
-    "/update_weights_from_disk",
-    "/update_weights_from_tensor",
-    "/update_weights_from_distributed",
-    "/update_weights_from_ipc",
-)
-"""Paths that give workers another weight version."""
-
 COLLECT_SECONDS = 0.002
 """How long a step of the collection may hold up the event loop."""
 
 
 class RadixTreeMiddleware:
-    """Serves `/generate`, `/retrieve_from_text`, `/radix_tree/explain` and `/radix_tree/stats`; the rest passes untouched.
+    """Serves `/generate`, `/retrieve_from_text`, `/radix_tree/...` and `/trajectories/...`; the rest passes untouched.
 
     Raises BadRequestError when made without a usable `--tokenizer-path`.
     """
@@ -71,7 +68,7 @@ class RadixTreeMiddleware:
         self.tokenizer = hub.tokenizer
         self.tree = hub.open_tree(config)
         self.memory = self._open_memory(hub, context)
-        self.recorder = Recorder(self.tree, hub.judge, context.tracer, self.memory)
+        self.recorder = Recorder(self.tree, hub.judge, context.tracer, self.memory, hub.groups)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
         self._tracer = context.tracer
@@ -85,33 +82,37 @@ class RadixTreeMiddleware:
             "/retrieve_from_text": ByMethod({"POST": self._retrieve}),
             "/radix_tree/explain": ByMethod({"POST": self._explain}),
             "/radix_tree/stats": ByMethod({"GET": self._stats}),
-            **dict.fromkeys(VERSION_CALLS, self._new_version),
         }
+        context.registry.register(GroupsCollector(hub.groups.counts, hub.groups.held))
+        sequences = Sequences(self.tree, self.memory, lambda: hub.sessions)
+        self._routes |= Calls(hub.groups, sequences, hub.clock, max_body_bytes=self._max_body_bytes).routes
+        if context.peers is not None:
+            context.peers.on_version = self._new_version
 
     def _open_memory(self, hub: Hub, context: MiddlewareContext) -> Memory | None:
         """Return what fills the tree from the store; None without a store."""
         if hub.store is None or hub.versions is None:
             return None
-        spelling = Spelling(hub.tokenizer.spell_prompt, hub.tokenizer.vocabulary.special_ids)
+        vocabulary = hub.tokenizer.vocabulary
+        spelling = Spelling(hub.tokenizer.spell_prompt, vocabulary.spell, vocabulary.special_ids)
         max_bytes = context.config.store.max_bytes
-        hub.memory = memory = Memory(self.tree, hub.store, hub.serials, hub.versions, spelling, max_bytes)
+        hub.memory = memory = Memory(self.tree, hub.store, hub.serials, hub.versions, spelling, max_bytes, hub.saving)
         metrics.register(context.registry, memory)
         return memory
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "lifespan":
-            await self._hub.live(self.app, scope, receive, send)
-            self.tree.clear()
-            return
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        inside = self._routes.get(scope["path"], self.app)
-        if inside is not self.app and request_state(scope).kept:
+            return self._live(scope, receive, send)
+        inside = self._routes.get(scope["path"]) if scope["type"] == "http" else None
+        if inside is None or request_state(scope).kept:
             inside = self.app
-        if isinstance(inside, ByMethod):
+        elif isinstance(inside, ByMethod):
             inside = inside.handler(scope)
-        await inside(scope, receive, send)
+        return inside(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._hub.live(self.app, scope, receive, send)
+        self.tree.clear()
 
     # /generate -----------------------------------------------------------------------------------------------------------
 
@@ -135,27 +136,31 @@ class RadixTreeMiddleware:
             return
         state, headers = request_state(scope), first_values(scope)
         namespace = state.caller.tenant, "", headers.get(b"x-radix-namespace", b"").decode("latin-1")
-        parents = _parents(headers.get(b"x-radix-parent", b"").decode("latin-1"), request.prompts)
+        named = headers.get(b"x-radix-parent")
+        parents = [None] * request.prompts if named is None else _parents(named.decode("latin-1"), request.prompts)
+        members = () if headers.keys().isdisjoint(HEADERS) else memberships(headers, request.prompts)
         routing_key = headers.get(b"x-smg-routing-key")
         prompts: list[Prompt] = []
         printed: list[Raw] = []
         try:
             for number, parent in enumerate(parents):
-                prompts.append(await self._prompt(namespace, request, number, parent, encoded))
+                prompt = await self._prompt(namespace, request, number, parent, encoded)
+                prompts.append(replace(prompt, member=members[number]) if members else prompt)
                 printed.append(Raw(printed_ids(prompts[-1].packed)))
                 if number:
                     await asyncio.sleep(0)
+            if self._hub.saving is not None:
+                self._hub.saving.admit()
             out, sent = request.for_worker(printed, state.request, force_logprobs=self.force_logprobs)
             hint = RouteHint(
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )
-            responder = Responder(self.recorder, self, request, prompts, hint, force_logprobs=self.force_logprobs)
-            inner = with_body(scope, out, request=sent, hint=hint)
-            inner["headers"] = [pair for pair in inner["headers"] if pair[0] != b"content-type"]
-            inner["headers"].append((b"content-type", b"application/json"))  # whatever the client called it
+            word = affinity.of_text(headers, prompts[0].match)
+            responder = Responder(self.recorder, self, request, prompts, hint, word, force_logprobs=self.force_logprobs)
+            inner = with_body(scope, out, json=True, request=sent, hint=hint)
             try:
                 sending = send if self.memory is None else responder.acknowledged(send)
-                await self.app(inner, replay(out, receive), EditedReply(responder, sending).send)
+                await self.app(inner, Replay(out, receive), EditedReply(responder, sending).send)
             finally:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()
@@ -204,8 +209,8 @@ class RadixTreeMiddleware:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
         """Send a request on as it came. Its reply only gains the header that says why it is not recorded."""
-        self.metrics.answered("no", reason)
-        await self.app(with_body(scope, body), replay(body, receive), unrecorded(send, reason))
+        self.metrics.replies.counts["no", reason] += 1
+        await self.app(with_body(scope, body), Replay(body, receive), unrecorded(send, reason))
 
     @staticmethod
     def _namespace(scope: Scope, lora_path: str = "") -> Namespace:
@@ -215,27 +220,26 @@ class RadixTreeMiddleware:
         """Count and log the verdicts on the replies of a request, and start a collection if the tree is over its budget."""
         bad: dict[tuple[str, str], list[Verdict]] = {}
         for verdict in verdicts:
-            self._count(verdict)
-            if verdict.outcome != "exact":
-                bad.setdefault((verdict.outcome, verdict.reason), []).append(verdict)
+            outcome, reason = verdict.outcome, verdict.reason
+            self.metrics.replies.counts[outcome, reason] += 1
+            if outcome != "exact":
+                bad.setdefault((outcome, reason), []).append(verdict)
+            if verdict.generation is not None:
+                span = verdict.generation.span
+                assert span.versions is not None, "a reply was sampled"
+                self.metrics.recorded(span.count, self.tree.clock.staleness(span.versions))
         for alike in bad.values():  # one line, however large the batch
             level = logging.WARNING if any(one.suspicious for one in alike) else logging.INFO
             what = "a reply was" if len(alike) == 1 else f"{len(alike)} of {len(verdicts)} replies were"
             logger.log(level, "%s not recorded as exact: %s %s", what, alike[0].reason, alike[0].detail)
-        self._keep_to_budget()
+        if self.tree.over_budget:
+            self._keep_to_budget()
 
     def _keep_to_budget(self) -> None:
         if self.tree.over_budget and not self._collecting:
             self._collecting = True
             # Not a part of this request.
             asyncio.get_running_loop().call_soon(self._collect, context=contextvars.Context())
-
-    def _count(self, verdict: Verdict) -> None:
-        self.metrics.answered(verdict.outcome, verdict.reason)
-        if verdict.generation is not None:
-            span = verdict.generation.span
-            assert span.versions is not None, "a reply was sampled"
-            self.metrics.recorded(span.count, self.tree.clock.staleness(span.versions))
 
     def _collect(self) -> None:
         """Make one step of the collection. The event loop turns between steps."""
@@ -248,20 +252,15 @@ class RadixTreeMiddleware:
         if more:
             asyncio.get_running_loop().call_later(COLLECT_SECONDS, self._collect)
 
-    async def _new_version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a call that gives all workers new weights. When it is done, its version is the current one."""
-        body = await read_json(scope, receive, self._max_body_bytes)
-        version = new_weight_version(body)
-
-        async def observing(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 200 and version is not None:
-                self.tree.clock.set(version)
-                self.recorder.judge.workers.set_everywhere(version)
-                if self.memory is not None:
-                    await self.memory.write_versions()
-            await send(message)
-
-        await self.app(with_body(scope, body), replay(body, receive), observing)
+    async def _new_version(self, version: str | None) -> None:
+        """Note that a call has set the version of all workers. It is the current one. None: another router has noted one."""
+        if version is not None:
+            self.tree.clock.set(version)
+            self.recorder.judge.workers.set_everywhere(version)
+            if self.memory is not None:
+                await self.memory.write_versions()
+        elif self.memory is not None:
+            await self.memory.read_versions()
 
     # The tree ------------------------------------------------------------------------------------------------------------
 
@@ -269,7 +268,8 @@ class RadixTreeMiddleware:
         request = await self._asked(scope, receive)
         namespace = self._namespace(scope, request.lora_path or "")
         parts: list[bytes] = []
-        for number, text in enumerate([request.text] if isinstance(request.text, str) else request.text):
+        texts = [request.text] if isinstance(request.text, str) else request.text
+        for number, text in enumerate(texts):
             answer = await retrieval.retrieve(
                 self.tree, self.tokenizer, namespace, text, request, request.expected(number), self.memory
             )
@@ -279,10 +279,12 @@ class RadixTreeMiddleware:
                 for reason in one["reasons"]:
                     self.metrics.retrieval_reasons.labels(reason).inc()
             heavy = sum(one["token_length"] for one in found) > MANY_TOKENS
-            parts += (b",", await offload(heavy, _encoded, answer))
+            parts += (b",", await offload(heavy, encoded, answer))
             self._keep_to_budget()
             await asyncio.sleep(0)
-        await send_json(send, 200, parts[1] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"])
+        word = affinity.of_text(first_values(scope), self.tree.match(namespace, texts[0]))
+        answered = parts[1] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"]
+        await send_json(send, 200, answered, [(affinity.HEADER, word)])
 
     async def _asked(self, scope: Scope, receive: Receive) -> RetrievalRequest:
         body = await read_json(scope, receive, self._max_body_bytes)
@@ -326,17 +328,3 @@ def _parents(given: str, prompts: int) -> list[str | None]:
     """Return the parent of each prompt. One name counts for all prompts; several must be as many as there are prompts."""
     names = [name.strip() or None for name in given.split(",")] if given and prompts > 1 else []
     return names if len(names) == prompts else [given or None] * prompts
-
-
-def _encoded(answer: dict[str, Any]) -> bytes:
-    """Return an answer as JSON. Long lists are encoded in pieces: one long call holds up the event loop from a thread, too."""
-    return msgspec.json.encode({key: _by_pieces(value) for key, value in answer.items()})
-
-
-def _by_pieces(value: Any) -> Any:
-    if isinstance(value, list) and value and isinstance(value[0], dict) and "tokens" in value[0]:
-        return [Raw(_encoded(one)) for one in value]
-    if not isinstance(value, list) or len(value) <= MANY_TOKENS:
-        return value
-    pieces = [msgspec.json.encode(value[at : at + MANY_TOKENS])[1:-1] for at in range(0, len(value), MANY_TOKENS)]
-    return Raw(b"[%b]" % b",".join(pieces))

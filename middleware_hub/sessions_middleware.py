@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub import parsers
+from middleware_hub import affinity, parsers
 from middleware_hub.chat import keys
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import UnknownSessionError
@@ -41,6 +41,7 @@ from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
+from middleware_hub.sessions.samples import SessionSamples
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.generation import Backend
 from middleware_hub.sessions.turn.remembered_text import RememberedText
@@ -50,9 +51,9 @@ from middleware_hub.templates.chat_template import ChatTemplate
 from router.config import RouterConfig
 from router.engines.sglang.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError
-from router.http.bodies import read_json, replay, with_body
+from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod, Handler
-from router.http.headers import header
+from router.http.headers import first_values, header
 from router.http.request_state import request_state
 from router.http.responses import send_json
 from router.plugins import MiddlewareContext
@@ -80,17 +81,19 @@ class SessionsMiddleware:
         self._metrics = SessionMetrics(context.registry)
         key = keys.load(config.sessions.match)
         self.registry = SessionRegistry(self._metrics, max_tokens=config.sessions.token_budget, key=key)
+        context.shared[SessionRegistry] = self.registry
         hub = self._hub
-        if hub.store is not None and hub.versions is not None:
+        if hub.saving is not None and hub.versions is not None:
             self.registry.archive = Archive(
-                hub.store, hub.serials, hub.clock, hub.versions, key, self._metrics, self.registry
+                hub.saving, hub.serials, hub.clock, hub.versions, key, self._metrics, self.registry
             )
         self._max_body_bytes = config.server.max_body_bytes
         self._implicit = config.sessions.implicit
         self._sweeper: asyncio.Task[None] | None = None
         self._controls = Controls(
-            self.registry, config.sessions, key, self._metrics, max_body_bytes=self._max_body_bytes
+            self.registry, config.sessions, key, self._metrics, hub.groups, max_body_bytes=self._max_body_bytes
         )
+        hub.sessions = SessionSamples(self.registry)
         self._chats = self._make_chats(context, config)
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)
         self._completions = Completions(
@@ -117,23 +120,19 @@ class SessionsMiddleware:
         turns = Turns(backend, remembered, composer, replies, self.registry, self._metrics, sessions)
         return Chats(turns, composer)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path == PREFIX or path.startswith(PREFIX + "/"):
-                await self._serve(scope, receive, send)
-                return
+                return self._serve(scope, receive, send)
             if scope["method"] == "POST":
                 if path in CHATS and self._chats is not None:
-                    await self._serve_open(self._chats, path.removeprefix("/v1/"), scope, receive, send)
-                    return
+                    return self._serve_open(self._chats, path.removeprefix("/v1/"), scope, receive, send)
                 if path == COMPLETIONS:
-                    await self._completions(scope, receive, send)
-                    return
+                    return self._completions(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await self._hub.live(self.app, scope, self._closing(receive), send)
-            return
-        await self.app(scope, receive, send)
+            return self._hub.live(self.app, scope, self._closing(receive), send)
+        return self.app(scope, receive, send)
 
     def _closing(self, receive: Receive) -> Receive:
         """Return a `receive` of the lifespan that ends the sessions before the layers inside shut down."""
@@ -154,7 +153,7 @@ class SessionsMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
-        session_id, *rest = [part for part in scope["path"][len(PREFIX) :].split("/") if part] or [""]
+        session_id, *rest = [*filter(None, scope["path"][len(PREFIX) :].split("/"))] or [""]
         if not session_id:
             by_method: dict[str, Handler] = {
                 "POST": lambda scope, receive, send: self._controls.create(tenant, scope, receive, send),
@@ -168,13 +167,21 @@ class SessionsMiddleware:
         dialect: Dialect = ANTHROPIC if place.startswith("messages") else OPENAI
         try:
             session = await self.registry.reach(tenant, session_id)
+            if self._hub.saving is not None and scope["method"] != "GET" and place != COUNT:
+                self._hub.saving.admit()
             if session is None:
                 raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
             handlers = self._chat_handlers(session, place) or self._controls.handlers(session, "/".join(rest))
             if not handlers:
                 raise NotFoundError(f"there is nothing at {scope['path']}")
-            with session.visited():
-                await ByMethod(handlers)(scope, receive, send)
+            if place not in TURNS:
+                send = _answering(send, affinity.given(first_values(scope)) or session.id.encode("latin-1"))
+            serving = ByMethod(handlers)(scope, receive, send)
+            session.visitors += 1  # it is not dropped meanwhile
+            try:
+                await serving
+            finally:
+                session.visitors -= 1
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
 
@@ -189,8 +196,13 @@ class SessionsMiddleware:
                 if place == COUNT:
                     await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
                 else:
-                    with session.visited():
+                    if self._hub.saving is not None:
+                        self._hub.saving.admit()
+                    session.visitors += 1
+                    try:
                         await chats.talk(dialect, session, body, scope, receive, send)
+                    finally:
+                        session.visitors -= 1
             except BadRequestError as error:
                 if session.lasting or error.details.get("code") not in UNSERVED:
                     raise
@@ -211,48 +223,48 @@ class SessionsMiddleware:
         if name:
             session = await self.registry.reach(tenant, name)
             if session is None and self._implicit:
-                session = await self._controls.make(tenant, name)
+                session = await self._controls.make(tenant, name, scope)
             if session is not None:
                 return session
         return self.registry.anonymous(tenant, header(scope, b"x-radix-namespace") or "")
 
     async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(with_body(scope, body), replay(body, receive), unrecorded(send, why))
+        await self.app(with_body(scope, body), Replay(body, receive), unrecorded(send, why))
 
     def _chat_handlers(self, session: Session, place: str) -> dict[str, Handler]:
         """Return the handlers of what clients' libraries call at this place of a session, by method."""
-        dialect = TURNS.get(place)
-
-        async def talk(scope: Scope, receive: Receive, send: Send) -> None:
-            assert dialect is not None
-            body = await self._chat_body(scope, receive)
-            await self._required().talk(dialect, session, body, scope, receive, send)
-
-        async def count(scope: Scope, receive: Receive, send: Send) -> None:
-            request = ANTHROPIC.parse_count(await self._chat_body(scope, receive))
-            await send_json(send, 200, ANTHROPIC.count(await self._required().count(session, request)))
+        if place in TURNS or place == COUNT:
+            return {"POST": partial(self._talk, place, session)}
 
         async def models(scope: Scope, receive: Receive, send: Send) -> None:
             path = f"/v1/{place}"
             await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
 
-        if dialect is not None:
-            return {"POST": talk}
-        if place == COUNT:
-            return {"POST": count}
         return {"GET": models} if place == "models" or place.startswith("models/") else {}
 
-    async def _chat_body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _talk(self, place: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._max_body_bytes)
         self._limits.check_chat(body)
-        return body
-
-    def _required(self) -> Chats:
-        if self._chats is None:
+        chats = self._chats
+        if chats is None:
             raise BadRequestError(
                 "the tokenizer has no chat template, so messages cannot be rendered: give the router --chat-template FILE"
             )
-        return self._chats
+        if place == COUNT:
+            await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
+        else:
+            await chats.talk(TURNS[place], session, body, scope, receive, send)
+
+
+def _answering(send: Send, word: bytes) -> Send:
+    """Return a `send` for a call of a session that is no turn: a load balancer keeps it where the turns are."""
+
+    async def answering(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (affinity.HEADER, word)]}
+        await send(message)
+
+    return answering
 
 
 async def send_dialect_error(error: RouterError, dialect: Dialect, send: Send) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -16,7 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router import plugins
 from router.auth.guard import ApiKeyGuard
 from router.auth.keys import Keys
-from router.config import RouterConfig, TraceConfig
+from router.config import RouterConfig, ServerConfig, TraceConfig
+from router.engines.table import KV_READERS, engines, fleet_paths
 from router.errors import BadRequestError
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
@@ -29,20 +32,29 @@ from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.policy_metrics import PolicyCollector
 from router.observability.requests import Requests
 from router.observability.tracing import OFF, Tracer
+from router.peers.metrics import PeersCollector
+from router.peers.peers import Peers
+from router.peers.presence import Presence
 from router.policies import create_policy
 from router.policies.base import ReadsPrompts
 from router.policies.cache_aware import CacheAware
 from router.policies.snapshots import PolicySnapshots
+from router.processes.joint_routes import JointRoutes, OtherProcesses
+from router.processes.supervisor import supervise
+from router.proxy.engine_upstream import EngineUpstream
 from router.proxy.outbound import RequestReader
 from router.proxy.proxy import Instruments, Proxy, TroubleHandlers
 from router.routes import ControlRoutes, Lifecycle
 from router.serving.body_timeout import BodyTimeout
 from router.serving.error_boundary import ErrorBoundary
+from router.serving.listening import bind
 from router.serving.loop_guard import Instance, LoopGuard
-from router.serving.server import bind, serve
+from router.serving.server import serve
 from router.workers.admission import Admission
 from router.workers.allowed import AllowedWorkers
+from router.workers.fleet_engine import FleetEngine, known_worker
 from router.workers.health import HealthChecks
+from router.workers.membership import Membership
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.queue import RequestQueue
@@ -61,6 +73,7 @@ class RouterApp:
         self.registry = registry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A coroutine function, by which servers recognize the interface. The layers inside that only pass on are none.
         await self._app(scope, receive, send)
 
     def start_draining(self) -> None:
@@ -69,7 +82,10 @@ class RouterApp:
 
 
 def create_app(
-    config: RouterConfig, tracer: Tracer | None = None, shared: Mapping[type, object] | None = None
+    config: RouterConfig,
+    tracer: Tracer | None = None,
+    shared: Mapping[type, object] | None = None,
+    others: OtherProcesses | None = None,
 ) -> RouterApp:
     """Return the router as configured. Raises BadRequestError for a configuration that cannot work.
 
@@ -77,11 +93,13 @@ def create_app(
         config: all of it.
         tracer: replaces the one that the configuration asks for. It ends with the application.
         shared: what the middlewares share, by its type; given where several routers of one process share it, too.
+        others: the other processes, where this is one of several (`--processes`).
     """
-    keys, instance = Keys(config.server.api_keys, config.server.admin_keys), Instance()
+    keys = Keys(config.server.api_keys, config.server.admin_keys)
+    instance = Instance(None if others is None else others.instance)
     allowed = AllowedWorkers(config.workers.networks)
     registry = CollectorRegistry()
-    metrics = RouterMetrics(registry, config.workers.policy)
+    metrics = RouterMetrics(registry)
     requests = Requests()
     tracer = create_tracer(config.trace) if tracer is None else tracer
     workers = config.workers
@@ -98,19 +116,44 @@ def create_app(
     registry.register(WorkerCollector(pool.list, queue))
     ProcessCollector(registry=registry)
     upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout, permits=allowed.permits)
-    prober = Prober(upstream, seconds=workers.health.timeout, headers=instance.headers)
+    translating = EngineUpstream(upstream, partial(known_worker, pool))
+    table = engines(incremental_streams=workers.incremental_streams)
+    engine = FleetEngine(pool, workers.engine, table, translating.speak)
+    prober = Prober(
+        upstream,
+        seconds=workers.health.timeout,
+        headers=instance.headers,
+        engines=table.values(),
+        checked=engine.checked,
+    )
     checks = HealthChecks(pool, prober, workers.health, metrics.probed)
-    kv_watch = KvWatch(pool, prober, policy.index if isinstance(policy, CacheAware) else None)
+    kv_watch = KvWatch(
+        pool,
+        prober,
+        policy.index if isinstance(policy, CacheAware) else None,
+        readers=KV_READERS,
+    )
     if isinstance(policy, CacheAware):
         registry.register(PolicyCollector(policy, kv_watch.subscriptions))
+    peers = Peers(Presence(config.server.router_id, _url(config.server)))
+    registry.register(PeersCollector(peers))
     admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
+    membership = Membership(pool, admission, peers)
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,
-        CallSender(upstream, prober, seconds=workers.fleet_timeout),
+        CallSender(translating, prober, seconds=workers.fleet_timeout),
         max_body_bytes=config.server.max_body_bytes,
         forward_authorization=not keys,
+        peers=peers,
+        paths=fleet_paths(),
     )
+    peers.presence.version = lambda: pool.version
+    peers.presence.load = lambda: {
+        "inflight": len(fleet.in_flight),
+        "queued": len(queue),
+        "workers": len(pool.routable),
+    }
     urls = [normalize_url(url) for url in workers.urls]
     for url in urls:
         allowed.check_now(url)
@@ -118,19 +161,23 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
         async with upstream, LoopLag(metrics), PolicySnapshots(policy, workers.cache_aware), kv_watch:
-            await admission.admit_all(urls)
-            logger.info("%d of %d workers are routed to", len(pool.routable), len(urls))
-            if not urls:
+            await peers.start()
+            await fleet.begin()
+            await membership.begin(urls)
+            await peers.go_live()
+            logger.info("%d of %d workers are routed to", len(pool.routable), max(len(urls), len(pool.list())))
+            if not pool.list():
                 logger.info("no workers yet: add them with POST /add_worker?url=http://HOST:PORT")
             yield
             await checks.close()
             await fleet.close()
+            await peers.close()
         await asyncio.to_thread(tracer.close)
 
     innermost = Proxy(
         pool,
         queue,
-        upstream,
+        translating,
         RequestReader(
             max_body_bytes=config.server.max_body_bytes,
             forward_authorization=not keys,
@@ -140,9 +187,12 @@ def create_app(
         Instruments(metrics, tracer),
         TroubleHandlers(recall=fleet.recall, on_broken=checks.trouble),
     )
-    control = ControlRoutes(pool, admission, registry, lifecycle, requests)
+    control = ControlRoutes(pool, admission, registry, lifecycle, requests, membership)
     router = Router(
-        [*control.routes(), *fleet.routes()], redirect_slashes=False, default=_HttpOnly(innermost), lifespan=lifespan
+        [*control.routes(), *fleet.routes(lambda: engine.spoken.name, innermost)],
+        redirect_slashes=False,
+        default=_HttpOnly(innermost),
+        lifespan=lifespan,
     )
     app: ASGIApp = Generations(
         innermost,
@@ -153,26 +203,46 @@ def create_app(
         config.server,
         isolated=keys.several,
     )
-    context = plugins.MiddlewareContext(config=config, registry=registry, tracer=tracer, shared=dict(shared or {}))
+    context = plugins.MiddlewareContext(
+        config=config, registry=registry, tracer=tracer, shared=dict(shared or {}), peers=peers
+    )
     for path in reversed(config.middlewares):
         app = plugins.load(path)(app, context)
+    if config.inspector is not None:
+        # It stands behind all of them, so that no other request passes through it, and finds what they share.
+        control.inspector = plugins.load(config.inspector)(control.inspector, context)
+    if others is not None:
+        app = JointRoutes(app, others, registry)
     if keys:
         app = ApiKeyGuard(app, keys)
     app = BodyTimeout(LoopGuard(app, instance), config.server.body_timeout)
     return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
 
 
+def _url(config: ServerConfig) -> str | None:
+    """Return where a router listens; None if it takes any port."""
+    if not config.port:
+        return None
+    host = socket.gethostname() if config.host in ("", "0.0.0.0", "::") else config.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+
+
 def run(config: RouterConfig) -> int:
     """Serve the router until it is stopped, and return the exit code. Raise BadRequestError as `create_app` and `bind` do."""
-    configure_logging(config.server.log_level, config.server.log_format)
-    _configure_process()
+    if config.server.processes > 1:
+        return supervise(config)
+    prepare_process(config.server)
     app = create_app(config)
     with bind(config.server) as listener:
         return serve(app, config.server, listener)
 
 
-def _configure_process() -> None:
-    """Make the settings that concern the whole process, which `create_app` must leave to its caller."""
+def prepare_process(config: ServerConfig, number: int | None = None) -> None:
+    """Make the settings that concern the whole process, which `create_app` must leave to its caller.
+
+    `number` is that of one of several processes, for its log.
+    """
+    configure_logging(config.log_level, config.log_format, number)
     # Otherwise each counter gets a second series, with the time of its creation.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it without types
     # Transformers would write to stderr, past the log, that there is no PyTorch.

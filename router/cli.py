@@ -12,10 +12,13 @@ from router.errors import RouterError
 from router.flags import config_from_args, parser
 
 ROUTER = "router.app"
+PARENT = "router.processes.supervisor"
 COMMANDS = {
     "demo": "router.demo.cli",
     "demo-agent": "router.demo.agent.cli",
     "demo-worker": "router.embedded.cli",
+    "drift": "middleware_hub.drift.cli",
+    "report": "middleware_hub.inspector.reports.cli",
     "store": "middleware_hub.store_cli.cli",
 }
 """The programs. Each is imported only when it is asked for: the router takes half a second, and --help must not."""
@@ -33,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     args = flags.parse_args(given)
     try:
         config = config_from_args(args)
+        if config.server.processes > 1:
+            sys.exit(importlib.import_module(PARENT).supervise(config))
         gc.disable()  # until the server has started: what a start loads stays, and walking it took an eighth of the time
         sys.exit(importlib.import_module(ROUTER).run(config))
     except RouterError as error:

@@ -90,6 +90,13 @@ class QueueFullError(RouterError):
     type = "queue_full"
 
 
+class EndedInQueueError(RouterError):
+    """A client ended the generation while it waited for a worker with room."""
+
+    status = 503
+    type = "aborted"
+
+
 class QueueTimeoutError(RouterError):
     """No worker had room in time."""
 

@@ -156,28 +156,42 @@ def _made(config: Any, given: Mapping[str, Any], path: str = "", **values: Any) 
             values[field.name] = _made(kinds[field.name], given, f"{dest}.")
         elif (flag := flag_of(field.metadata)) is not None and dest in given:
             value = given[dest]
+            if dest == "store.url":
+                value = store_address(value)
             if isinstance(value, list):
                 value = _LISTS.get(dest, tuple)(value)
             values[field.name] = value if flag.scale == 1 else value / flag.scale
     return config(**values)
 
 
+def store_address(given: str) -> str:
+    """Return the address of a store, which `@FILE` has in a file: it may have a password. Raises BadRequestError."""
+    if not given.startswith("@"):
+        return given
+    found = _lines("--store", given)
+    if len(found) != 1:
+        raise BadRequestError(f"--store {given}: there is no address in the file, or more than one")
+    return found[0]
+
+
 def _keys(flag: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys of a flag, and those in files it names: one per line, empty lines and `#` comments left out."""
+    """Return the keys of a flag, and those in files it names, one per line."""
     keys: list[str] = []
     for value in given:
-        if not value.startswith("@"):
-            keys.append(value)
-            continue
-        try:
-            lines = [line.strip() for line in Path(value[1:]).read_text().splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadRequestError(f"{flag} {value}: the file cannot be read: {error}") from error
-        found = [line for line in lines if line and not line.startswith("#")]
+        found = _lines(flag, value) if value.startswith("@") else [value]
         if not found:
             raise BadRequestError(f"{flag} {value}: there is no key in the file")
         keys += found
     return tuple(keys)
+
+
+def _lines(flag: str, value: str) -> list[str]:
+    """Return the lines of the file that `@FILE` names; empty ones and `#` comments are left out."""
+    try:
+        lines = [line.strip() for line in Path(value[1:]).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"{flag} {value}: the file cannot be read: {error}") from error
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 _LISTS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.config import RouterConfig
 from router.errors import BadRequestError
 from router.observability.tracing import OFF, Tracer
+from router.peers.peers import Peers
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,15 @@ class MiddlewareContext:
         registry: for instruments, which then show up in GET /metrics.
         tracer: for spans of the work on a request.
         shared: what several middlewares of one application share, by its type.
+        peers: the other routers. A middleware with a memory that they share gives it a channel (`Peers.join`), which has to be
+            usable during the lifespan of the application inside.
     """
 
     config: RouterConfig
     registry: CollectorRegistry
     tracer: Tracer = OFF
     shared: dict[type, object] = field(default_factory=dict)
+    peers: Peers | None = None
 
 
 class Middleware(Protocol):

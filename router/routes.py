@@ -8,24 +8,36 @@ from datetime import UTC, datetime
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engines.json import JSON_ERRORS
-from router.errors import BadRequestError, RouterError
+from router.errors import BadRequestError, NotFoundError, RouterError
 from router.http.bodies import read_body
 from router.http.handlers import ByMethod, Handler
 from router.http.headers import has_body
 from router.http.request_state import request_state
 from router.http.responses import send_json
 from router.observability.requests import RequestRecord, Requests
+from router.peers.peers import Heard, Peers
 from router.workers.admission import Admission
+from router.workers.membership import Membership
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker, WorkerState, normalize_url
 
 MAX_CONTROL_BODY_BYTES = 1024 * 1024
+
+
+class _Rest(PathConvertor):
+    """The rest of a path, whatever is in it. That of Starlette ends at a newline: such a path would go to a worker."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("rest", _Rest())
 
 
 class DrainingError(RouterError):
@@ -52,12 +64,15 @@ class ControlRoutes:
         registry: CollectorRegistry,
         lifecycle: Lifecycle,
         requests: Requests,
+        membership: Membership | None = None,
     ) -> None:
         self._pool = pool
-        self._admission = admission
+        self._membership = membership or Membership(pool, admission, Peers())
         self._registry = registry
         self._lifecycle = lifecycle
         self._requests = requests
+        self.inspector: ASGIApp = _no_inspector
+        """Serves all below /inspect. These paths need no key, or hold nothing without one, so no worker may be asked."""
 
     def routes(self) -> list[Route]:
         table: dict[str, dict[str, Handler]] = {
@@ -65,48 +80,73 @@ class ControlRoutes:
             "/remove_worker": {"POST": self.remove_worker},
             "/list_workers": {"GET": self.list_workers},
             "/workers": {"GET": self.get_workers, "POST": self.post_worker},
-            "/workers/{key:path}": {"GET": self.get_worker, "DELETE": self.delete_worker},
+            "/workers/{key:rest}": {"GET": self.get_worker, "DELETE": self.delete_worker},
+            "/routers": {"GET": self.get_routers},
             "/health": {"GET": self.health},
             "/liveness": {"GET": self.liveness},
             "/readiness": {"GET": self.readiness},
             "/metrics": {"GET": self.metrics},
             "/debug/requests": {"GET": self.in_flight},
         }
-        return [Route(path, ByMethod(handlers)) for path, handlers in table.items()]
+        routes = [Route(path, ByMethod(handlers)) for path, handlers in table.items()]
+        return [*routes, *(Route(path, _Late(self)) for path in ("/inspect", "/inspect/{rest:rest}"))]
 
     async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker. Registering it again is no error."""
-        worker = await self._admission.admit(await _worker_url(scope, receive))
-        await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
+        worker, heard = await self._membership.add(await _worker_url(scope, receive))
+        await self._changed(send, worker, heard)
 
     async def remove_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send no more requests to a worker. Those in flight go on."""
-        worker = self._pool.remove(normalize_url(await _worker_url(scope, receive)))
-        await _reply(send, 200, {"status": "success", "worker": _describe(worker), "urls": self._urls()})
+        worker, heard = await self._membership.remove(normalize_url(await _worker_url(scope, receive)))
+        await self._changed(send, worker, heard)
+
+    async def _changed(self, send: Send, worker: Worker, heard: Heard) -> None:
+        body = {"status": "success", "worker": _describe(worker), "urls": self._urls(), **self._told(heard)}
+        await _reply(send, 200, body)
+
+    def _told(self, heard: Heard) -> dict[str, object]:
+        """Return what an answer says about the other routers: nothing where there can be none."""
+        return {} if self._membership.peers.kind is None else {"routers": heard.shown()}
 
     async def list_workers(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the URLs of all workers that are not about to leave. GET /workers adds their state."""
+        await self._membership.peers.catch_up()
         await _reply(send, 200, {"urls": self._urls()})
 
     async def get_workers(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with all workers and their state, in the shape of SGLang's gateway."""
+        await self._membership.peers.catch_up()
         workers = [_describe(worker) for worker in self._pool.list()]
         await _reply(send, 200, {"workers": workers, "total": len(workers)})
 
     async def post_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker. SGLang's gateway answers 202 because it adds the worker later; here it is added already."""
-        worker = await self._admission.admit(await _worker_url(scope, receive))
+        worker, heard = await self._membership.add(await _worker_url(scope, receive))
         location = f"/workers/{worker.id}"
-        reply = {"status": "accepted", "worker_id": worker.id, "url": worker.url, "location": location}
+        reply = {
+            "status": "accepted",
+            "worker_id": worker.id,
+            "url": worker.url,
+            "location": location,
+            **self._told(heard),
+        }
         await _reply(send, 202, reply, [(b"location", location.encode())])
 
     async def get_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._membership.peers.catch_up()
         await _reply(send, 200, _describe(self._pool.get(scope["path_params"]["key"])))
 
     async def delete_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Like /remove_worker, by id or URL."""
-        worker = self._pool.remove(scope["path_params"]["key"])
-        await _reply(send, 202, {"status": "accepted", "worker_id": worker.id, "url": worker.url})
+        worker, heard = await self._membership.remove(scope["path_params"]["key"])
+        reply = {"status": "accepted", "worker_id": worker.id, "url": worker.url, **self._told(heard)}
+        await _reply(send, 202, reply)
+
+    async def get_routers(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the routers that share the store and are there, this one first; without a store with this one."""
+        routers = await self._membership.peers.list()
+        await _reply(send, 200, {"routers": routers, "total": len(routers)})
 
     async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer whether a generation would find a worker."""
@@ -136,6 +176,20 @@ class ControlRoutes:
 
     def _urls(self) -> list[str]:
         return [worker.url for worker in self._pool.list() if worker.state is not WorkerState.DRAINING]
+
+
+class _Late:
+    """Serves with the inspector, which is made after the routes."""
+
+    def __init__(self, control: ControlRoutes) -> None:
+        self._control = control
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._control.inspector(scope, receive, send)
+
+
+async def _no_inspector(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotFoundError("there is no inspector: the router runs with --inspector off, or remembers nothing")
 
 
 def _describe(worker: Worker) -> dict[str, object]:

@@ -18,7 +18,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.registry import Collector
 
-from middleware_hub.metrics import RadixMetrics
+from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics as store_metrics
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.spelling import Spelling
@@ -32,7 +32,10 @@ from middleware_hub.store.records import Serials
 from router.flags import parser
 from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.policy_metrics import PolicyCollector
+from router.peers.metrics import PeersCollector
+from router.peers.peers import Peers
 from router.policies.cache_aware import CacheAware
+from router.processes.parent_metrics import ParentMetrics
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 
@@ -66,13 +69,16 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     RouterMetrics(registry)
     registry.register(WorkerCollector(lambda: ()))
     registry.register(PolicyCollector(CacheAware(), None))
+    registry.register(PeersCollector(Peers()))
     ProcessCollector(registry=registry)
     measure: Any = None  # an empty tree has nothing to measure
     tree, store = RadixTree(measure), DictionaryStore()
     RadixMetrics(registry, tree)
+    registry.register(GroupsCollector({}, lambda: (0, 0)))
     log = VersionLog(store, VersionClock(), WorkerVersions())
-    store_metrics.register(registry, Memory(tree, store, Serials(), log, Spelling(lambda _: "", ())))
+    store_metrics.register(registry, Memory(tree, store, Serials(), log, Spelling(lambda _: "", lambda _: "", ())))
     SessionRegistry(SessionMetrics(registry), max_tokens=1)
+    ParentMetrics(registry, int)
     for collector in registry.collectors:
         for metric in collector.collect():
             # Labels are public on samples only, and there may be none yet.

@@ -17,11 +17,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from middleware_hub import sessions_middleware
+from middleware_hub.inspector import api
 from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
 from router.embedded.models.ngram import shipped_tokenizer
 from router.engines.sglang.request import UNRECORDABLE
+from router.engines.table import fleet_paths
 from router.flags import parser
 from router.generate.fleet import Fleet
 from router.http.upstream import AiohttpUpstream
@@ -106,11 +108,15 @@ def routes() -> set[str]:
     prober = Prober(AiohttpUpstream(connect_timeout=1.0), seconds=1.0)
     admission = Admission(pool, prober, HealthChecks(pool, prober, HealthConfig()))
     control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle(), Requests())
-    own = {route.path.replace("{key:path}", "{id}") for route in control.routes()}
-    source = (ROOT / "middleware_hub" / "radix_tree_middleware.py").read_text()
+    own = {route.path.replace("{key:rest}", "{id}") for route in control.routes()}
+    own = (own - {"/inspect/{rest:rest}"}) | set(api.PATHS)
+    files = (ROOT / "middleware_hub" / name for name in ("radix_tree_middleware.py", "trajectories/calls.py"))
+    source = "".join(file.read_text() for file in files)
     hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))
     assert hub, "the middleware's source has another form: read its routes in another way"
-    fleet = Fleet(pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False)
+    fleet = Fleet(
+        pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False, paths=fleet_paths()
+    )
     return (
         own
         | hub
@@ -150,7 +156,10 @@ def test_every_picture_is_shown() -> None:
     pictures = set(ROOT.glob("docs/pictures/*"))
     assert pictures <= shown
     for picture in pictures:
-        assert ElementTree.parse(picture).getroot().get("viewBox"), picture
+        if picture.suffix == ".png":
+            assert picture.read_bytes().startswith(b"\x89PNG"), picture
+        else:
+            assert ElementTree.parse(picture).getroot().get("viewBox"), picture
 
 
 @every_page

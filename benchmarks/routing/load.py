@@ -32,7 +32,7 @@ from benchmarks.routing.conversations import VOCABULARY, ConversationLoad, Words
 from benchmarks.routing.simulation import CROWD, DECODE, LOADS
 from benchmarks.routing.table import Result, Row, write
 from router.policies import POLICIES
-from tests.support.sglang_server import free_port
+from tests.support.engine_server import free_port
 from tests.support.vocabularies import vocabulary
 
 WORKERS = 4

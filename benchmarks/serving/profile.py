@@ -32,7 +32,7 @@ from benchmarks.processes import cpu_seconds, python, started
 from benchmarks.serving.conversations import Corpus, tokenizer_folder
 from benchmarks.serving.load import Cell, measure
 from benchmarks.serving.targets import Target, add_options, answers, serving, write
-from tests.support.sglang_server import free_port
+from tests.support.engine_server import free_port
 
 SERVER, CLIENT, ROUTER = "connection, HTTP server, event loop", "HTTP client towards the worker", "router"
 REQUEST, REPLY, METRICS = "middleware, request side", "middleware, reply side", "metrics, logs, traces"

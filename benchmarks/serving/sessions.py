@@ -30,7 +30,7 @@ from benchmarks.serving.client import CLIENTS, Client
 from benchmarks.serving.conversations import VOCABULARY, Corpus, tokenizer_folder
 from benchmarks.serving.targets import add_options, write
 from tests.support import templates
-from tests.support.sglang_server import free_port
+from tests.support.engine_server import free_port
 from tests.support.vocabularies import load
 
 TURNS, IN_TOKENS, OUT_TOKENS = 50, 200, 100

@@ -5,7 +5,10 @@ other, and a row shows the median of them, the least and the largest. Then
 
 - conversations of 50 turns and 20,000 tokens, played through one router, are continued through another one that shares the
   store and never saw them, and as a comparison through the first one, which knows them; an engine that answers at once;
-- a router is started again and again, with a store of a million turns, and with none.
+- a router is started again and again, with a large store, and with none.
+
+It takes about four minutes on a quiet machine; `--turns 1000000` takes some minutes more. What is measured is printed as it
+comes.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import statistics
 import tempfile
@@ -34,7 +36,7 @@ from benchmarks.serving.targets import Target, add_options, answers, command, se
 from middleware_hub.store.opening import open_store
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from tests.middleware_hub.store.world import Turn, World
-from tests.support.sglang_server import free_port
+from tests.support.engine_server import free_port
 
 AIMS = {
     "cpu": "<= 15%",
@@ -184,10 +186,9 @@ def starts(corpus: Corpus, turns: int) -> Found:
     return {**found, "turns": turns, "disk": disk}
 
 
-def tables(found: Found) -> str:
+def load_rows(found: Found) -> list[list[str]]:
     cpu, one = found["cpu_32"], found["p50_1"]
-    begun = found["starts"]
-    rows = [
+    return [
         [
             "CPU of the router a request, 32 x 200 tokens",
             spread([a for a, _ in cpu], 3) + " ms",
@@ -202,22 +203,35 @@ def tables(found: Found) -> str:
             "+" + spread([b - a for a, b in one]) + " ms",
             AIMS["p50"],
         ],
+    ]
+
+
+def stranger_rows(found: Found) -> list[list[str]]:
+    return [
         [
             f"turn {TURNS + 1} of a conversation at a router that never saw it, against one that knows it",
             spread(found["known"], 1) + " ms",
             spread(found["strange"], 1) + " ms",
             f"+{statistics.median(found['strange']) - statistics.median(found['known']):.1f} ms",
             AIMS["strange"],
-        ],
+        ]
+    ]
+
+
+def start_rows(begun: Found) -> list[list[str]]:
+    return [
         [
             f"start until it answers, {begun['turns']:,} turns in the store",
             spread(begun["none"], 0) + " ms",
             spread(begun["sqlite"], 0) + " ms",
             f"+{statistics.median(begun['sqlite']) - statistics.median(begun['none']):.0f} ms",
             AIMS["start"],
-        ],
+        ]
     ]
-    sizes = [
+
+
+def size_rows(sizes: Found) -> list[list[str]]:
+    return [
         [
             f"{tokens:,}",
             f"{one['bytes'] / one['turns']:,.0f}",
@@ -225,8 +239,13 @@ def tables(found: Found) -> str:
             f"{(one['bytes'] - one['text']) / one['tokens']:.1f}",
             f"{(one['bytes'] - one['text'] - 12 * one['tokens']) / one['turns']:,.0f}",
         ]
-        for tokens, one in found["sizes"].items()
+        for tokens, one in sizes.items()
     ]
+
+
+def tables(found: Found) -> str:
+    begun = found["starts"]
+    rows = load_rows(found) + stranger_rows(found) + start_rows(begun)
     return "\n\n".join(
         [
             f"{machine()}. The median (least-largest).",
@@ -241,28 +260,35 @@ def tables(found: Found) -> str:
                     "bytes a token, without text",
                     "beyond text and 12 a token, a turn",
                 ],
-                sizes,
+                size_rows(found["sizes"]),
                 words=0,
             ),
         ]
     )
 
 
+def show(rows: list[list[str]]) -> None:
+    for row in rows:
+        print(" | ".join(row), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, rounds=7, seconds=4)
-    parser.add_argument(
-        "--turns", type=int, default=1_000_000, help="of the store that routers start with (%(default)s)"
-    )
+    add_options(parser, rounds=7, seconds=2)
+    parser.add_argument("--turns", type=int, default=200_000, help="of the store that routers start with (%(default)s)")
     args = parser.parse_args()
     corpus = Corpus()
-    found = loads(corpus, args.rounds, args.seconds) | strangers(corpus)
+    found = loads(corpus, args.rounds, args.seconds)
+    show(load_rows(found))
+    found |= strangers(corpus)
+    show(stranger_rows(found))
     found["sizes"] = {}
     for tokens in (200, 2000):
         with tempfile.TemporaryDirectory() as folder:
             found["sizes"][tokens] = uvloop.run(size(folder, corpus, tokens))
-    print(json.dumps({key: found[key] for key in ("known", "strange", "sizes")}), flush=True)
+    show(size_rows(found["sizes"]))
     found["starts"] = starts(corpus, args.turns)
+    show(start_rows(found["starts"]))
     write(args, "stores", tables(found), found)
 
 

@@ -24,7 +24,7 @@ from benchmarks.pages import machine, put_between
 from benchmarks.processes import DidNotStartError, python, running, started
 from benchmarks.serving.client import Answer, Client
 from benchmarks.serving.conversations import tokenizer_folder
-from tests.support.sglang_server import free_port
+from tests.support.engine_server import free_port
 
 NAMES = {
     "direct": "the engine itself",

@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.processes import ROOT
 from router.embedded.models.ngram import shipped_tokenizer
-from tests.support.sglang_server import free_port
+from tests.support.engine_server import free_port
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0

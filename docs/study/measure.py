@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from chains import Chain, Match, common_prefix, extend, match
@@ -100,6 +100,15 @@ def replay(turns: list[Turn], vocabulary: Vocabulary) -> tuple[list[Chain], list
     return chains, matches
 
 
+def cover(chains: list[Chain]) -> list[Chain]:
+    """Return the fewest chains that hold each reply whole, the last one first: what `"cover": true` answers with."""
+    found = [chains[-1]]
+    for chain in reversed(chains):
+        if not any(one.continues(chain) for one in found):
+            found.append(chain)
+    return found
+
+
 def summarize(conversations: list[list[Turn]], vocabularies: list[Vocabulary]) -> dict[str, Any]:
     """All conversations of one loop, variant and kind of reply."""
     steps = [compare(a, b.text) for turns in conversations for a, b in pairwise(turns)]
@@ -127,13 +136,27 @@ def summarize(conversations: list[list[Turn]], vocabularies: list[Vocabulary]) -
     return row
 
 
+def _held(covering: list[Chain], chain: Chain, tokens: int) -> int:
+    """Of a reply's tokens, which are the last of its chain, count those in the first covering chain that holds it."""
+    one = next(one for one in covering if one.continues(chain))
+    first = len(chain.ends) - tokens
+    return len(list(takewhile(bool, one.sampled[first : first + tokens])))
+
+
 def _tokens(conversations: list[list[Turn]], vocabulary: Vocabulary) -> dict[str, int]:
     """Count sampled tokens in all and in the last reply's chain, sampled characters in the requests, cuts in a token."""
     counts = Counter(sampled_tokens=0, in_last_chain=0, earlier_chars=0, earlier_chars_reused=0, cuts_in_a_token=0)
+    counts.update(in_cover=0, cover_chains=0)
     for turns in conversations:
         chains, matches = replay(turns, vocabulary)
         counts["sampled_tokens"] += sum(len(vocabulary.sampled(t.output_ids).ends) for t in turns)
         counts["in_last_chain"] += sum(chains[-1].sampled)
+        covering = cover(chains)
+        counts["cover_chains"] += len(covering)
+        counts["in_cover"] += sum(
+            _held(covering, chain, len(vocabulary.sampled(turn.output_ids).ends))
+            for chain, turn in zip(chains, turns, strict=True)
+        )
         counts["cuts_in_a_token"] += sum(m.cut_in_token for m in matches)
         earlier = 0
         for turn, found in zip(turns, matches, strict=False):

@@ -195,8 +195,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the results as Markdown: one line per variant, clean and ragged replies side by side."""
     lines = [
         "| loop | as written by | next requests | verbatim | and its end | reply before divergence "
-        "| sampled tokens in the last chain | with tekken | messages echoed | why not |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
+        "| sampled tokens in the last chain | with tekken | cover | its chains | messages echoed | why not |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for clean, ragged in zip(rows[::2], rows[1::2], strict=True):
         both = (clean, ragged)
@@ -210,6 +210,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             " / ".join(_share(r["reply_chars_before_divergence"], r["reply_chars"]) for r in both),
             " / ".join(_share(r["worker"]["in_last_chain"], r["worker"]["sampled_tokens"]) for r in both),
             " / ".join(_share(r["tekken"]["in_last_chain"], r["tekken"]["sampled_tokens"]) for r in both),
+            " / ".join(_share(r["worker"]["in_cover"], r["worker"]["sampled_tokens"]) for r in both),
+            " / ".join(f"{r['worker']['cover_chains'] / r['conversations']:.1f}" for r in both),
             " / ".join(str(r["messages_echoed"]) for r in both) if "messages_echoed" in clean else "",
             ", ".join(f"{name} {count}" for name, count in causes.most_common()),
         ]

@@ -29,14 +29,15 @@ def canonical(message: Message) -> bytes:
     `None`, `""`, `[]` and an absent field are equal, a lone text part equals its string, and neither white space nor the order
     of keys counts in arguments. `reasoning_content` does not count at all, because many clients drop it.
     """
+    content, calls = message.get("content"), message.get("tool_calls")
     said: list[Any] = [
         message.get("role"),
-        _content(message.get("content")),
+        (content or None) if type(content) is str else _content(content),
         message.get("name") or None,
-        [said_by(call) for call in message.get("tool_calls") or ()],
+        [said_by(call) for call in calls] if calls else [],
         message.get("tool_call_id") or None,
     ]
-    return _digest(said)
+    return blake2b(_encode(said), digest_size=_DIGEST).digest()
 
 
 def strict(message: Message) -> bytes:

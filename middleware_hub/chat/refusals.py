@@ -19,7 +19,9 @@ from router.errors import (
     UpstreamTimeoutError,
 )
 
-_TOO_LONG = re.compile(r"context.length|maximum.*(context|input).*(length|tokens)|longer than the model", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context.length|maximum.*(context|input).*(length|tokens)|longer than the (maximum )?model", re.IGNORECASE
+)
 _EXCERPT = 500
 
 

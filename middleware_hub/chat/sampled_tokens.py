@@ -104,7 +104,6 @@ def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
     usage = msgspec.json.decode(msgspec.json.encode(counted), type=Usage)
     found: dict[str, Any] = {
         "generation_id": reply.request_id or "",
-        "finish": finish_of(reply),
         "matched": reply.matched,
         "prompt_tokens": reply.prompt_tokens or 0,
         "completion_tokens": len(reply.ids),
@@ -112,4 +111,7 @@ def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
         "reasoning_tokens": usage.reasoning_tokens or 0,
         "weight_version": reply.version,
     }
-    return Answer(**found | fields)
+    found |= fields
+    if "finish" not in found:
+        found["finish"] = finish_of(reply)
+    return Answer(**found)

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from middleware_hub.dialects.completion import CompletionRequest, Prompts
 from middleware_hub.dialects.fields import (
+    ANYTHING,
     BOOLEAN,
     MOST_SAMPLES,
     MOST_TOP_LOGPROBS,
@@ -36,7 +37,6 @@ _REFUSED = {
 
 _Listed = list[str | int | list[int]]
 _WRITTEN: Kind[str | _Listed] = Kind(str | _Listed, _PROMPT.removeprefix("the prompt is `prompt`: "))
-_ANYTHING: Kind[Any] = Kind(Any, "JSON")
 _SCHEMA: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a JSON schema, as an object or its text")
 
 
@@ -44,7 +44,7 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
     """Parse a body. Raises BadRequestError, whose `param` names the field, and TextTooLongError."""
     fields = Fields(body)
     for key, reason in _REFUSED.items():
-        if key in fields and fields.take(key, _ANYTHING) is not None:
+        if key in fields and fields.take(key, ANYTHING) is not None:
             raise BadRequestError(f"`{key}` cannot be used here: {reason}", param=key)
     texts, listed = fields.take_long_texts("prompt", limits)
     written = (texts if listed else texts[0]) if texts else fields.need("prompt", _WRITTEN)

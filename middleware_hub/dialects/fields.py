@@ -72,6 +72,7 @@ NUMBER: Kind[float] = Kind(float, "a number")
 STRING: Kind[str] = Kind(str, "a string")
 STRINGS: Kind[list[str]] = Kind(list[str], "a list of strings")
 OBJECT: Kind[dict[str, Any]] = Kind(dict[str, Any], "an object")
+ANYTHING: Kind[Any] = Kind(Any, "JSON")
 RAWS: Kind[list[Raw]] = Kind(list[Raw], "a list of objects")
 OBJECTS: Kind[list[dict[str, Any]]] = Kind(list[dict[str, Any]], "a list of objects")
 

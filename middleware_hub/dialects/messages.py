@@ -68,9 +68,17 @@ def each_message(
     opened: OpenedBody, read: Callable[[str, dict[str, Any]], Sequence[Message]]
 ) -> list[Sequence[Message]]:
     """Return what `read` makes of each listed entry and its place."""
-    first = 0 if opened.recalled is None else opened.recalled.items
-    places = [f"messages[{at}]" for at in range(first, first + len(opened.listed))]
-    return [read(place, _object(place, raw)) for place, raw in zip(places, opened.listed, strict=True)]
+    found = []
+    for at, raw in enumerate(opened.listed, 0 if opened.recalled is None else opened.recalled.items):
+        place = f"messages[{at}]"
+        try:
+            wrote = decode_any(raw)
+        except JSON_ERRORS as error:
+            raise BadRequestError(f"`{place}` cannot be read: {error}", param=place) from error
+        if type(wrote) is not dict:
+            raise wrong(place, wrote, "an object")
+        found.append(read(place, wrote))
+    return found
 
 
 def whole_request(
@@ -93,16 +101,6 @@ def whole_request(
     else:
         messages = memo.keep(body, request, opened.listed, read, opened.recalled)
     return msgspec.structs.replace(request, messages=messages, continue_final=continue_final)
-
-
-def _object(place: str, raw: Raw) -> dict[str, Any]:
-    try:
-        found = decode_any(raw)
-    except JSON_ERRORS as error:
-        raise BadRequestError(f"`{place}` cannot be read: {error}", param=place) from error
-    if type(found) is not dict:
-        raise wrong(place, found, "an object")
-    return found
 
 
 def assistant_message(content: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> Message:

@@ -11,7 +11,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.dialects.fields import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, Fields, Kind, check_depth, wrong
+from middleware_hub.dialects.fields import (
+    ANYTHING,
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    STRING,
+    STRINGS,
+    Fields,
+    Kind,
+    check_depth,
+    wrong,
+)
 from router.engines.sglang.hazards import pattern_fault
 from router.errors import BadRequestError
 
@@ -50,6 +62,7 @@ _PARAMETERS = {
     "skip_special_tokens": _Parameter("skip_special_tokens", BOOLEAN),
     "spaces_between_special_tokens": _Parameter("spaces_between_special_tokens", BOOLEAN),
     "no_stop_trim": _Parameter("no_stop_trim", BOOLEAN),
+    "include_stop_str_in_output": _Parameter("no_stop_trim", BOOLEAN),  # vLLM's name for it
     "logit_bias": _Parameter(
         "logit_bias", _BIASES, "an object whose keys are token ids", lambda v: all(map(_is_id, v))
     ),
@@ -57,7 +70,22 @@ _PARAMETERS = {
     "ebnf": _Parameter("ebnf", STRING),
     "custom_params": _Parameter("custom_params", OBJECT),
     "watermark": _Parameter("watermark", OBJECT),
+    # vLLM's own: an SGLang worker refuses them by name.
+    "allowed_token_ids": _Parameter("allowed_token_ids", _IDS),
+    "bad_words": _Parameter("bad_words", STRINGS),
+    "structured_outputs": _Parameter("structured_outputs", OBJECT),
+    "repetition_detection": _Parameter("repetition_detection", OBJECT),
+    "thinking_token_budget": _Parameter("thinking_token_budget", INTEGER),
+    "vllm_xargs": _Parameter("vllm_xargs", OBJECT),
 }
+
+_REFUSED = {
+    "use_beam_search": "a beam has no sampled tokens",
+    "truncate_prompt_tokens": "a prompt is never cut here",
+    "prompt_logprobs": "those are /generate's, with `logprob_start_len`",
+    "prompt_embeds": "a prompt is text or token ids",
+}
+"""vLLM's fields that cannot be had here. Dropped silently, they would surprise the client."""
 
 
 def _is_id(key: str) -> bool:
@@ -66,6 +94,9 @@ def _is_id(key: str) -> bool:
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
     """Read everything but the limit on new tokens, which each dialect names differently. Raises BadRequestError."""
+    for key in fields.present(_REFUSED):
+        if fields.take(key, ANYTHING):
+            raise BadRequestError(f"`{key}` is not supported: {_REFUSED[key]}", param=key)
     sampling: dict[str, Any] = {}
     for key in fields.present(_PARAMETERS):
         parameter = _PARAMETERS[key]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from middleware_hub.chat.messages import Tool
 from middleware_hub.parsers.base import CallParser, NamedCallParser, NamedReasoningParser, ReasoningParser
@@ -43,7 +43,20 @@ REASONING_NAMES: Mapping[str, type[ReasoningParser] | None] = {
 """Reasoning parsers. `harmony` is None: its call parser finds both."""
 
 
-def create(calls: str, reasoning: str, tools: Sequence[Tool] | None, *, starts_inside: bool) -> ReplyParser:
+class Calls(NamedTuple):
+    """How calls are parsed: by which class, and whether it is told the tools. Without any it finds no calls."""
+
+    parser: type[CallParser]
+    finds: bool
+
+    def of(self, tools: Sequence[Tool] | None) -> CallParser:
+        """Return a parser for one sampled text; `tools` is what the model was offered."""
+        return self.parser((tools or ()) if self.finds else ())
+
+
+def create(
+    calls: str, reasoning: str, tools: Sequence[Tool] | None, *, starts_inside: bool
+) -> CallParser | ReplyParser:
     """Return a parser for one sampled text.
 
     Args:
@@ -55,12 +68,16 @@ def create(calls: str, reasoning: str, tools: Sequence[Tool] | None, *, starts_i
     Raises:
         BadRequestError: there is no such parser.
     """
-    reasons = reasoning_parser(reasoning)
-    if reasons is None and reasoning in ("harmony", "gpt-oss") and NAMES.get(calls) is not Harmony:
+    parser, reasons = calls_beside(calls, reasoning).of(tools), reasoning_parser(reasoning)
+    return parser if reasons is None else ReplyParser(parser, reasons(starts_inside=starts_inside))
+
+
+def calls_beside(calls: str, reasoning: str) -> Calls:
+    """Return how calls are parsed beside a reasoning parser. Raises BadRequestError, see `create`."""
+    if reasoning in ("harmony", "gpt-oss") and NAMES.get(calls) is not Harmony:
         # Channels have to be separated, although calls in them are not wanted.
-        return ReplyParser(Harmony(()))
-    parser = call_parser(calls)(tools or ())
-    return ReplyParser(parser, None if reasons is None else reasons(starts_inside=starts_inside))
+        return Calls(Harmony, finds=False)
+    return Calls(call_parser(calls), finds=True)
 
 
 def call_parser(name: str) -> type[CallParser]:

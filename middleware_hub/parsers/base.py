@@ -28,16 +28,8 @@ Sampled = Text | Reasoning | Call
 """The pieces of sampled text. Call parsers yield reasoning only where a format marks both alike (`harmony`)."""
 
 
-class CallParser(Protocol):
-    """Separates calls from text, in one sampled text. A new one is made for each.
-
-    Attributes:
-        needs_special: it has to see special tokens, so the worker is asked with `skip_special_tokens: false`.
-    """
-
-    needs_special: ClassVar[bool]
-
-    def __init__(self, tools: Sequence[Tool]) -> None: ...
+class SampledParser(Protocol):
+    """Separates one sampled text. A new one is made for each."""
 
     def feed(self, text: str) -> list[Sampled]:
         """Return what is certain by now, in order."""
@@ -46,6 +38,18 @@ class CallParser(Protocol):
     def finish(self) -> list[Sampled]:
         """Return the rest at the end of the text."""
         ...
+
+
+class CallParser(SampledParser, Protocol):
+    """Separates calls from text.
+
+    Attributes:
+        needs_special: it has to see special tokens, so the worker is asked with `skip_special_tokens: false`.
+    """
+
+    needs_special: ClassVar[bool]
+
+    def __init__(self, tools: Sequence[Tool]) -> None: ...
 
 
 class ReasoningParser(Protocol):

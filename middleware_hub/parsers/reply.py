@@ -11,25 +11,22 @@ from middleware_hub.parsers.base import CallParser, ReasoningParser, Sampled
 class ReplyParser:
     """Separates reasoning first, then calls from the rest. A call inside reasoning is reasoning."""
 
-    def __init__(self, calls: CallParser, reasoning: ReasoningParser | None = None) -> None:
+    def __init__(self, calls: CallParser, reasoning: ReasoningParser) -> None:
         self._calls = calls
         self._reasoning = reasoning
 
     @property
     def needs_special(self) -> bool:
         """Return whether the worker is to be asked with `skip_special_tokens: false`."""
-        return self._calls.needs_special or (self._reasoning is not None and self._reasoning.needs_special)
+        return self._calls.needs_special or self._reasoning.needs_special
 
     def feed(self, text: str) -> list[Sampled]:
         """Return what is certain by now, in order."""
-        if self._reasoning is None:
-            return self._calls.feed(text)
         return self._without_reasoning(self._reasoning.feed(text))
 
     def finish(self) -> list[Sampled]:
         """Return the rest at the end of the text."""
-        rest = [] if self._reasoning is None else self._without_reasoning(self._reasoning.finish())
-        return rest + self._calls.finish()
+        return self._without_reasoning(self._reasoning.finish()) + self._calls.finish()
 
     def _without_reasoning(self, pieces: Sequence[Text | Reasoning]) -> list[Sampled]:
         found: list[Sampled] = []

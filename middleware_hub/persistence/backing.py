@@ -10,6 +10,10 @@ from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, Namespace, Recall, SampledReply
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.extras import Extra
+from middleware_hub.store.records import Event
+
+Beside = Callable[[Generation], Sequence[Event]]
+"""Returns what is to be appended with the record of a reply, whose span has its id by then."""
 
 
 class Backing(Protocol):
@@ -17,6 +21,11 @@ class Backing(Protocol):
 
     `persistence.memory` implements it.
     """
+
+    @property
+    def away(self) -> bool:
+        """Return whether the store is known not to answer, so that what is recorded now is not saved at once."""
+        ...
 
     async def open(self) -> None:
         """Begin, with the store open."""
@@ -38,10 +47,19 @@ class Backing(Protocol):
         ...
 
     def record(
-        self, match: PrefixMatch, context: Context | None, reply: SampledReply
+        self, match: PrefixMatch, context: Context | None, reply: SampledReply, beside: Beside | None = None
     ) -> tuple[Generation, Awaitable[bool]]:
-        """Record a reply in the tree, and begin to save it. The second value tells whether that is acknowledged."""
+        """Record a reply in the tree, and begin to save it. The second value tells whether that is acknowledged.
+
+        `beside` returns events that are appended in one step with it.
+        """
         ...
+
+    async def bring(self, records: Mapping[bytes, bytes]) -> None:
+        """Fill the tree with these replies, given by the ids of their records and their roots, as far as the store has them.
+
+        Raises StoreError.
+        """
 
     async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
         """Return what the store has beside a reply under these names; None if it cannot be read."""

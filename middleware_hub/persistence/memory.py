@@ -8,37 +8,35 @@ nothing, there is nothing to ask.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from msgspec.structs import replace
 
-from middleware_hub.persistence.mending import whole_chain
-from middleware_hub.persistence.restoring import restore
+from middleware_hub.persistence.backing import Beside
+from middleware_hub.persistence.restoring import Relied, restore
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
-from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.persistence.turns import Turns
+from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import NO_PARENT, Context, Namespace, Recall, SampledReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.extras import Extra
-from middleware_hub.store.chains import Stored, record_of
-from middleware_hub.store.errors import DamagedRecordError, StoreError
-from middleware_hub.store.paths import BLOCK, TextPath
+from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreUnreachableError
+from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Batch, Found, Query, Store, StoreStats
-from middleware_hub.store.records import Blob, Mark, Serials
+from middleware_hub.store.records import Mark, Serials
 
 logger = logging.getLogger(__name__)
 
 TEND_SECONDS = 20.0
 """How often the size of the store is looked at, and compared with `--store-max-bytes`."""
-_MOST_NAMES = 10_000
 _MOST_ROUNDS = 8
 
 
@@ -47,6 +45,7 @@ class Memory:
 
     Args:
         max_bytes: what `--store-max-bytes` says.
+        saving: appends to this store, also for others.
 
     Attributes:
         lookups: how often texts were looked up, by result.
@@ -63,23 +62,29 @@ class Memory:
         versions: VersionLog,
         spelling: Spelling,
         max_bytes: int | None = None,
+        saving: Saving | None = None,
     ) -> None:
         self.tree = tree
         self.store = store
-        self.saving = Saving(store)
+        self.saving = Saving(store) if saving is None else saving
         self._serials = serials
         self._versions = versions
-        self._spelling = spelling
+        self._turns = Turns(tree, self.saving, serials, versions, spelling)
         self._max_bytes = max_bytes
         self._others = -1
-        self._names: OrderedDict[tuple[Namespace, str], int] = OrderedDict()
+        self._changes = 0  # grows with everything that is put into the tree
         self._tending: asyncio.Task[None] | None = None
         self.lookups: Counter[str] = Counter()
         self.size = StoreStats()
         self.restored = self.forgotten = self.forgotten_unretrieved = 0
 
+    @property
+    def away(self) -> bool:
+        return self.saving.away
+
     async def open(self) -> None:
         """Begin what goes on beside requests."""
+        self.store.on_loss(self._turns.refill)
         self._tending = asyncio.create_task(self._keep_tending())
 
     async def close(self) -> None:
@@ -87,9 +92,9 @@ class Memory:
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.wait([self._tending])
+        self._turns.flush()
+        await self.write_versions()
         await self.saving.close()
-        with contextlib.suppress(StoreError):
-            await self._versions.write()
 
     # Before the tree decides -------------------------------------------------------------------------------------------
 
@@ -98,13 +103,16 @@ class Memory:
         names = () if parent is None else (parent,)
         try:
             if parent == NO_PARENT:
-                await self._heard()
+                await self._hear()
                 return match
-            found = await self._look_up(match, names, named=not match.unknown_parent)
+            path = self._path(match)
+            found = await self._look_up(match, path, names)
         except StoreError as error:
             self._unreachable(error)
             return replace(again(), unasked=True)  # some of it may have been found
-        return again() if found else match
+        if found:
+            match = again()
+        return match if match.foreign else replace(match, hashed=path)
 
     async def cover(
         self, namespace: Namespace, text: str, names: Sequence[str] = (), *, parent: str | None = None
@@ -115,61 +123,84 @@ class Memory:
         """
         match = self.tree.match(namespace, text, parent=parent)
         try:
-            await self._look_up(match, [*names, parent] if parent else names, named=not match.unknown_parent)
+            await self._look_up(match, self._path(match), [*names, parent] if parent else names)
         except StoreError as error:
             self._unreachable(error)
             return False
         return True
 
-    async def _look_up(self, match: PrefixMatch, names: Sequence[str], *, named: bool) -> bool:
-        """Fill the tree with what lies behind a match; return whether there was anything."""
-        others = await self._heard()
-        whole = not self.tree.stats.evicted_tokens
-        if whole and others == 0:
-            self.lookups["known"] += 1
-            return False
-        namespace, line = match.namespace, match.continues
-        known_from, stored = 0, None
-        if line is not None and named and not match.foreign:
-            known_from, stored = line.span.text_end, line.span.stored
-        path = TextPath(namespace, match.text, None if stored is None else stored.state)
+    @staticmethod
+    def _path(match: PrefixMatch) -> TextPath:
+        """Return the path of a text, from the end of what is known of it."""
+        line = match.continues
+        stored = None if line is None or match.unknown_parent or match.foreign else line.span.stored
+        path = TextPath(match.namespace, match.text, None if stored is None else stored.state)
         if line is not None and stored is not None and stored.state is None:
-            line.span.stored = stored._replace(state=path.state(known_from))
-        asked = [name for name in names if not whole or self._names.get((namespace, name)) != others]
-        found = await self.store.find(Query(path, known_from, self.tree.stored, asked, complete=whole))
-        for name in asked:
-            self._note_name(namespace, name, others)
-        self.lookups["found" if found.records else "nothing"] += 1
-        restored = await self._restore(found)
-        if found.damaged:
-            # Without this the text of lost tokens would read as context, and be called exact.
-            raise DamagedRecordError(f"{found.damaged} records cannot be read: run `tito-router store verify`")
-        return restored
+            line.span.stored = replace(stored, state=path.state(line.span.text_end))
+        return path
 
-    async def _heard(self) -> int:
-        """Return what `Store.others` does. If others have written, hear of weight versions first."""
+    async def _look_up(self, match: PrefixMatch, path: TextPath, names: Sequence[str]) -> bool:
+        """Fill the tree with what lies behind a match; return whether there was anything."""
+        whole, line = not self.tree.stats.evicted_tokens, match.continues
+        known_from = 0 if line is None or match.unknown_parent or match.foreign else line.span.text_end
+        known, changes = Relied(self.tree.stored), self._changes
+        query = Query(path, known_from, known, names, complete=whole, logs=(LOG,))
+        spared = None if self.saving.incomplete else self.store.spared(query)
+        if spared is not None:
+            self.lookups["known"] += 1
+            await self._versions.read_to(spared.ends.get(LOG, 0))
+            return self._changes != changes
+        self.tree.pin(match)
+        try:
+            found = await self.store.find(query)
+            await self._versions.read_to(found.ends.get(LOG, 0))
+            self.lookups["found" if found.records else "nothing"] += 1
+            lost = await self._restore(found, known)
+        finally:
+            self.tree.unpin(match)
+        if self.saving.incomplete:
+            raise StoreUnreachableError("a router that died has left replies behind that are not in the store yet")
+        if lost:
+            # Without this the text of lost tokens would read as context, and be called exact.
+            raise DamagedRecordError(f"{lost} records cannot be read: run `tito-router store verify`")
+        return self._changes != changes  # also where another request has brought what this one was not brought again
+
+    async def bring(self, records: Mapping[bytes, bytes]) -> None:
+        """Fill the tree with these replies, given by the ids of their records and their roots, as far as the store has them.
+
+        Raises StoreError.
+        """
+        for roots in (records, None):  # a conversation that was recorded again may have another root
+            lacking = [record for record in records if record not in self.tree.stored]
+            if lacking:
+                known = Relied(self.tree.stored)
+                await self._restore(await self.store.get(lacking, known=known, roots=roots), known)
+
+    async def _hear(self) -> None:
+        """Hear of weight versions, if others have written."""
         others = self.store.others()
         if others not in (0, self._others):
             await self._versions.read()
             self._others = others
-        return others
 
-    async def _restore(self, found: Found) -> bool:
-        """Put records into the tree. What they need may have been collected while they were read: then it is read again."""
-        records, lacking = found.records, restore(self.tree, found)
+    async def _restore(self, found: Found, known: Relied) -> int:
+        """Put records into the tree, and return how many cannot be read.
+
+        What they need, or rely on, may have been collected while they were read: then it is read again.
+        """
+        records, marks, damaged = found.records, found.marks, found.damaged
+        self._serials.saw(max((record.serial for record in records), default=0))
         for _ in range(_MOST_ROUNDS):
+            roots = restore(self.tree, Found(records, marks))
+            self._changes += len(records)
+            lacking = known.gone() | roots.keys()
             if not lacking:
                 break
-            more = await self.store.get(list(lacking), known=self.tree.stored)
-            records = [*more.records, *records]
-            lacking = restore(self.tree, Found(records, {**more.marks, **found.marks}))
+            more = await self.store.get(list(lacking), known=known, roots=roots)
+            damaged += more.damaged
+            records, marks = [*more.records, *records], {**more.marks, **marks}
         self.restored += len(records)
-        return bool(records)
-
-    def _note_name(self, namespace: Namespace, name: str, others: int) -> None:
-        self._names[namespace, name] = others
-        if len(self._names) > _MOST_NAMES:
-            self._names.popitem(last=False)
+        return damaged or len(roots)
 
     def _unreachable(self, error: StoreError) -> None:
         self.lookups["failed"] += 1
@@ -178,76 +209,20 @@ class Memory:
     # After it ----------------------------------------------------------------------------------------------------------
 
     def record(
-        self, match: PrefixMatch, context: Context | None, reply: SampledReply
+        self, match: PrefixMatch, context: Context | None, reply: SampledReply, beside: Beside | None = None
     ) -> tuple[Generation, Awaitable[bool]]:
-        """Record a reply in the tree, and begin to append it. The task says whether the store has acknowledged it."""
+        """Record a reply in the tree, and begin to append it. The future says whether the store has acknowledged it."""
         generation = self.tree.record(match, context, reply, serial=self._serials.next())
-        return generation, self._save(match, context is not None, generation, reply)
-
-    def _save(
-        self, match: PrefixMatch, own_context: bool, generation: Generation, reply: SampledReply
-    ) -> Awaitable[bool]:
-        span, line = generation.span, match.continues
-        above = None if line is None else line.span
-        stamp = self.tree.clock.current or ""
-        records, extras = [], self.tree.extras.of(span)
-        base, text, behind = above, match.text + reply.text, 0 if line is None else line.span.text_end
-        if own_context:
-            assert span.parent is not None
-            base = span.parent
-            if span.parent.stored is None:
-                context = record_of(
-                    span.parent,
-                    match.namespace,
-                    serial=self._serials.next(),
-                    stamp=stamp,
-                    text=match.text[behind:],
-                    line=above,
-                    base=above,
-                )
-                records.append(context)
-                span.parent.stored = Stored(context.id, context.root, context.serial)
-                self.tree.keep(span.parent, context.id)
-            behind = span.start
-        elif match.known is not None:
-            base, behind = match.known, span.start
-        spelled = self._spelling.apart(span, text)
-        sampled = record_of(
-            span,
-            match.namespace,
-            serial=generation.serial,
-            stamp=stamp,
-            text=text[behind:],
-            line=above,
-            base=base,
-            tail=reply.tail,
-            spelled=None if spelled is None else _end_of(TextPath(match.namespace, spelled)),
-            extras=tuple(extras),
-        )
-        records.append(sampled)
-        blobs = [Blob(sampled.id, name, "int32", *one) for name, one in extras.items()]
-        path = TextPath(match.namespace, text, None if above is None else above.stored.state)
-        span.stored = Stored(sampled.id, sampled.root, sampled.serial, spelled is None, path.state(len(text)))
-        self.tree.keep(span, sampled.id)
-        for name in reply.request_ids:
-            self._note_name(match.namespace, name, self._others)
-        return self._append(generation, Batch(records, {sampled.id: path}, blobs, self._versions.news()))
-
-    def _append(self, generation: Generation, batch: Batch) -> Awaitable[bool]:
-        span = generation.span
-        self.tree.hold(span)  # until it is in the store it cannot come back from there
-        return self.saving.append(
-            batch,
-            mend=lambda _: whole_chain(self.tree.keep, generation, batch, self.tree.extras.of),
-            over=lambda: self.tree.release(span),
-        )
+        saved = self._turns.add(match, generation, reply, own_context=context is not None, beside=beside)
+        return generation, saved
 
     async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
         """Return what the store has beside a reply under these names; None if it cannot be read."""
         if span.stored is None:
             return {}
         try:
-            return {one.name: Extra(one.shape, one.data) for one in await self.store.blobs(span.stored.id, names)}
+            blobs = await self.store.blobs(span.stored.id, names, root=span.stored.root)
+            return {blob.name: Extra(blob.shape, blob.data) for blob in blobs}
         except StoreError as error:
             self._unreachable(error)
             return None
@@ -256,14 +231,25 @@ class Memory:
         """Note that a conversation was retrieved: it may be forgotten before others."""
         span = None if recall is None else recall.cut.span
         if span is not None and span.stored is not None:
-            self.store.note([Mark(span.stored.root, 0, retrieved=True)])
+            # The store leaves out marks of what it does not have yet.
+            self._turns.when_there(span.stored.root, self._retrieved)
+
+    def _retrieved(self, root: bytes) -> None:
+        self.store.note([Mark(root, 0, retrieved=True)])
 
     async def write_versions(self) -> None:
         """Write down that the workers were given another weight version."""
+        events = self._versions.news()
+        if events:
+            await self.saving.append(Batch(events=events))
+
+    async def read_versions(self) -> None:
+        """Hear of the weight versions that other routers have written down, and write down what could not be written."""
         try:
             await self._versions.write()
+            await self._versions.read()
         except StoreError as error:
-            self.saving.complain("a new weight version is not written down: %s", error)
+            self.saving.complain("a new weight version is not heard of: %s", error)
 
     # The size of the store ---------------------------------------------------------------------------------------------
 
@@ -301,13 +287,9 @@ class Memory:
             "saved": saving.saved,
             "unsaved": saving.unsaved,
             "waiting": saving.waiting,
+            "waiting_bytes": saving.waiting_bytes,
+            "handed_over": saving.handed_over,
             "lost": saving.lost,
             "forgotten": self.forgotten,
             "forgotten_unretrieved": self.forgotten_unretrieved,
         }
-
-
-def _end_of(path: TextPath) -> tuple[bytes, int, bytes]:
-    """Return where a reply is entered whose chain spells this text."""
-    size = len(path.text)
-    return path.key(size // BLOCK), size, path.hash(size)

@@ -1,18 +1,26 @@
-"""A conversation that goes on here although the store has forgotten it: its records, made again from the spans."""
+"""Conversations that are known here although the store has forgotten or lost them: their records, made again from the spans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Container, Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
 from middleware_hub.radix.node import Generation, RadixNode
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.spans.extras import Extra
-from middleware_hub.store.chains import Stored, record_of
-from middleware_hub.store.paths import TextPath
-from middleware_hub.store.protocol import Batch
+from middleware_hub.store.chains import record_of
+from middleware_hub.store.errors import StoreError, StoreUnreachableError
+from middleware_hub.store.paths import TextEnd, TextPath
+from middleware_hub.store.protocol import Batch, Refill
 from middleware_hub.store.records import Blob, SpanRecord
+
+logger = logging.getLogger(__name__)
+
+_ASKED: Final = 500
+"""Records that are asked for at once."""
 
 
 def whole_chain(
@@ -20,12 +28,16 @@ def whole_chain(
     generation: Generation,
     batch: Batch,
     extras: Callable[[TokenSpan], Mapping[str, Extra]],
+    apart: Callable[[TokenSpan, TextPath, TokenSpan | None], tuple[bool, TextEnd | None]],
+    only: Collection[bytes] | None = None,
 ) -> Batch:
     """Return a batch with the records of the whole chain of a reply, of which `batch` was to append the end.
 
     Args:
         keep: is told the id of each span's record.
         extras: returns what this process still has beside a reply. What else was beside it is forgotten.
+        apart: `Spelling.apart`.
+        only: the ids of the records that are wanted; None for all.
     """
     records: list[SpanRecord] = []
     paths: dict[bytes, TextPath] = {}
@@ -40,29 +52,82 @@ def whole_chain(
         chain.append((span, line))
     for span, continued in reversed(chain):
         text, base = _text(span), continued
-        if span.sampled and span.parent is not None and not span.parent.sampled and _ends_before(span):
+        if span.sampled and ends_before(span):
             base = span.parent
         old = span.stored
+        if only is not None and old.id not in only:
+            continue
+        path, plain, spelled = TextPath(namespace, text), True, None
+        if span.sampled:
+            plain, spelled = apart(span, path, continued)
         for name, extra in extras(span).items():
             blobs[old.id, name] = Blob(old.id, name, "int32", *extra)
         record = record_of(
             span,
             namespace,
             serial=old.serial,
-            stamp=_last_version(span),
+            stamp=old.stamp,
             text=text[0 if base is None else len(_text(base)) :],
             line=continued,
             base=base,
             tail=span.owner.tail if span.sampled else (),
-            extras=tuple(name for owner, name in blobs if owner == old.id),
+            extras=old.extras,
+            spelled=None if spelled is None else spelled.place(),
         )
         if span.sampled:
-            record = replace(record, id=old.id, root=record.root if record.links else old.id)
-            paths[record.id] = TextPath(namespace, text)
-        span.stored = Stored(record.id, record.root, old.serial, old.plain, old.state)
+            paths[record.id] = path
+        span.stored = replace(
+            old, id=record.id, root=record.root, plain=plain, state=path.state(len(text)), spelled=spelled
+        )
         keep(span, record.id)
         records.append(record)
     return Batch(records, paths, [*blobs.values()], batch.events)
+
+
+class Refilling:
+    """Appends what a tree knows and a store has lost, whoever recorded it.
+
+    Args:
+        stored: the spans of the tree, by the ids of their records.
+        unsettled: the ids of records that are on their way into the store by themselves.
+        chain: `whole_chain` of a reply, with those of its records that are wanted.
+    """
+
+    def __init__(
+        self,
+        stored: Mapping[bytes, TokenSpan],
+        unsettled: Container[bytes],
+        chain: Callable[[Generation, Collection[bytes]], Batch],
+    ) -> None:
+        self._stored = stored
+        self._unsettled = unsettled
+        self._chain = chain
+
+    async def run(self, store: Refill) -> None:
+        """Raises StoreUnreachableError."""
+        lacking = await self._lacking(store)
+        found = [self._stored[record].owner for record in lacking if record in self._stored]
+        lost = [one for one in found if isinstance(one, Generation)]
+        for generation in sorted(lost, key=lambda one: one.serial):
+            if generation.span.stored.id not in lacking or generation.span.stored.id not in self._stored:
+                continue  # another one builds on it, or it was collected meanwhile
+            batch = self._chain(generation, lacking)
+            lacking.difference_update(record.id for record in batch.records)
+            try:
+                await store.append(batch)
+            except StoreUnreachableError:
+                raise
+            except (StoreError, ValueError) as error:
+                logger.error("a reply that the store has lost cannot be written again: %s", error)
+        if lost:
+            logger.warning("%d replies that the store had lost, and this router knew, are in it again", len(lost))
+
+    async def _lacking(self, store: Refill) -> set[bytes]:
+        roots = {record: span.stored.root for record, span in self._stored.items() if record not in self._unsettled}
+        names, lacking = list(roots), set[bytes]()
+        for at in range(0, len(names), _ASKED):
+            lacking |= await store.lacking({record: roots[record] for record in names[at : at + _ASKED]})
+        return lacking
 
 
 def _text(span: TokenSpan) -> str:
@@ -70,16 +135,13 @@ def _text(span: TokenSpan) -> str:
     return node.text
 
 
-def _ends_before(span: TokenSpan) -> bool:
-    """Return whether a reply stands behind the whole text of the context before it."""
-    assert span.parent is not None
+def ends_before(span: TokenSpan) -> bool:
+    """Return whether a reply stands behind the whole text of a context: that is then the base of its record."""
+    before = span.parent
     return (
-        span.take == span.parent.count
-        and span.parent.text_end == span.start
-        and _text(span).startswith(_text(span.parent))
+        before is not None
+        and not before.sampled
+        and span.take == before.count
+        and before.text_end == span.start
+        and _text(span).startswith(_text(before))
     )
-
-
-def _last_version(span: TokenSpan) -> str:
-    versions = span.versions
-    return "" if versions is None else versions if isinstance(versions, str) else versions[-1][0]

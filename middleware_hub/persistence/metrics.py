@@ -38,8 +38,8 @@ class _StoreCollector(Collector):
         memory, saving, size = self._memory, self._memory.saving, self._memory.size
         replies = CounterMetricFamily(
             "tito_store_replies",
-            "Replies by what became of them: saved before the client had all of it; unsaved at that time; lost, because too "
-            "much was waiting or the store refused them",
+            "Replies by what became of them: saved before the client had all of it; unsaved at that time; lost, because there "
+            "was no room for them or the store refused them",
             labels=["kind"],
         )
         for kind, count in (("saved", saving.saved), ("unsaved", saving.unsaved), ("lost", saving.lost)):
@@ -53,6 +53,14 @@ class _StoreCollector(Collector):
         for result in ("known", "nothing", "found", "failed"):
             lookups.add_metric([result], memory.lookups[result])
         yield lookups
+        away = CounterMetricFamily(
+            "tito_store_away_seconds",
+            "Time for which the store did not answer, by what was asked of it",
+            labels=["what"],
+        )
+        away.add_metric(["lookups"], saving.store.away_seconds)
+        away.add_metric(["writes"], saving.away_seconds)
+        yield away
         forgotten = CounterMetricFamily(
             "tito_store_forgotten",
             "Conversations forgotten for --store-max-bytes, by whether anybody had retrieved of them",
@@ -64,6 +72,7 @@ class _StoreCollector(Collector):
         for name, text, value in (
             ("restored_records", "Records that were put into the tree", memory.restored),
             ("wait_seconds", "Time from a reply's recording to its acknowledgement, summed", saving.seconds),
+            ("handed_over", "Batches that waited for the store, and are in it now", saving.handed_over),
             ("appends", "Batches written since the start", size.appends),
             ("groups", "Groups of batches written since the start: one commit each", size.groups),
             ("cut_off", "Look-ups that left something out, because there was too much", size.cut_off),
@@ -72,7 +81,13 @@ class _StoreCollector(Collector):
         ):
             yield CounterMetricFamily(f"tito_store_{name}", text, value=value)
         for name, text, gauge in (
-            ("waiting", "Replies that wait for the store to take writes again", saving.waiting),
+            ("away", "1 while the store does not answer, or takes no writes", int(saving.away)),
+            (
+                "waiting",
+                "Batches (replies, and events of sessions) that wait for the store to take writes",
+                saving.waiting,
+            ),
+            ("waiting_bytes", "Bytes of those, in a file; see --store-spool-max-bytes", saving.waiting_bytes),
             ("bytes", "Bytes in the store; this and the number of records are at most some seconds old", size.bytes),
             ("records", "Records in the store", size.records),
         ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from middleware_hub.radix.node import StoredSpan
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan
@@ -9,12 +11,31 @@ from middleware_hub.store.chains import span_of
 from middleware_hub.store.protocol import Found
 
 
-def restore(tree: RadixTree, found: Found) -> set[bytes]:
+class Relied:
+    """The records of a tree, as `Query.known`. It notes which of them a store leaves out because they are there."""
+
+    def __init__(self, stored: Container[bytes]) -> None:
+        self._stored = stored
+        self._relied: set[bytes] = set()
+
+    def __contains__(self, record: object) -> bool:
+        if not isinstance(record, bytes) or record not in self._stored:
+            return False
+        self._relied.add(record)
+        return True
+
+    def gone(self) -> set[bytes]:
+        """Return those that the tree has let go of since."""
+        return {record for record in self._relied if record not in self._stored}
+
+
+def restore(tree: RadixTree, found: Found) -> dict[bytes, bytes]:
     """Put what a look-up found into a tree.
 
-    Returns the ids of records that are needed, and are neither found nor in the tree; what builds on them is left out.
+    Returns the records that are needed, and are neither found nor in the tree, by id with their roots; what builds on them is
+    left out.
     """
-    lacking: set[bytes] = set()
+    lacking: dict[bytes, bytes] = {}
     contexts: list[TokenSpan] = []
     known = tree.stored
     for record in found.records:
@@ -22,7 +43,7 @@ def restore(tree: RadixTree, found: Found) -> set[bytes]:
             continue
         lacks = [link for link in record.links if link not in known]
         if lacks:
-            lacking.update(lacks)
+            lacking.update(dict.fromkeys(lacks, record.root))
             continue
         span, mark = span_of(record, known), found.marks.get(record.root)
         tree.restore(

@@ -1,80 +1,134 @@
-"""Appends to the store that a reply waits for, and those that have to wait for the store.
+"""Appends to the store that a reply waits for; what the store does not take waits in a file, and is handed over later.
 
-A batch that the store cannot take now (its disk is full, it is read-only) is kept in memory, up to `MOST_WAITING_BYTES`, and
-handed over in order when the store takes writes again. Meanwhile all that follows waits behind it, because it may build on it.
+    append --- acknowledged in time ---> saved
+       |                                                          a second later, or with the next append
+       +------ not ----> in the spool (`store.spool`): unsaved ---------> handed over, in order ---> the spool is empty
+       |                    while something is there, all that follows goes there too: it may build on it
+       +------ no room there, either, or the store refuses it ---> lost: said, counted
+
+An append that is not answered goes on behind the client's back, and the hand-over finds what it did (`store.spool.handover`).
+What is in the file is also in the memory of the process that recorded it, until it is in the store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
+from middleware_hub.persistence.under_way import Append, UnderWay, after_all, replies_in
 from middleware_hub.store.errors import MissingRecordError, StoreError, StoreUnreachableError
-from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.guarded import ANSWER_SECONDS, GuardedStore
+from middleware_hub.store.protocol import Batch, Mend, Over, Store
+from middleware_hub.store.spool.file import SpoolFile
+from middleware_hub.store.spool.folder import SpoolFolder
+from middleware_hub.store.spool.handover import GIVE_UP_SECONDS, Adoption, Another, Drain
+from middleware_hub.store.spool.packing import pack, unpack
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING_BYTES = 256 << 20
-RETRY_SECONDS = 1.0
-_LOG_EVERY = 60.0
-
-Mend = Callable[[MissingRecordError], Batch | None]
-"""Returns the batch with what the store lacks, which has forgotten it; None if that is not here either."""
+RETRY_SECONDS: Final = 1.0
+ADOPT_SECONDS: Final = 5.0
+"""How often a router looks for what a dead one left behind."""
+CLOSE_SECONDS: Final = 5.0
+"""How long the end waits for what is to be handed over."""
+_LOOK_SECONDS: Final = 0.25
+_FEW: Final = 16
+"""Batches that an append hands over itself before its own, instead of waiting for the next attempt."""
+_LOG_EVERY: Final = 60.0
+_MENDS: Final = 100
 
 
 class Saving:
     """Appends batches in the background.
 
+    Args:
+        refuse: what `--store-failure` says: nothing new is recorded while the store does not answer.
+
     Attributes:
-        saved, unsaved: batches that were acknowledged, and that were not when their reply was sent.
-        lost: batches that were given up, because too much was waiting or the store refused them.
+        saved, unsaved: replies that were acknowledged, and that were not when their reply was sent.
+        seconds: from a batch's recording to its acknowledgement, summed.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._running: set[asyncio.Task[bool]] = set()
-        self._waiting: deque[tuple[Batch, Mend | None, Callable[[], None] | None]] = deque()
-        self._waiting_bytes = 0
-        self._handing_over: asyncio.Task[None] | None = None
+    def __init__(self, store: Store, *, refuse: bool = False) -> None:
+        self._guarded = store if isinstance(store, GuardedStore) else GuardedStore(store)
+        self._refuse = refuse
+        self._folder: SpoolFolder | None = None
+        self._spool = SpoolFile.anonymous()
+        self._closed = False
+        self._adoption: Adoption | None = None
+        self._under_way = UnderWay(self._late, ANSWER_SECONDS, GIVE_UP_SECONDS, _LOOK_SECONDS)
+        self._stuck = self._under_way.stuck
+        self._drain = Drain(self.store, unpack)
+        self._handing = asyncio.Lock()
+        self._trying: asyncio.Task[None] | None = None
+        self._adopting: asyncio.Task[None] | None = None
+        self._since: float | None = None
+        self._why = ""
+        self._away_seconds = 0.0
         self._logged: dict[str, float] = {}
-        self.saved = self.unsaved = self.lost = 0
+        self.saved = self.unsaved = self._lost = 0
         self.seconds = 0.0
+
+    # What others see ---------------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> GuardedStore:
+        return self._guarded
 
     @property
     def waiting(self) -> int:
-        """Return how many batches wait for the store to take writes again."""
-        return len(self._waiting)
+        """Return how many replies wait for the store, in files of this router."""
+        return sum(waiting.replies for spool in self._spools for waiting in spool.waiting)
 
-    def append(
-        self, batch: Batch, *, mend: Mend | None = None, over: Callable[[], None] | None = None
-    ) -> asyncio.Task[bool]:
-        """Append a batch; the task is done when it is acknowledged (True), or is known not to be saved now (False).
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(spool.waiting_bytes for spool in self._spools)
 
-        Args:
-            mend: for a batch whose conversation the store has forgotten.
-            over: called when the batch is in the store, or given up.
-        """
-        task = asyncio.get_running_loop().create_task(self._append(batch, mend, over))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+    @property
+    def _spools(self) -> list[SpoolFile]:
+        return [self._spool, *(() if self._adoption is None else self._adoption.left)]
 
-    async def close(self) -> None:
-        """Wait until everything is appended; what the store still does not take is lost, and said so."""
-        while self._running:
-            await asyncio.wait(self._running)
-        if self._handing_over is not None:
-            self._handing_over.cancel()
-            await asyncio.wait([self._handing_over])
-        if self._waiting and not await self._hand_over():
-            logger.error(
-                "%d replies could not be written to the store before the end, and are lost", len(self._waiting)
+    @property
+    def handed_over(self) -> int:
+        """Return how many replies came into the store later, also those that other routers left behind."""
+        return sum(one.handed_over for one in (self._drain, self._adoption) if one is not None)
+
+    @property
+    def lost(self) -> int:
+        """Return how many were given up, because there was no room for them, or the store refused them."""
+        return self._lost + sum(one.lost for one in (self._drain, self._adoption) if one is not None)
+
+    @property
+    def incomplete(self) -> bool:
+        """Return whether the store is known to lack what a router left behind that died: it may belong to any text."""
+        return self._adoption is not None and bool(self._adoption.left)
+
+    @property
+    def away_seconds(self) -> float:
+        """Return how long the store took no writes, all times together."""
+        return self._away_seconds + (0.0 if self._since is None else time.monotonic() - self._since)
+
+    @property
+    def away(self) -> bool:
+        """Return whether the store does not answer, as far as is known."""
+        return bool(self._spool.waiting) or self.store.away
+
+    def admit(self) -> None:
+        """Raise StoreUnreachableError if nothing new shall be recorded now. To be called before a worker is asked."""
+        if self._spool.full:
+            raise StoreUnreachableError(
+                "the store takes no writes, and there is no more room for what waits for it "
+                f"({self._spool.waiting_bytes} bytes, --store-spool-max-bytes or the disk): {self._why}"
             )
-            self.lost += len(self._waiting)
-            self._waiting.clear()
+        if self._refuse and self.away:
+            raise StoreUnreachableError(
+                "the store does not answer, and this router does not go on without it (--store-failure refuse)"
+                + (f": {self._why}" if self._why else "")
+            )
 
     def complain(self, message: str, error: BaseException) -> None:
         """Log that something is wrong with the store, each message once a minute."""
@@ -83,77 +137,214 @@ class Saving:
             self._logged[message] = now
             logger.error(message, error)
 
-    async def _append(self, batch: Batch, mend: Mend | None, over: Callable[[], None] | None) -> bool:
-        begun = time.perf_counter()
-        try:
-            if self._waiting:
-                raise StoreUnreachableError("what was recorded before is still waiting for the store")
-            await self._appended(batch, mend)
-        except StoreUnreachableError as error:
-            self._postpone(batch, mend, over, error)
-            return False
-        except (StoreError, ValueError) as error:
-            self.unsaved += 1
-            self._give_up(over, "a reply was refused by the store: %s", error)
-            return False
-        self.saved += 1
-        self.seconds += time.perf_counter() - begun
-        if over is not None:
-            over()
-        return True
+    # The beginning and the end -----------------------------------------------------------------------------------------
 
-    async def _appended(self, batch: Batch, mend: Mend | None) -> None:
-        try:
-            await self._store.append(batch)
-        except MissingRecordError as error:
-            mended = None if mend is None else mend(error)
-            if mended is None:
-                raise
-            await self._store.append(mended)
+    async def open(self, folder: SpoolFolder, another: Another) -> None:
+        """Take a file in this folder, and hand over what dead routers left behind there, as far as the store takes it.
 
-    def _postpone(
-        self, batch: Batch, mend: Mend | None, over: Callable[[], None] | None, error: StoreUnreachableError
-    ) -> None:
-        self.unsaved += 1
-        self.complain("replies are answered without being saved, and kept until the store takes writes: %s", error)
-        size = _size(batch)
-        if self._waiting_bytes + size > MOST_WAITING_BYTES:
-            self._give_up(over, "too much is waiting for the store: %s", error)
+        That comes before the first request: what waits there would be missing from the answer, and nobody would know.
+        `another` opens the same store once more: what is appended there counts as what others wrote, so it is looked up.
+        Raises BadRequestError if there can be no file.
+        """
+        empty, self._folder, self._spool = self._spool, folder, folder.make()
+        empty.close()
+        self._adoption = adoption = Adoption(folder.left_behind, another, unpack)
+        try:
+            await adoption.run()
+        except StoreError as error:
+            self.complain("what a dead router left behind has to wait: %s", error)
+        self._adopting = asyncio.create_task(self._keep_adopting(adoption))
+
+    async def close(self) -> None:
+        """Wait until everything is appended. What the store still does not take waits in the file for the next router.
+
+        A second call does nothing.
+        """
+        if self._closed:
             return
-        self._waiting.append((batch, mend, over))
-        self._waiting_bytes += size
-        if self._handing_over is None or self._handing_over.done():
-            self._handing_over = asyncio.get_running_loop().create_task(self._keep_trying())
+        self._closed = True
+        await self._under_way.answered()
+        for task in (self._adopting, self._trying):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        self._adopting = self._trying = None
+        done = not self._spool.waiting
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                done = await self.hand_over()
+        if not done:
+            count, path = self.waiting, self._spool.path
+            where = (
+                "are lost" if path is None else f"wait in {path} for the next router or `tito-router store handover`"
+            )
+            text = "%d replies could not be written to the store before the end, and %s (%s)"
+            logger.error(text, count, where, self._why)
+            self._lost += count if path is None else 0
+        for stuck in self._stuck:
+            stuck.cancel()
+        for spool in self._spools:
+            spool.close()
+        if self._folder is not None:
+            self._folder.leave()
 
-    def _give_up(self, over: Callable[[], None] | None, message: str, error: BaseException) -> None:
-        self.lost += 1
-        self.complain(message, error)
-        if over is not None:
-            over()
+    # Appending ---------------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        batch: Batch,
+        *,
+        mend: Mend | None = None,
+        over: Over | None = None,
+        apart: Callable[[], None] | None = None,
+        parts: Sequence[Batch] = (),
+    ) -> asyncio.Future[bool]:
+        """Append a batch, or keep it in the spool; the future tells whether it was acknowledged in time. It never fails.
+
+        Args:
+            mend: for a batch whose conversation the store has forgotten.
+            over: called when the batch is in the store, or given up.
+            apart: called instead of giving it up, if the store refuses a batch whose parts may still be appended.
+            parts: how it waits in the spool, so that no part is refused later because of another one.
+        """
+        return self._begin(Append(batch, mend, over, apart, parts, raises=False))
+
+    async def save(self, batch: Batch, *, mend: Mend | None = None, over: Over | None = None) -> bool:
+        """Append a batch, or keep it in the spool; return whether it was acknowledged in time.
+
+        Raises what `Store.append` raises, StoreUnreachableError only if there was no room in the spool, either.
+        """
+        return await self._begin(Append(batch, mend, over, raises=True))
+
+    async def write(self, batch: Batch) -> None:
+        """Append a batch now or not at all. Raises what `Store.append` raises."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self.store.append(batch)
+        except TimeoutError:
+            raise StoreUnreachableError(f"the store has not answered for {ANSWER_SECONDS:.0f} s") from None
+
+    def _begin(self, one: Append) -> asyncio.Future[bool]:
+        one.task = asyncio.get_running_loop().create_task(self._run(one))
+        self._under_way.add(one)
+        return one.answered
+
+    async def _run(self, one: Append) -> None:
+        try:
+            if self._spool.waiting and not await self._emptied(one):
+                raise StoreUnreachableError("what was recorded before is still waiting for the store")
+            if one not in self._stuck:
+                await self._appended(one)
+        except StoreUnreachableError as error:
+            if one not in self._stuck:
+                self._keep(one, error)
+        except (StoreError, ValueError) as error:
+            if one not in self._stuck:
+                self._refused(one, error)
+        except Exception as error:
+            logger.exception("the store failed")
+            if one not in self._stuck:
+                self._refused(one, error)
+        else:
+            if one not in self._stuck:
+                self.saved += one.replies
+                self.seconds += one.replies * (time.monotonic() - one.begun)
+                if one.over is not None:
+                    one.over(True)
+                one.answer(True)
+        finally:
+            self._under_way.over(one)
+
+    async def _emptied(self, one: Append) -> bool:
+        """Hand over what waits if that is quick; return whether nothing waits any more."""
+        if self._stuck or self._handing.locked() or len(self._spool.waiting) > _FEW:
+            return False
+        await self.hand_over()
+        return not self._spool.waiting
+
+    async def _appended(self, one: Append) -> None:
+        batch = one.batch
+        for _ in range(_MENDS):
+            try:
+                await self.store.append(batch)
+                return
+            except MissingRecordError as error:
+                mended = None if one.mend is None else one.mend(batch, error)
+                if mended is None:
+                    raise
+                batch = mended
+
+    def _late(self, one: Append) -> None:
+        self._keep(one, StoreUnreachableError(f"the store has not answered for {ANSWER_SECONDS:.0f} s"))
+
+    def _keep(self, one: Append, error: StoreUnreachableError) -> None:
+        """Put a batch into the spool."""
+        self._why = error.message
+        self.complain("replies are answered without being saved, and kept until the store takes writes: %s", error)
+        over = after_all(len(one.parts), one.over)
+        for at, part in enumerate(one.parts):
+            try:
+                self._spool.put(pack(part), replies_in(part), one.mend, over)
+            except (OSError, ValueError) as fault:
+                if not at:
+                    why = f"{error.message}; nor can it be kept in {self._spool.path}: {fault}"
+                    return self._refused(one, StoreUnreachableError(why) if isinstance(fault, OSError) else fault)
+                self._lose(part, fault)
+                if over is not None:
+                    over(False)
+        self.unsaved += one.replies
+        if self._since is None:
+            self._since = time.monotonic()
+        if self._trying is None or self._trying.done():
+            self._trying = asyncio.get_running_loop().create_task(self._keep_trying())
+        one.answer(False)
+
+    def _refused(self, one: Append, error: Exception) -> None:
+        if one.apart is not None and not isinstance(error, StoreUnreachableError):
+            one.apart()
+            one.answer(False)
+            return
+        if not one.raises:
+            self.unsaved += one.replies
+            self._lose(one.batch, error)
+        if one.over is not None:
+            one.over(False)
+        one.answer(False, error)
+
+    def _lose(self, batch: Batch, error: Exception) -> None:
+        self._lost += replies_in(batch)
+        self.complain("a reply was not saved, and is lost with this process: %s", error)
+
+    # Handing over ------------------------------------------------------------------------------------------------------
+
+    async def hand_over(self) -> bool:
+        """Append what waits, in order; return whether all of it is in the store."""
+        async with self._handing:
+            if not await self._drain.empty(self._spool):
+                self._why = self._drain.why
+                return False
+            if self._since is not None:
+                seconds, self._since = time.monotonic() - self._since, None
+                self._away_seconds += seconds
+                logger.warning(
+                    "the store takes writes again, after %.1f s: all replies that were waiting are in it", seconds
+                )
+            return True
 
     async def _keep_trying(self) -> None:
-        while self._waiting:
+        while self._spool.waiting:
             await asyncio.sleep(RETRY_SECONDS)
-            if await self._hand_over():
-                logger.warning("the store takes writes again: all replies that were waiting are in it")
+            if not self._stuck:
+                try:
+                    await self.hand_over()
+                except OSError as error:
+                    self.complain("what waits for the store cannot be read: %s", error)
 
-    async def _hand_over(self) -> bool:
-        """Append what is waiting, in order; return whether all of it is."""
-        while self._waiting:
-            batch, mend, over = self._waiting[0]
-            try:
-                await self._appended(batch, mend)
-            except StoreUnreachableError:
-                return False
-            except (StoreError, ValueError) as error:
-                self._give_up(None, "a reply was refused by the store: %s", error)
-            self._waiting.popleft()
-            self._waiting_bytes -= _size(batch)
-            if over is not None:
-                over()
-        return True
-
-
-def _size(batch: Batch) -> int:
-    records = sum(len(one.ids) + len(one.logprobs or b"") + len(one.text) for one in batch.records)
-    return records + sum(len(blob.data) for blob in batch.blobs) + sum(len(event.data) for event in batch.events)
+    async def _keep_adopting(self, adoption: Adoption) -> None:
+        while True:
+            await asyncio.sleep(ADOPT_SECONDS)
+            if not self.away:
+                try:
+                    await adoption.run()
+                except (OSError, StoreError) as error:
+                    self.complain("what a dead router left behind has to wait: %s", error)

@@ -5,16 +5,27 @@ tree finds it by the ids; a store finds by text only, so such a chain is entered
 
     text    "What is 2+2?"  "4"              "And 3+3?"  "6"
     ids      What is 2+2?    4<|im_end|>      And 3+3?    6<|im_end|>      the first end of turn has no text
+
+The spelling of a chain goes on behind that of the reply before it, of which only the end is kept (`TextEnd`).
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+import numpy as np
 
 from middleware_hub.radix.node import Generation
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, chain_ids
+from middleware_hub.store.paths import BLOCK, TextEnd, TextPath
 
-_ODD = SpanFlag.WHOLE | SpanFlag.MISMATCH | SpanFlag.SPLIT | SpanFlag.RECUT | SpanFlag.FOREIGN
+_ODD: Final = SpanFlag.WHOLE | SpanFlag.MISMATCH | SpanFlag.SPLIT | SpanFlag.RECUT | SpanFlag.FOREIGN
+_BROKEN: Final = "\ufffd"
+"""Stands for half a character, whose other half may follow."""
+_START: Final = 16
+"""Tokens behind which nothing of a chain is spelled as a start is: a BOS, and the space behind it."""
 
 
 class Spelling:
@@ -22,43 +33,100 @@ class Spelling:
 
     Args:
         spell: returns the text of a client's ids.
+        spell_on: returns the text of ids that stand behind others.
         special: the ids that a worker may leave out of a text.
     """
 
-    def __init__(self, spell: Callable[[Sequence[int]], str], special: Collection[int]) -> None:
+    def __init__(
+        self, spell: Callable[[Sequence[int]], str], spell_on: Callable[[Sequence[int]], str], special: Collection[int]
+    ) -> None:
         self._spell = spell
-        self._special = frozenset(special)
+        self._spell_on = spell_on
+        ids = [i for i in special if i >= 0]
+        self._special = np.zeros(max(ids, default=-1) + 2, bool)  # the last one stands for all ids behind it
+        self._special[ids] = True
 
-    def apart(self, reply: TokenSpan, text: str) -> str | None:
-        """Return what the chain of a reply spells without its hidden tail, if that is not its whole text; else None.
+    def apart(self, reply: TokenSpan, path: TextPath, line: TokenSpan | None) -> tuple[bool, TextEnd | None]:
+        """Return whether the chain of a reply spells its whole text without its hidden tail; if not, where that ends.
 
-        The replies before it are stored. Where nothing is odd, the ids are only looked at, and not spelled.
+        The replies before it are stored. Only what is behind the last one of them is looked at, if its end is known.
+
+        Args:
+            path: of the whole text of the reply.
+            line: the complete reply that its prompt continued.
         """
-        if self._plain(reply):
-            return None
-        spelled = self._spell(memoryview(chain_ids(reply, reply.visible)).cast("i").tolist())
-        return None if spelled == text else spelled
+        straight, first = self._straight(reply), reply
+        while first.parent is not None and not first.parent.sampled:
+            straight = straight and first.take == first.parent.count and self._straight(first.parent)
+            first = first.parent
+        if straight and (first.parent is None or self._goes_on(first)):
+            return True, None
+        end = self._end_before(first, path, line)
+        if end is not None:
+            new = path.text[first.start : reply.text_end] if straight else self._spell_on(_new_ids(reply, first))
+            new = self._tail(first) + new
+            end = None if _BROKEN in new else end.longer(new)
+        if end is None:
+            end = TextPath(path.namespace, self._spell(_numbers(chain_ids(reply, reply.visible)))).end()
+        return (True, None) if end.place() == path.end().place() else (False, end)
 
-    def _plain(self, reply: TokenSpan) -> bool:
-        if reply.flags & _ODD or reply.ends is not None:
+    def _straight(self, span: TokenSpan) -> bool:
+        """Return whether the ids of a span spell its text; not to be known counts as no."""
+        if span.flags & _ODD or span.ends is not None:
             return False
-        if not self._special.isdisjoint(memoryview(reply.ids[: ID_BYTES * reply.visible]).cast("i")):
-            return False
-        below = reply
-        while below.parent is not None and not below.parent.sampled:
-            if below.parent.flags & _ODD or below.parent.ends is not None or below.take < below.parent.count:
-                return False
-            below = below.parent
-        span, take, start = below.parent, below.take, below.start
-        if span is None:
+        if not span.sampled:
             return True
-        owner = span.owner
-        if not isinstance(owner, Generation) or span.stored is None or not span.stored.plain or take < span.visible:
+        ids = np.frombuffer(span.ids, np.int32, span.visible)
+        return not np.count_nonzero(self._special.take(ids, mode="clip"))
+
+    @staticmethod
+    def _goes_on(first: TokenSpan) -> bool:
+        """Return whether the chain before a span spells its text, up to the beginning of the span."""
+        span = first.parent
+        assert span is not None
+        if span.stored is None or not span.stored.plain or first.take < span.visible:
             return False
-        kept, shown = take - span.visible, ""
-        for token in owner.tail:
+        if not isinstance(span.owner, Generation):
+            return False
+        kept, shown = first.take - span.visible, 0
+        for token in span.owner.tail:
             if kept <= 0:
                 break
-            shown += token.text
+            shown += len(token.text)
             kept -= token.tokens
-        return start - span.text_end == len(shown)
+        return first.start - span.text_end == shown
+
+    def _tail(self, first: TokenSpan) -> str:
+        """Return what is spelled by the hidden tail before a span."""
+        span = first.parent
+        assert span is not None
+        kept, owner = first.take - span.visible, span.owner
+        if not kept:
+            return ""
+        if isinstance(owner, Generation) and len(owner.tail) == kept == 1 and owner.tail[0].special:
+            return owner.tail[0].text
+        return self._spell_on(_numbers(span.ids[ID_BYTES * span.visible : ID_BYTES * first.take]))
+
+    @staticmethod
+    def _end_before(first: TokenSpan, path: TextPath, line: TokenSpan | None) -> TextEnd | None:
+        """Return where the spelling of the reply before a span ends, if that is known and more text may be joined to it.
+
+        It may be if no character is broken at its end, which the next token would complete.
+        """
+        span = first.parent
+        if span is None or span.stored is None or first.take < span.visible or span.offset + span.visible < _START:
+            return None
+        end: TextEnd | None = span.stored.spelled
+        state = span.stored.state
+        if end is None and span.stored.plain and span is line and state is not None:
+            end = TextEnd(state, path.text[BLOCK * state.blocks : span.text_end])
+        return None if end is None or end.rest[-1:] in ("", _BROKEN) else end
+
+
+def _new_ids(reply: TokenSpan, first: TokenSpan) -> array[int]:
+    """Return the ids of a chain from a span on, without its hidden tail."""
+    return _numbers(chain_ids(reply, reply.visible)[ID_BYTES * first.offset :])
+
+
+def _numbers(ids: bytes) -> array[int]:
+    return array("i", ids)

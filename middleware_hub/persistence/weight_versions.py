@@ -2,7 +2,11 @@
 
 What the clock notes (`VersionClock.changes`), and which worker has which version, is a log in the store. It is appended
 together with the reply that brought the news, and read before the first request, and when others have written. The order of the
-log counts: what this process noted is repeated behind what others noted before it.
+log counts: what this process noted is repeated behind what others noted before it. Of replies below the current version that
+two routers got at one moment only one is counted (`FALL_AFTER`): a fall is noticed one reply later.
+
+A store that was set back may have lost the end of the log. Then it is read from its beginning (not repeating what is known),
+and each process writes down again which versions it knows.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
+from middleware_hub.store.errors import StoreError
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event, new_id
 
@@ -28,34 +33,61 @@ class VersionLog:
         self._workers = workers
         self._last = 0
         self._me = new_id()
+        self._count = 0
         self._unread: list[_News] = []
+        self._unwritten: _News = []
+        self._repeated: set[bytes] = set()
         clock.changes = []
         workers.changes = []
 
     def news(self) -> tuple[Event, ...]:
         """Return what happened since the last call, to be appended: nothing, or one event."""
-        if not self._clock.changes and not self._workers.changes:
+        if not self._clock.changes and not self._workers.changes and not self._unwritten:
             return ()
-        found = [*self._clock.take_changes(), *self._workers.take_changes()]
+        found = [*self._unwritten, *self._clock.take_changes(), *self._workers.take_changes()]
+        self._unwritten = []
         self._unread.append(found)
-        return (Event(LOG, "news", msgspec.msgpack.encode((self._me, found))),)
+        # No two are equal: what waits in the spool and is in the log already is not handed over again.
+        self._count += 1
+        return (Event(LOG, "news", msgspec.msgpack.encode((self._me + self._count.to_bytes(8, "big"), found))),)
 
     async def write(self) -> None:
-        """Append what happened since the last call. Raises StoreError."""
+        """Append what happened since the last call. Raises StoreError: then it is appended by the next one."""
         events = self.news()
         if events:
-            await self._store.append(Batch(events=events))
+            found = self._unread[-1]
+            try:
+                await self._store.append(Batch(events=events))
+            except StoreError:
+                self._unread.remove(found)
+                self._unwritten = [*found, *self._unwritten]
+                raise
+
+    async def read_to(self, last: int) -> None:
+        """Do as `read` does, given the number of the last event. Raises StoreError."""
+        if last < self._last and not await self._store.read(LOG, after=self._last - 1, limit=1):
+            self._last = 0
+            self._unread.clear()
+            current = [] if self._clock.current is None else [("become", self._clock.current)]
+            self._unwritten = [*(("order", version) for version in self._clock.known), *current, *self._unwritten]
+        if last > self._last:
+            await self.read()
 
     async def read(self) -> None:
         """Repeat what other processes, or this one in an earlier life, have noted since the last call. Raises StoreError."""
         while events := await self._store.read(LOG, after=self._last, limit=_PAGE):
-            found = [_decoder.decode(event.data) for event in events]
-            self._last = events[-1].number
+            # Another call may have read some of them meanwhile.
+            found = [_decoder.decode(event.data) for event in events if event.number > self._last]
+            self._last = max(self._last, events[-1].number)
             foreign = False
             for writer, news in found:
-                if writer == self._me and self._unread:
+                if writer in self._repeated:
+                    continue
+                self._repeated.add(writer)
+                mine = writer.startswith(self._me)
+                if mine and self._unread:
                     self._unread.pop(0)
-                foreign = foreign or writer != self._me
+                foreign = foreign or not mine
                 if foreign:
                     self._repeat(news)
             if foreign:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-from middleware_hub.radix.node import Generation
+from middleware_hub.radix.node import Generation, RadixNode
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan
 from middleware_hub.spans.hidden_tail import spell_tail
 
@@ -53,7 +53,7 @@ def resolve_complete(generation: Generation, text: str, position: int) -> Cut | 
     """Continue a complete reply that ends at `position` of `text`; None if this text must not continue it."""
     span, tail = generation.span, generation.tail
     shown = tail[0].shown if tail else 0
-    taken, spelled = (0, position) if position == len(text) else spell_tail(tail, text, position)
+    taken, spelled = spell_tail(tail, text, position) if tail and position < len(text) else (0, position)
     if span.visible + taken == 0 or (span.width == 0 and spelled == position):
         # Nothing of it is left: an empty reply whose tail is not spelled, or only half a token, which is encoded again.
         return None
@@ -88,6 +88,24 @@ def resolve_partial(
         inside = _cut_inside(span, take, min(limit, end), measure, boundaries)
         child = span
     return inside
+
+
+def same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
+    """Return a remembered context that ends at `node` and was encoded behind the same sampled tokens."""
+    base = cut.sampled_base
+    for span in reversed(node.known_contexts()):
+        if not span.flags & (SpanFlag.GIVEN | SpanFlag.LOST) and end_of(span).sampled_base == base:
+            return span
+    return None
+
+
+def recorded_context(node: RadixNode, cut: Cut, *, any_chain: bool) -> Cut | None:
+    """Return a prompt that was sent with exactly the text of `node`: of the chain of `cut` if there is one."""
+    contexts, base = node.known_contexts(), cut.sampled_base
+    for span in reversed(contexts):
+        if end_of(span).sampled_base == base:
+            return end_of(span)
+    return end_of(contexts[-1]) if contexts and any_chain else None
 
 
 def ends_by(span: TokenSpan, limit: int, start: int, measure: Measure) -> bool:

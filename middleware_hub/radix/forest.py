@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from middleware_hub.radix.indexes import IdsIndex, Leaves, ReplyNames
@@ -31,6 +31,11 @@ class TreeStats:
     evicted: Counter[str] = field(default_factory=Counter)
     evicted_tokens: int = 0
 
+    def forget(self) -> None:
+        """Start again from an empty tree; what was evicted stays counted."""
+        self.nodes = self.generations = self.spans = self.tokens = self.characters = self.payload = 0
+        self.hits = self.misses = 0
+
 
 class Forest:
     """One radix tree per namespace, the indexes over all of them, and their counts.
@@ -38,6 +43,7 @@ class Forest:
     Attributes:
         stored: the spans that a store has, too, by the ids of their records.
         extras: what engines said of each token of these replies besides.
+        watcher: is called with each reply that came or went; None while the inspector is not in use.
     """
 
     def __init__(self, *, stored: bool = False) -> None:
@@ -50,6 +56,7 @@ class Forest:
         self.roots: dict[tuple[str, ...], RadixNode] = {}
         self.stored: dict[bytes, TokenSpan] = {}
         self.extras = Extras(stored=stored)
+        self.watcher: Callable[[Generation], None] | None = None
 
     @property
     def estimated_bytes(self) -> int:
@@ -88,12 +95,14 @@ class Forest:
         self.add_span(span)
         node.add_end(generation)
         before = span.parent
-        own = before is not None and not before.sampled and bool(before.flags & SpanFlag.FOREIGN)
+        own = before is not None and bool(before.flags & SpanFlag.FOREIGN) and not before.sampled
         self.note_passes(generation, foreign=own or bool(span.flags & SpanFlag.FOREIGN))
         self.stats.generations += 1
         self.by_ids.add(namespace, generation)
         self.names.add(generation)
         self.leaves.offer(generation)
+        if self.watcher is not None:
+            self.watcher(generation)
 
     def insert_context(self, span: TokenSpan, node: RadixNode) -> None:
         """Put the context of prompts at the node of their text."""
@@ -136,6 +145,8 @@ class Forest:
         self.prune(node)
         self.release(span)
         span.owner = None
+        if self.watcher is not None:
+            self.watcher(generation)
 
     def note_passes(self, generation: Generation, *, foreign: bool) -> None:
         """Note a new reply in the nodes between it and the reply that it continues.
@@ -144,7 +155,7 @@ class Forest:
         """
         line, span = generation.continues, generation.span
         top = None if line is None else line.node
-        node, end = generation.node, span.text_end
+        node, end = generation.node, span.start + span.width
         while node is not top and node.parent is not None:
             node.note_pass(generation)
             if foreign or end > span.start:
@@ -157,7 +168,7 @@ class Forest:
             span.parent.users += 1
         self.stats.spans += 1
         self.stats.tokens += span.count
-        self.stats.payload += _payload(span)
+        self.stats.payload += len(span.ids) if span.logprobs is None else len(span.ids) + len(span.logprobs)
 
     def release(self, span: TokenSpan | None) -> None:
         """Count one user of a span less. A span without users is removed, and so on upward."""
@@ -171,7 +182,7 @@ class Forest:
                 return
             self.stats.spans -= 1
             self.stats.tokens -= span.count
-            self.stats.payload -= _payload(span)
+            self.stats.payload -= len(span.ids) if span.logprobs is None else len(span.ids) + len(span.logprobs)
             self.extras.forget(span)
             if span.stored is not None:
                 self.stored.pop(span.stored.id, None)
@@ -197,6 +208,11 @@ class Forest:
             node.merge_down()
             self.stats.nodes -= 1
 
+    def each_generation(self) -> Iterator[Generation | None]:
+        """Yield all replies, and None for each node without one. While the forest changes, what is new may be left out."""
+        for node, _ in every_node(list(self.roots.values())):
+            yield from tuple(node.generations()) or (None,)
+
     def clear(self) -> None:
         """Forget everything, link by link: freeing a chain of 100,000 spans by its end alone would overflow the C stack."""
         for node, _ in list(every_node(self.roots.values())):
@@ -214,7 +230,7 @@ class Forest:
         self.marks = Landmarks()
         self.by_ids = IdsIndex()
         self.names = ReplyNames()
-        self.stats = TreeStats(evicted=self.stats.evicted, evicted_tokens=self.stats.evicted_tokens)
+        self.stats.forget()
 
 
 def every_node(roots: Iterable[RadixNode]) -> Iterator[tuple[RadixNode, int]]:
@@ -231,7 +247,3 @@ def _nearest_generation(span: TokenSpan) -> Generation | None:
     while above is not None and not isinstance(above.owner, Generation):
         above = above.parent
     return None if above is None else above.owner
-
-
-def _payload(span: TokenSpan) -> int:
-    return len(span.ids) + len(span.logprobs or b"")

@@ -4,7 +4,7 @@ A client that sends ids (a partial rollout, resumed from what was retrieved) con
 need not be the text under which the chain was recorded: special tokens are spelled in one and may be silent in the other.
 So `IdsIndex` finds chains by a fingerprint of their ids: a polynomial over all of them modulo 2^64. It grows by the new
 tokens only, and all prefixes of a request cost one running sum. A hit is compared id for id before it counts. New replies wait
-until there are several, or until somebody asks: together they cost less than one by one.
+until there are several, or until they are asked for: together they cost less than one by one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _SERIAL = attrgetter("serial")
 
 
 class IdsIndex:
-    """Chains by namespace and fingerprint, each with and without its hidden tail."""
+    """Chains by namespace and fingerprint, each with and without its hidden tail. Of equal chains the newest answers."""
 
     def __init__(self) -> None:
         self._powers: NDArray[np.uint64] = np.ones(1, dtype=np.uint64)
-        self._chains: dict[tuple[str, ...], dict[int, Generation]] = {}
+        self._chains: dict[tuple[str, ...], dict[int, Generation | list[Generation]]] = {}
         self._waiting: list[Generation] = []
         self._waiting_tokens = 0
 
     def add(self, namespace: tuple[str, ...], generation: Generation) -> None:
-        """Add a reply; of equal chains the newest answers."""
+        """Add a reply."""
         generation.namespace = namespace
         self._waiting.append(generation)
         span = generation.span
@@ -48,16 +48,16 @@ class IdsIndex:
             self._take_in()
 
     def remove(self, generation: Generation) -> None:
-        """Remove a reply; an equal chain with the same text takes its place."""
+        """Remove a reply; an equal chain takes its place, also one with another text."""
         if not generation.fingerprints:
             self._take_in()
         chains = self._chains[generation.namespace]
         for fingerprint in generation.fingerprints:
-            if chains.get(fingerprint) is generation:
+            left = removed(chains[fingerprint], generation)
+            if left is None:
                 del chains[fingerprint]
-                for other in generation.node.generations():
-                    if other is not generation and fingerprint in other.fingerprints:
-                        chains[fingerprint] = other
+            else:
+                chains[fingerprint] = left
         if not chains:
             del self._chains[generation.namespace]
 
@@ -77,7 +77,7 @@ class IdsIndex:
             found = chains.get(fingerprint)
             if found is None:
                 continue
-            for generation in (found, *reversed(found.node.generations())):
+            for generation in reversed(found) if isinstance(found, list) else (found,):
                 if parent is not None and not generation.span.named(parent):
                     continue
                 for known, take in zip(
@@ -108,9 +108,7 @@ class IdsIndex:
                 generation.fingerprints += ((seen - less) & _MASK,)
             chains = self._chains.setdefault(generation.namespace, {})
             for fingerprint in generation.fingerprints:
-                known_as = chains.get(fingerprint)
-                if known_as is None or known_as.serial < generation.serial:
-                    chains[fingerprint] = generation
+                chains[fingerprint] = added(chains.get(fingerprint), generation, _SERIAL)
 
     def _sums(self, runs: list[tuple[bytes, int]]) -> list[int]:
         """Return what each run of packed ids adds to the fingerprint of its chain; its offset counts the tokens before it."""
@@ -172,17 +170,20 @@ class ReplyNames:
         self._replies: dict[tuple[str, ...], dict[str, Generation | list[Generation]]] = {}
 
     def add(self, generation: Generation) -> None:
-        if not generation.request_ids:
+        names = generation.span.request_ids
+        if not names:
             return
         replies = self._replies.setdefault(generation.namespace, {})
-        for name in generation.request_ids:
-            replies[name] = added(replies.get(name), generation, _SERIAL)
+        for name in names:
+            known = replies.get(name)
+            replies[name] = generation if known is None else added(known, generation, _SERIAL)
 
     def remove(self, generation: Generation) -> None:
-        if not generation.request_ids:
+        names = generation.span.request_ids
+        if not names:
             return
         replies = self._replies[generation.namespace]
-        for name in generation.request_ids:
+        for name in names:
             left = removed(replies[name], generation)
             if left is None:
                 del replies[name]
@@ -217,8 +218,8 @@ class Leaves:
 
     def offer(self, generation: Generation) -> None:
         """Add a generation that became a leaf, or a leaf of the other kind."""
-        if not generation.leaf:
-            return
+        if generation.span.users != 1:
+            return  # something builds on it
         kind = self.stored or generation.retrieved
         heap = self._heaps[kind]
         heapq.heappush(heap, (generation.tick, generation.serial, generation))

@@ -108,7 +108,7 @@ class Judge:
             ends=alignment.ends,
             tail=alignment.tail,
             late=asked.steps != self.clock.steps,
-            request_ids=tuple(dict.fromkeys(i for i in (asked.rid, reply.request_id) if i)),
+            request_ids=tuple(dict.fromkeys(filter(None, (asked.rid, reply.request_id)))),
             finish=reply.finish_type or "abort",  # the stream broke off, or its client left
             told=reply.told,
             experts_from=asked.experts_from,
@@ -123,10 +123,12 @@ class Judge:
 
         `weight_version` alone is the version at the end of the request. All tokens have it unless the weights changed.
         """
-        changed = self.workers.changed_since(worker, reply.version, sent_at)
+        changed = reply.versions is None and self.workers.changed_since(worker, reply.version, sent_at)
         self.workers.observe(worker, reply.version)
         if reply.versions is None:
             return reply.version, not changed
+        if len(reply.versions) == 1 and reply.versions[0][1:] == (0, len(reply.ids)):
+            return reply.versions[0][0], True
         begin = 0
         for _, run_begin, run_end in reply.versions:
             if run_begin != begin or run_end < run_begin:

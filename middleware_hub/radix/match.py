@@ -7,18 +7,28 @@ request names. Behind it, whole tokens of a chain that the text leaves midway ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
-from typing import NamedTuple
+from itertools import compress, islice
+from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.radix.cut import FRESH, Cut, end_of, ends_by, resolve_complete, resolve_partial
+from middleware_hub.radix.cut import FRESH, Cut, ends_by, resolve_complete, resolve_partial, same_encoding
 from middleware_hub.radix.landmarks import FAR, Landmarks
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 
 MOST_CANDIDATES = 16
 """How many chains that a text could cut are tried: nodes, and replies of one text."""
+
+_REASONS = (
+    "cut_in_token",
+    "tail_left_out",
+    "ambiguous_parent",
+    "unknown_parent",
+    "edited_turn",
+    "engine_mismatch",
+    "store_unreachable",
+)
 
 
 class Path(NamedTuple):
@@ -46,9 +56,13 @@ class Path(NamedTuple):
 
     def stops(self) -> Iterator[tuple[RadixNode, int]]:
         """Yield the nodes of the path at which generations end, last one first, with the characters down to there."""
-        for node, position in self.upward():
-            if node.ends is not None and (node is not self.at or position == self.end):
-                yield node, position
+        node: RadixNode | None = self.at
+        end = self.end
+        while node is not None and end:
+            if node.ends is not None and end <= self.limit:
+                yield node, end
+            end -= len(node.edge)
+            node = node.parent
 
     def candidates(self, line: Generation | None, floor: int) -> Iterator[tuple[Generation, int]]:
         """Yield generations behind `line` that leave the path above `floor`, with the characters agreed, furthest first.
@@ -107,24 +121,29 @@ class Path(NamedTuple):
     def further(self, line: Generation | None, cut: Cut, measure: Measure, *, boundaries: bool = True) -> Cut | None:
         """Return tokens behind `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
 
-        Sampled tokens come first. Context, whose encoding would be the same anyway, counts only where there are none.
+        Sampled tokens come first. Context, whose encoding would be the same anyway, counts only where there are none. A chain
+        that the text leaves before its own reply has tokens of another one only, which may be equal to those of a newer one.
         """
+        if self.limit <= cut.start:
+            return None
         best: Cut | None = None
+        borrowed = False
         newest: tuple[Generation, int] | None = None
         for generation, limit in self.candidates(line, cut.start):
-            if best is not None and limit <= best.start:
+            if best is not None and limit < best.start + (not borrowed):
                 break
             newest = newest or (generation, limit)
             if _samples_nothing(generation, limit):
                 continue
-            if best is not None and ends_by(generation.span, limit, best.start, measure):
+            own = generation.span.start < limit
+            if best is not None and not (own and borrowed) and ends_by(generation.span, limit, best.start, measure):
                 continue
             found = self._whole_literals(generation, limit, line, measure, boundaries=False)
-            if found is not None and found.start > (cut if best is None else best).start:
-                best = found
+            if found is not None and found.start + (own and borrowed) > (best or cut).start:
+                best, borrowed = found, not own
         if best is None and boundaries and newest is not None:
             found = self._whole_literals(*newest, line, measure, boundaries=True)
-            if found is not None and found.start > cut.start:
+            if found is not None and found.start > cut.start and not _says_lost(found.span, cut.span):
                 return found
         return best
 
@@ -145,7 +164,7 @@ class Path(NamedTuple):
 
     def is_ambiguous(self, continues: Generation, start: int, measure: Measure) -> bool:
         """Return whether a chain that does not continue this reply has whole sampled tokens of the text behind `start`."""
-        if not any(node.replied for node, _ in self.upward(start)):
+        if self.limit <= start or not any(node.replied for node, _ in self.upward(start)):
             return False  # and there may be hundreds of lines: equal samples, with one observation behind them
         for node, limit in self.upward(start):
             for other in node.lines():
@@ -157,6 +176,8 @@ class Path(NamedTuple):
 
     def passes_mismatch(self, line: Generation | None) -> bool:
         """Return whether a reply whose ids do not spell its text ends on the path behind `line`."""
+        if line is not None and self.at is line.node and self.limit == self.end:
+            return False
         for node, _ in self.stops():
             if line is not None and node is line.node:
                 return False
@@ -180,6 +201,15 @@ class Path(NamedTuple):
         return self.limit == len(self.text) == self.end
 
 
+def _says_lost(context: TokenSpan | None, above: TokenSpan | None) -> bool:
+    """Return whether context says that something before it may be missing, which is true of its own request only."""
+    while context is not None and context is not above:
+        if context.flags & SpanFlag.LOST:
+            return True
+        context = context.parent
+    return False
+
+
 class PrefixMatch(msgspec.Struct, frozen=True):
     """What `RadixTree.match` found. `tree.pin(match)` keeps it from being collected while a request uses it.
 
@@ -196,6 +226,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         mismatched: the text holds a reply whose ids do not spell it (`engine_mismatch`), encoded as the client saw it.
         unasked: the store that may know more of this text could not be asked (`store_unreachable`).
         foreign: the chain was recorded under another text than this one (the ids of both are the same).
+        hashed: what the store behind the tree has worked out about the text.
     """
 
     namespace: tuple[str, ...]
@@ -210,6 +241,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     mismatched: bool = False
     path: Path | None = None
     unasked: bool = False
+    hashed: Any = None
 
     @property
     def tail_left_out(self) -> bool:
@@ -230,16 +262,16 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Return the reasons that describe how the prompt was made, as answers and counters name them."""
-        found = (
-            ("cut_in_token", self.cut.recut),
-            ("tail_left_out", self.tail_left_out and not self.cut.recut),
-            ("ambiguous_parent", self.ambiguous),
-            ("unknown_parent", self.unknown_parent),
-            ("edited_turn", self.edited),
-            ("engine_mismatch", self.mismatched),
-            ("store_unreachable", self.unasked),
+        holds = (
+            self.cut.recut,
+            self.tail_left_out and not self.cut.recut,
+            self.ambiguous,
+            self.unknown_parent,
+            self.edited,
+            self.mismatched,
+            self.unasked,
         )
-        return tuple(name for name, holds in found if holds)
+        return tuple(compress(_REASONS, holds))
 
 
 def walk_down(root: RadixNode, text: str, marks: Landmarks | None = None) -> Path:
@@ -281,7 +313,7 @@ def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measu
         unknown = continues is None
     if continues is None:
         cut, continues = path.longest_complete(None)
-        begin = None if continues is None else measure.straddled(text, continues.span.text_end)
+        begin = None if continues is None else measure.straddled(text, continues.span.start + continues.span.width)
         if begin is not None:
             # The reply ends inside an added token that the text spells: a shorter reply continues with that token.
             shorter = path.longest_complete(None, begin)
@@ -290,10 +322,10 @@ def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measu
     further = path.further(continues, cut, measure, boundaries=not at_prompt)
     known = None
     if at_prompt:
-        known = _same_encoding(path.at, further or cut)
+        known = same_encoding(path.at, further or cut)
         if known is None:
             further = path.further(continues, cut, measure)
-    cut = further or cut if known is None else Cut(known, len(known), len(text))
+    cut = further or cut if known is None else Cut(known, known.count, len(text))
     ambiguous = continues is not None and path.is_ambiguous(continues, cut.start, measure)
     mismatched = path.passes_mismatch(continues)
     return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown, mismatched=mismatched, path=path)
@@ -316,21 +348,3 @@ def match_chain(
     owners = {part.owner for part, _ in links(span.parent, span.take) if part.sampled}
     line = next((g for node, _ in path.stops() for g in node.generations() if g in owners), None)
     return PrefixMatch(namespace, text, Cut(span, take, width(span.offset + take)), line, foreign=True, path=path)
-
-
-def _same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
-    """Return a remembered context that ends at `node` and was encoded behind the same sampled tokens."""
-    base = cut.sampled_base
-    for span in reversed(node.known_contexts()):
-        if not span.flags & (SpanFlag.GIVEN | SpanFlag.LOST) and end_of(span).sampled_base == base:
-            return span
-    return None
-
-
-def recorded_context(node: RadixNode, cut: Cut, *, any_chain: bool) -> Cut | None:
-    """Return a prompt that was sent with exactly the text of `node`: of the chain of `cut` if there is one."""
-    contexts, base = node.known_contexts(), cut.sampled_base
-    for span in reversed(contexts):
-        if end_of(span).sampled_base == base:
-            return end_of(span)
-    return end_of(contexts[-1]) if contexts and any_chain else None

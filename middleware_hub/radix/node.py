@@ -160,7 +160,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return () if ends is None else ends if isinstance(ends, list) else (ends,)
 
     def add_end(self, generation: Generation) -> None:
-        self.ends = added(self.ends, generation, _recorded)
+        self.ends = generation if self.ends is None else added(self.ends, generation, _recorded)
 
     def remove_end(self, generation: Generation) -> None:
         self.ends = removed(self.ends, generation)
@@ -171,7 +171,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return () if contexts is None else contexts if isinstance(contexts, list) else (contexts,)
 
     def add_context(self, span: TokenSpan) -> None:
-        self.contexts = added(self.contexts, span, _encoded)
+        self.contexts = span if self.contexts is None else added(self.contexts, span, _encoded)
 
     def remove_context(self, span: TokenSpan) -> None:
         self.contexts = removed(self.contexts, span)
@@ -200,6 +200,10 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
 
     def note_pass(self, generation: Generation) -> None:
         """Note that `generation` runs through this node, if it is the newest of its line."""
+        passes = self._through
+        if passes is None:
+            self._through = generation
+            return
         newest = self.through(generation.continues)
         if newest is None or newest.serial <= generation.serial:
             self._set_pass(generation)

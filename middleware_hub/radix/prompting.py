@@ -14,6 +14,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, pack_ids
 from middleware_hub.tokenizer.id_checks import check_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
+from middleware_hub.trajectories.members import Membership
 from router.engines.sglang.segments import FIELD, Segment, place
 from router.errors import BadRequestError
 from router.http.offload import offload
@@ -36,6 +37,7 @@ class Prompt(msgspec.Struct, frozen=True):
         reused: how many of them were taken from memory.
         encoded: how many of them were encoded now.
         reasons: how the prompt was made, as answers and counters name it.
+        member: the group that its replies belong to.
     """
 
     match: PrefixMatch
@@ -44,6 +46,7 @@ class Prompt(msgspec.Struct, frozen=True):
     reused: int
     encoded: int
     reasons: tuple[str, ...]
+    member: Membership | None = None
 
     @property
     def ids(self) -> Sequence[int]:
@@ -68,11 +71,11 @@ async def from_text(
         match = tree.match(namespace, text, parent=parent)
         if memory is not None:
             match = await memory.matched(match, parent, lambda: tree.match(namespace, text, parent=parent))
-        reused = match.cut.tokens
+        cut = match.cut
+        reused = 0 if cut.span is None else cut.span.offset + cut.take
         span.set(tokens=reused)
     tree.pin(match)
     try:
-        cut = match.cut
         packed, context, encoded = chain_ids(cut.span, cut.take), None, 0
         if cut.start < len(text):
             start, rest = cut.span is None, text[cut.start :]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
+import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
 from msgspec import Raw
 from starlette.types import Message, Send
 
+from middleware_hub.affinity import HEADER as AFFINITY
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import INTERNAL_ERROR, UNREADABLE, Expectation, Judge, Verdict, summary
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import ID_BYTES
+from middleware_hub.trajectories.groups import Groups
 from router.engines.events import event_index
 from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
 from router.engines.sglang.request import GenerateRequest
@@ -27,15 +31,30 @@ from router.observability.tracing import OFF, Tracer
 
 logger = logging.getLogger(__name__)
 
+_NOTHING: frozenset[str] = frozenset()
+
 
 class Recorder:
-    """Puts replies that pass the judge into the radix tree, and into the store behind it, if there is one (`memory`)."""
+    """Puts replies that pass the judge into the radix tree, and into the store behind it, if there is one (`memory`).
 
-    def __init__(self, tree: RadixTree, judge: Judge, tracer: Tracer = OFF, memory: Backing | None = None) -> None:
+    Those that belong to a group are entered in its ledger (`groups`). The order of recording is its time, in nanoseconds since
+    1970, as it is with a store.
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        judge: Judge,
+        tracer: Tracer = OFF,
+        memory: Backing | None = None,
+        groups: Groups | None = None,
+    ) -> None:
         self.tracer = tracer
         self.tree = tree
         self.judge = judge
         self.memory = memory
+        self.groups = groups
+        self._last = 0
 
     def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
         """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned. Raises nothing."""
@@ -51,10 +70,16 @@ class Recorder:
             return Verdict("no", INTERNAL_ERROR)
 
     def _keep(self, prompt: Prompt, reply: SampledReply, verdict: Verdict) -> None:
+        groups, member = self.groups, prompt.member
+        namespace = prompt.match.namespace
         if self.memory is None:
-            verdict.generation = self.tree.record(prompt.match, prompt.context, reply)
-        else:
-            verdict.generation, verdict.saving = self.memory.record(prompt.match, prompt.context, reply)
+            self._last = max(self._last + 1, time.time_ns())
+            verdict.generation = self.tree.record(prompt.match, prompt.context, reply, serial=self._last)
+            if groups is not None and member is not None:
+                groups.note(self.tree, namespace, member, verdict.generation)
+            return
+        beside = None if groups is None or member is None else partial(groups.sampled, namespace, member)
+        verdict.generation, verdict.saving = self.memory.record(prompt.match, prompt.context, reply, beside)
 
 
 class Tally(Protocol):
@@ -73,19 +98,27 @@ class _ExpectedReply:
         prompt: Prompt,
         asked: Expectation,
         hint: RouteHint | None,
-        *,
-        drop_logprobs: bool,
+        drop: frozenset[str],
         trajectory: bool,
     ) -> None:
-        """`hint`: where the routing policy learned of the prompt; None if it did not."""
+        """Expect one reply.
+
+        Args:
+            recorder: records it.
+            prompt: what was sent.
+            asked: what the reply must fit.
+            hint: where the routing policy learned of the prompt; None if it did not.
+            drop: fields of `meta_info` that the client did not ask for.
+            trajectory: whether the client wants the whole chain in the reply.
+        """
         self._recorder = recorder
         self._prompt = prompt
         self._asked = asked
         self._hint = hint
-        self._drop = LOGPROB_FIELDS if drop_logprobs else frozenset[str]()
+        self._drop = drop
         self._trajectory = trajectory
         self.worker = ""
-        self.streamed = StreamedReply()
+        self._streamed: StreamedReply | None = None
         self.verdict: Verdict | None = None
 
     def whole(self, raw: bytes | Raw) -> bytes | Raw:
@@ -100,8 +133,9 @@ class _ExpectedReply:
 
     def event(self, data: bytes) -> bytes | Raw:
         """Take an event of the stream, and return what the client sees of it."""
-        self.streamed.feed(data)
-        if self.streamed.finished and self.verdict is None:
+        streamed = self._streamed = self._streamed or StreamedReply()
+        streamed.feed(data)
+        if streamed.finished and self.verdict is None:
             # Recorded before the client sees the end, because it may ask for its tokens at once.
             self.close()
             return self._shown(data, self.verdict, data)
@@ -109,16 +143,19 @@ class _ExpectedReply:
 
     def close(self) -> None:
         """Record what has come of a stream, however it ended."""
-        if self.verdict is None:
-            try:
-                reply = self.streamed.reply()
-            except UnreadableReplyError as error:
-                self.verdict = Verdict("no", UNREADABLE, str(error))
-                return
-            if reply is not None:
-                self.record(reply)
-            else:
-                self.verdict = Verdict("no", "no tokens were sampled", self.streamed.error or "a stream without events")
+        if self.verdict is not None:
+            return
+        streamed = self._streamed
+        try:
+            reply = None if streamed is None else streamed.reply()
+        except UnreadableReplyError as error:
+            self.verdict = Verdict("no", UNREADABLE, str(error))
+            return
+        if reply is not None:
+            self.record(reply)
+        else:
+            error_sent = None if streamed is None else streamed.error
+            self.verdict = Verdict("no", "no tokens were sampled", error_sent or "a stream without events")
 
     def record(self, reply: Reply) -> None:
         if self._hint is not None and self._hint.replied is not None:
@@ -138,10 +175,11 @@ class _ExpectedReply:
         if not self._drop and add is None:
             return raw
         # An event whose beginning is known can be cut short, if its logprobs are dropped in any case.
-        news = self.streamed.news if self._drop else None
+        streamed = self._streamed
+        news = streamed.news if streamed is not None and self._drop else None
         try:
-            if news is not None:
-                return self.streamed.whole(edit_meta(news, drop=self._drop, add=add))
+            if streamed is not None and news is not None:
+                return streamed.whole(edit_meta(news, drop=self._drop, add=add))
             return edit_meta(bare, drop=self._drop, add=add)
         except UnreadableReplyError:
             return raw
@@ -157,36 +195,37 @@ class Responder:
         request: GenerateRequest,
         prompts: list[Prompt],
         hint: RouteHint,
+        affinity: bytes,
         *,
         force_logprobs: bool,
     ) -> None:
+        """`affinity` is the word by which a load balancer keeps the conversation at one router; see `affinity`."""
         self._tally = tally
+        self._affinity = affinity
         self._listed = request.listed
         self._prompts = prompts
         self._streaming = False
-        self._counted = False
-        self._stores = recorder.memory is not None
-        sent_at = recorder.judge.workers.moment()
-        self._generations = [
-            _ExpectedReply(
-                recorder,
-                prompt,
-                Expectation(
-                    len(prompt.ids),
-                    options.skips_special,
-                    force_logprobs or options.logprobs,
-                    options.rid,
-                    sent_at,
-                    recorder.tree.clock.steps,
-                    options.experts_from,
-                ),
-                hint if number == 0 else None,
-                drop_logprobs=force_logprobs and not options.logprobs,
-                trajectory=request.wants_trajectory,
+        self._verdicts: list[Verdict] | None = None
+        self._memory = recorder.memory
+        self._prompt_tokens = [len(prompt.packed) // ID_BYTES for prompt in prompts]
+        sent_at, steps = recorder.judge.workers.moment(), recorder.tree.clock.steps
+        self._generations: list[_ExpectedReply] = []
+        for number, prompt in enumerate(prompts):
+            options = request.options(number)
+            asked = Expectation(
+                self._prompt_tokens[number],
+                options.skips_special,
+                force_logprobs or options.logprobs,
+                options.rid,
+                sent_at,
+                steps,
+                options.experts_from,
             )
-            for number, (prompt, options) in enumerate(zip(prompts, request.options(), strict=True))
-            for _ in range(request.samples)
-        ]
+            drop = LOGPROB_FIELDS if force_logprobs and not options.logprobs else _NOTHING
+            for _ in range(request.samples):
+                self._generations.append(
+                    _ExpectedReply(recorder, prompt, asked, None if number else hint, drop, request.wants_trajectory)
+                )
 
     def head(self, start: Message, *, stream: bool) -> Message | None:
         """Return the head of a stream, whose verdicts are still open. Anything else waits until it is recorded."""
@@ -194,7 +233,13 @@ class Responder:
         for generation in self._generations:
             generation.worker = worker
         self._streaming = stream
-        return self._with_headers(start, "pending") if stream else None
+        if not stream:
+            return None
+        head = self._with_headers(start, "pending")
+        head["headers"] = [pair for pair in head["headers"] if pair[0] != b"content-length"]
+        if self._memory is not None and self._memory.away:
+            head["headers"].append((b"x-radix-saved", b"no"))
+        return head
 
     def event(self, data: bytes) -> bytes | Raw:
         if not data.startswith(b"{"):
@@ -204,25 +249,25 @@ class Responder:
 
     async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
         if start["status"] == 200:
-            body = await self._recorded(body)
+            body = await self._recorded(body) if self._listed else bytes(self._generations[0].whole(body))
         else:
             for generation in self._generations:
                 generation.verdict = Verdict("no", "worker error", f"status {start['status']}")
-        self.close()
-        verdicts = [generation.verdict or Verdict("no") for generation in self._generations]
-        head = self._with_headers(start, summary(verdicts))
-        if self._stores and not await self._saved():
+        verdicts = self.close()
+        head = self._with_headers(start, verdicts[0].header if len(verdicts) == 1 else summary(verdicts))
+        if self._memory is not None and not await self._saved():
             head["headers"].append((b"x-radix-saved", b"no"))
         return head, body
 
-    def close(self) -> None:
-        """End the reply, complete or not: record what was streamed, and count the verdicts once."""
-        if self._streaming:
-            for generation in self._generations:
-                generation.close()
-        if not self._counted:
-            self._counted = True
-            self._tally.count([generation.verdict or Verdict("no", "no reply") for generation in self._generations])
+    def close(self) -> list[Verdict]:
+        """End the reply, complete or not: record what was streamed, count the verdicts once, and return them."""
+        if self._verdicts is None:
+            if self._streaming:
+                for generation in self._generations:
+                    generation.close()
+            self._verdicts = [generation.verdict or Verdict("no", "no reply") for generation in self._generations]
+            self._tally.count(self._verdicts)
+        return self._verdicts
 
     def acknowledged(self, send: Send) -> Send:
         """Return a `send` that lets a message go when the store has all that is recorded by then."""
@@ -243,8 +288,7 @@ class Responder:
         return saved
 
     async def _recorded(self, body: bytes) -> bytes:
-        if not self._listed:
-            return bytes(self._generations[0].whole(body))
+        """Record a list of replies, and return what the client sees of them."""
         try:
             replies = split_list(body, len(self._generations))
         except UnreadableReplyError as error:
@@ -258,13 +302,17 @@ class Responder:
         return b"[%b]" % b",".join(shown)
 
     def _with_headers(self, start: Message, recorded: str) -> Message:
-        headers = [h for h in start["headers"] if h[0] != b"content-length"]
-        headers += [
+        headers = [*start["headers"]]
+        reused, reasons = 0, dict[str, None]()
+        for prompt in self._prompts:
+            reused += prompt.reused
+            reasons.update(dict.fromkeys(prompt.reasons))
+        headers += (
             (b"x-radix-recorded", recorded.replace("\n", " ").encode("latin-1", "replace")),
-            (b"x-radix-reused-tokens", b"%d" % sum([prompt.reused for prompt in self._prompts])),
-            (b"x-radix-prompt-tokens", b"%d" % sum([len(prompt.ids) for prompt in self._prompts])),
-        ]
-        reasons = dict.fromkeys(itertools.chain.from_iterable([prompt.reasons for prompt in self._prompts]))
+            (b"x-radix-reused-tokens", b"%d" % reused),
+            (b"x-radix-prompt-tokens", b"%d" % sum(self._prompt_tokens)),
+            (AFFINITY, self._affinity),
+        )
         if reasons:
             headers.append((b"x-radix-reasons", ", ".join(reasons).encode()))
         return {**start, "headers": headers}

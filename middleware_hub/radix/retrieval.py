@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.persistence.backing import Backing
-from middleware_hub.persistence.told import TOP_P, told
+from middleware_hub.persistence.per_token_answer import TOP_P, per_token_fields
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
 from middleware_hub.radix.tree import RadixTree
@@ -175,17 +175,19 @@ async def retrieve(
         return await _cover(tree, namespace, text, recall, flat, request, expected, memory)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
     flat = _with_edits(flat, expected)
-    flat, extras = await _with_extras(tree, memory, flat, request)
-    return {**await offload(heavy, _answer, tree, text, recall, flat, request, missing), **extras}
+    flat, extras = await with_extras(tree, memory, flat, request)
+    return {**await offload(heavy, answer_of, tree, text, recall, flat, request, missing), **extras}
 
 
-async def _with_extras(
+async def with_extras(
     tree: RadixTree, memory: Backing | None, flat: Trajectory, request: RetrievalRequest
 ) -> tuple[Trajectory, dict[str, Any]]:
     """Return the fields that a request wants besides, and the sequence with the reasons why they may lack something."""
     if not request.wanted:
         return flat, {}
-    fields, reasons = await told(tree.extras, None if memory is None else memory.extras, flat, request.wanted)
+    fields, reasons = await per_token_fields(
+        tree.extras, None if memory is None else memory.extras, flat, request.wanted
+    )
     return replace(flat, reasons=tuple(dict.fromkeys((*flat.reasons, *reasons)))), fields
 
 
@@ -208,15 +210,15 @@ async def _cover(
     masks.apply(0, first)
     first = _with_edits(first, expected)
     heavy = len(first.token_ids) > MANY_TOKENS
-    first, extras = await _with_extras(tree, memory, first, request)
-    answers = [{**await offload(heavy, _answer, tree, text, recall, first, request, missing), **extras}]
+    first, extras = await with_extras(tree, memory, first, request)
+    answers = [{**await offload(heavy, answer_of, tree, text, recall, first, request, missing), **extras}]
     for number, (other, whole) in enumerate(chains, 1):
         await asyncio.sleep(0)
         heavy = other.cut.tokens > MANY_TOKENS
         flat = await offload(heavy, flatten, other.cut.span, other.cut.take)
         masks.apply(number, flat)
-        flat, extras = await _with_extras(tree, memory, flat, request)
-        answers.append({**await offload(heavy, _answer, tree, whole, other, flat, request, missing), **extras})
+        flat, extras = await with_extras(tree, memory, flat, request)
+        answers.append({**await offload(heavy, answer_of, tree, whole, other, flat, request, missing), **extras})
     return {"trajectories": answers, "missing": missing}
 
 
@@ -229,12 +231,15 @@ def replies_to_add(
         first: the sequence that is answered in any case.
         expected: request ids. Unknown names are left out.
     """
+    held = [turn.span for turn in first.turns if turn.end - turn.start == len(turn.span)]
+    found = (None if any(span.named(name) for span in held) else tree.reply(namespace, name) for name in expected)
+    return chains_to_add(first, [one for one in found if one is not None])
+
+
+def chains_to_add(first: Trajectory, replies: Iterable[Generation]) -> list[Generation]:
+    """Return those replies whose chains, with `first`, hold all of the replies whole, in the order of their recording."""
     held = {turn.span for turn in first.turns if turn.end - turn.start == len(turn.span)}
-    listed: dict[TokenSpan, Generation] = {}
-    for name in expected:
-        generation = None if any(span.named(name) for span in held) else tree.reply(namespace, name)
-        if generation is not None and generation.span not in held:
-            listed[generation.span] = generation
+    listed = {one.span: one for one in replies if one.span not in held}
     inside: set[TokenSpan] = set()
     for span in listed:
         inside.update(part for part, take in links(span.parent, span.take) if take == part.count)
@@ -285,10 +290,10 @@ def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
 def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, Any]:
     """Return the answer for the text of a reply that was just recorded, for `return_trajectory`."""
     recall = tree.recall_generation(generation)
-    return _answer(tree, text, recall, flatten(*recall.cut[:2]), RetrievalRequest(text), [])
+    return answer_of(tree, text, recall, flatten(*recall.cut[:2]), RetrievalRequest(text), [])
 
 
-def _answer(
+def answer_of(
     tree: RadixTree, text: str, recall: Recall, flat: Trajectory, request: RetrievalRequest, missing: Sequence[str]
 ) -> dict[str, Any]:
     """Return what is known of a text, in the fields of http-api.md. Raises NotExactError where `strict` forbids the answer."""

@@ -19,14 +19,13 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from middleware_hub.radix.cut import FRESH, Cut, end_of
-from middleware_hub.radix.forest import Forest, TreeStats
+from middleware_hub.radix.cut import FRESH, Cut, end_of, recorded_context
+from middleware_hub.radix.forest import Forest
 from middleware_hub.radix.indexes import begins_with
-from middleware_hub.radix.match import PrefixMatch, match_chain, match_text, recorded_context, walk_down
+from middleware_hub.radix.match import PrefixMatch, match_chain, match_text, walk_down
 from middleware_hub.radix.node import Generation, RadixNode, StoredSpan
 from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
-from middleware_hub.spans.extras import Extras
 from middleware_hub.spans.versions import VersionClock
 
 
@@ -60,18 +59,17 @@ class RadixTree:
         self.clock = clock or VersionClock()
         self._ticks = 0
         self._forest = Forest(stored=stored)
+        self.stats = self._forest.stats
+        self.extras = self._forest.extras
+        """What engines said of each token of the replies besides."""
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
 
     @property
-    def stats(self) -> TreeStats:
-        return self._forest.stats
-
-    @property
-    def extras(self) -> Extras:
-        """What engines said of each token of the replies besides."""
-        return self._forest.extras
+    def forest(self) -> Forest:
+        """What holds it all, for those who only look."""
+        return self._forest
 
     @property
     def estimated_bytes(self) -> int:
@@ -87,9 +85,8 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        return self._checked_parent(
-            match_text(namespace, walk_down(root, text, self._forest.marks), parent, self.measure), parent
-        )
+        found = match_text(namespace, walk_down(root, text, self._forest.marks), parent, self.measure)
+        return found if parent is None else self._checked_parent(found, parent)
 
     def match_ids(
         self, namespace: Namespace, text: str, ids: bytes, width: Callable[[int], int], *, parent: str | None = None
@@ -112,12 +109,10 @@ class RadixTree:
         if further is not None and further.span is not None and begins_with(ids, further.span, further.take):
             found = replace(found, cut=further)
         found = replace(found, mismatched=path.passes_mismatch(found.continues))
-        return self._checked_parent(found, parent)
+        return found if parent is None else self._checked_parent(found, parent)
 
-    def _checked_parent(self, match: PrefixMatch, parent: str | None) -> PrefixMatch:
+    def _checked_parent(self, match: PrefixMatch, parent: str) -> PrefixMatch:
         """Note whether the prompt has the tokens of the reply that a request named as its parent, and all of them."""
-        if parent is None:
-            return match
         cut = match.cut
         named = next(((span, take) for span, take in links(cut.span, cut.take) if span.named(parent)), None)
         if named is None:
@@ -125,8 +120,13 @@ class RadixTree:
         span, take = named
         return replace(match, unknown_parent=False, edited=take < span.visible)
 
-    def recall(self, namespace: Namespace, text: str, *, request_id: str | None = None) -> Recall | None:
-        """Return what is remembered of a whole text; None if no reply on its path is called `request_id`."""
+    def recall(
+        self, namespace: Namespace, text: str, *, request_id: str | None = None, note: bool = True
+    ) -> Recall | None:
+        """Return what is remembered of a whole text; None if no reply on its path is called `request_id`.
+
+        With `note` its replies count as retrieved.
+        """
         root = self._forest.roots.get(namespace)
         if root is None:
             return None if request_id is not None else Recall(FRESH, exact=False)
@@ -134,21 +134,22 @@ class RadixTree:
         if path.ends_on_node():
             for generation in reversed(path.at.generations()):
                 if request_id is None or generation.span.named(request_id):
-                    return self.recall_generation(generation)
+                    return self._recalled(end_of(generation.span), generation, exact=True, note=note)
         found = match_text(namespace, path, request_id, self.measure)
         if found.unknown_parent:
             return None
         cut = found.cut
         if cut.start < len(text) and path.ends_on_node():
             cut = recorded_context(path.at, cut, any_chain=request_id is None) or cut
-        return self._recalled(cut, found.continues, exact=cut.start == len(text))
+        return self._recalled(cut, found.continues, exact=cut.start == len(text), note=note)
 
     def recall_generation(self, generation: Generation) -> Recall:
         """Return what `recall` answers for the text of this reply."""
-        return self._recalled(end_of(generation.span), generation, exact=True)
+        return self._recalled(end_of(generation.span), generation, exact=True, note=True)
 
-    def _recalled(self, cut: Cut, generation: Generation | None, *, exact: bool) -> Recall:
-        self._mark_retrieved(cut)
+    def _recalled(self, cut: Cut, generation: Generation | None, *, exact: bool, note: bool) -> Recall:
+        if note:
+            self._mark_retrieved(cut)
         if generation is None:
             return Recall(cut, exact)
         same_text = generation.node.generations()
@@ -223,7 +224,7 @@ class RadixTree:
         else:
             node = self._forest.descend(node, match.text, position)
             before = self._context_span(match, context, node)
-            take = len(before)
+            take = before.count
             node = self._forest.descend(node, reply.text, 0)
         span = TokenSpan(
             before,
@@ -259,7 +260,7 @@ class RadixTree:
     def _context_span(self, match: PrefixMatch, context: Context, node: RadixNode) -> TokenSpan:
         cut = match.cut
         flags = context.flags | match.flags | (SpanFlag.RECUT if cut.recut else SpanFlag.NONE)
-        for known in node.known_contexts():
+        for known in () if node.contexts is None else node.known_contexts():
             same_place = known.parent is cut.span and known.take == cut.take and known.start == cut.start
             if same_place and known.ids == context.ids and known.flags == flags:
                 return known

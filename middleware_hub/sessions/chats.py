@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from middleware_hub import affinity
 from middleware_hub.chat.answer import ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
@@ -66,11 +68,13 @@ class Chats:
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
         headers = first_values(scope)
-        parent = _text(headers, b"x-parent-generation") or _text(headers, b"x-radix-parent")
-        idempotency = _text(headers, b"idempotency-key")
+        named = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
+        parent = None if named is None else named.decode("latin-1")
+        given = headers.get(b"idempotency-key")
+        idempotency = None if given is None else given.decode("latin-1")
         key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)
-        retries = _text(headers, b"x-stainless-retry-count") or ""
-        sent_again = idempotency or (retries.isdecimal() and int(retries) > 0)
+        retries = headers.get(b"x-stainless-retry-count", b"")
+        sent_again = idempotency or (retries.isdigit() and int(retries) > 0)
         # No await until the exchange is known, so that the second of two equal requests finds the first.
         exchange = self._turns.adopt(session, key) if sent_again else None
         if exchange is None:
@@ -78,7 +82,7 @@ class Chats:
         delivered = False
         try:
             async with ClientConnection(receive) as client:
-                reply = _ChatReply(dialect, session, request, exchange, client, send)
+                reply = _ChatReply(dialect, session, request, exchange, client, send, headers, int(time.time()))
                 await (reply.stream() if request.stream else reply.whole())
                 delivered = True
         finally:
@@ -108,20 +112,24 @@ class _ChatReply:
     _exchange: Exchange[TurnGeneration]
     _client: ClientConnection
     _send: Send
-    _began: int = field(default_factory=lambda: int(time.time()))
+    _asked: Mapping[bytes, bytes]
+    _began: int
 
     def _head(self) -> ReplyHead:
         return ReplyHead(self._exchange.generations[0].id, self._began, self._request.model or "default")
 
     async def whole(self) -> None:
         await self._exchange.all_over()
-        answers = self._exchange.answers
+        # The choices of a reply in one piece are numbered without those that failed.
+        answers, answered = [], []
+        for one in self._exchange.generations:
+            if one.answer is not None:
+                answers.append(one.answer)
+                answered.append(one)
         if not answers:
             raise self._exchange.failure
         body = self._dialect.whole(self._request, self._head(), answers)
         self._client.stop_watching()
-        # The choices of a reply in one piece are numbered without those that failed.
-        answered = [one for one in self._exchange.generations if one.answer is not None]
         await send_json(self._send, 200, body, self._headers(answered, _recorded(self._exchange.generations)))
 
     async def stream(self) -> None:
@@ -168,18 +176,31 @@ class _ChatReply:
         if body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
+    def _affinity(self) -> bytes:
+        session = self._session
+        word = affinity.given(self._asked) if affinity.HEADER in self._asked else None
+        if word is None and session.lasting:
+            return session.id.encode("latin-1")
+        namespace = session.tenant, self._asked.get(b"x-radix-namespace", b"").decode("latin-1")
+        return word or affinity.of_chat(namespace, self._request.messages)
+
     def _headers(self, named: list[TurnGeneration], recorded: str) -> HeaderList:
-        first = self._exchange.generations[0]
+        first, names, saved = self._exchange.generations[0], [], True
+        for generation in named:
+            names.append(generation.id)
+            saved = saved and generation.saved
         headers: HeaderList = [
-            (b"x-generation-id", ", ".join(generation.id for generation in named).encode("latin-1")),
+            (b"x-generation-id", ", ".join(names).encode("latin-1")),
             (b"x-radix-reused-tokens", b"%d" % first.prompt.reused),
             (b"x-radix-prompt-tokens", b"%d" % first.prompt.tokens),
             (b"x-radix-recorded", recorded.encode("latin-1", "replace")),
         ]
-        if not all(generation.saved for generation in named):
+        log = self._session.log
+        if not saved or (log is not None and log.unsaved):
             headers.append((b"x-radix-saved", b"no"))
         if self._session.lasting:
             headers.append((b"x-session-id", self._session.id.encode("latin-1")))
+        headers.append((affinity.HEADER, self._affinity()))
         if first.prompt.spliced:
             headers.append((b"x-radix-spliced-turns", b"%d" % first.prompt.spliced))
         if self._exchange.notes:
@@ -191,14 +212,12 @@ class _ChatReply:
         return headers
 
 
-def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
-    value = headers.get(name)
-    return None if value is None else value.decode("latin-1")
-
-
 def _recorded(generations: list[TurnGeneration]) -> str:
-    values = {generation.verdict.header if generation.verdict else "no; no reply" for generation in generations}
+    exact, values = 0, set()
+    for generation in generations:
+        verdict = generation.verdict
+        values.add("no; no reply" if verdict is None else verdict.header)
+        exact += verdict is not None and verdict.outcome == "exact"
     if len(values) == 1:
         return values.pop().replace("\n", " ")
-    exact = sum(generation.verdict is not None and generation.verdict.outcome == "exact" for generation in generations)
     return f"inexact; {exact} of {len(generations)} replies are exact"

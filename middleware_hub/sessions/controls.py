@@ -13,21 +13,25 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
+from middleware_hub import affinity
+from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.sessions.call_fields import fields_of, is_on, query_of
 from middleware_hub.sessions.export.topology import topology
-from middleware_hub.sessions.exports import Exports, saved
+from middleware_hub.sessions.exports import Exports, signs
 from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session, SessionPhase
+from middleware_hub.trajectories.groups import Groups
+from middleware_hub.trajectories.members import memberships
 from router.config.sessions import SessionsConfig
 from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.handlers import Handler
-from router.http.headers import header
+from router.http.headers import first_values, header
 from router.http.responses import send_json
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
@@ -49,6 +53,7 @@ class Controls:
         config: SessionsConfig,
         key: KeyFunction,
         metrics: SessionMetrics,
+        groups: Groups,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -56,7 +61,8 @@ class Controls:
         self._config = config
         self._key = key
         self._max_body_bytes = max_body_bytes
-        exports = Exports(metrics, max_body_bytes=max_body_bytes)
+        self._groups = groups
+        exports = Exports(metrics, self._ended, max_body_bytes=max_body_bytes)
         self.places: dict[str, dict[str, _SessionCall]] = {
             "": {"GET": self._show, "DELETE": self._delete},
             "reward_info": {"POST": self._reward},
@@ -95,7 +101,7 @@ class Controls:
             metadata=typed(fields, "metadata", dict[str, Any], "an object"),
             response_budget=budget,
         )
-        await self._registry.create(session)
+        await self._create(session, scope)
         root = f"{_origin(scope)}/sessions/{session.id}"
         answer: dict[str, Any] = {
             "session_id": session.id,
@@ -106,14 +112,35 @@ class Controls:
         ignored = sorted(fields.keys() - _CREATE_FIELDS)
         if ignored:
             answer["ignored"] = ignored
-        await send_json(send, 201, msgspec.json.encode(answer))
+        await send_json(send, 201, msgspec.json.encode(answer), [(affinity.HEADER, session.id.encode("latin-1"))])
 
-    async def make(self, tenant: str, name: str) -> Session:
-        """Make a session on its first use (`--implicit-sessions`). Raises BadRequestError, CapacityError."""
+    async def _create(self, session: Session, scope: Scope) -> Session:
+        """Add a new session. If it belongs to a group, that is written down first: then none of a group is unknown."""
+        headers = first_values(scope)
+        (member,) = memberships(headers, 1)
+        if member is not None:
+            if member.rollout is not None or member.ends:
+                raise BadRequestError("a session is a rollout by itself: leave x-rollout-id and x-rollout-end out")
+            session.group = member.group, headers.get(b"x-radix-namespace", b"").decode("latin-1")
+            # Asked first: a session that exists stays in its group, whatever group a request names that is refused.
+            if await self._registry.reach(session.tenant, session.id) is not None:
+                raise SessionExistsError(f"there is a session {session.id!r} already")
+            await self._groups.joined(session.tenant, session.group[1], member, session.id)
+        return await self._registry.create(session)
+
+    async def make(self, tenant: str, name: str, scope: Scope) -> Session:
+        """Make a session on its first use (`--implicit-sessions`). Raises BadRequestError, CapacityError.
+
+        Of several who make it at the same time, here or at other routers, all get the same one.
+        """
         _check_name(name, "x-session-id")
-        session = Session(name, tenant, self._key, ttl=self._config.ttl)
-        await self._registry.create(session)
-        return session
+        while True:
+            try:
+                return await self._create(Session(name, tenant, self._key, ttl=self._config.ttl), scope)
+            except SessionExistsError:
+                found = await self._registry.reach(tenant, name)
+                if found is not None:  # else it has ended meanwhile
+                    return found
 
     async def list(self, tenant: str, send: Send) -> None:
         found = await self._registry.summaries(tenant)
@@ -135,7 +162,9 @@ class Controls:
 
     async def _delete(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         await self._registry.delete(session)
-        await send_json(send, 200, msgspec.json.encode({"session_id": session.id, "deleted": True}), saved(session))
+        if session.group is not None:
+            await self._groups.left(session.tenant, session.group[1], session.id)
+        await send_json(send, 200, msgspec.json.encode({"session_id": session.id, "deleted": True}), signs(session))
 
     async def _reward(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._fields(scope, receive)
@@ -154,8 +183,14 @@ class Controls:
         if info is not None:
             await session.happen(Rewarded(as_json(info), None, time=time.time()))
         await session.happen(Completed(time=time.time()))
+        await self._ended(session)
         session.touch()
         await _send_summary(send, session)
+
+    async def _ended(self, session: Session) -> None:
+        """Note in its group that a session is at its end."""
+        if session.group is not None:
+            await self._groups.ended(session.tenant, session.group[1], session.id)
 
     async def _wait(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as soon as the agent is done, or when the time is over; `completed` says which."""
@@ -170,14 +205,14 @@ class Controls:
             await session.completed(seconds)
         completed = session.phase in (SessionPhase.COMPLETE, SessionPhase.FINALIZED)
         session.touch()
-        await send_json(send, 200, msgspec.json.encode({"completed": completed, **session.summary()}))
+        await _send_summary(send, session, completed=completed)
 
     async def _fields(self, scope: Scope, receive: Receive) -> dict[str, Raw]:
         return fields_of(await read_json(scope, receive, self._max_body_bytes))
 
 
 async def _send_summary(send: Send, session: Session, **more: Any) -> None:
-    await send_json(send, 200, msgspec.json.encode({**session.summary(), **more}), saved(session))
+    await send_json(send, 200, msgspec.json.encode({**session.summary(), **more}), signs(session))
 
 
 def _check_name(name: str, place: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_args
 
@@ -20,7 +20,8 @@ from middleware_hub.sessions.export.trajectory_json import as_json
 from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Act, Session
-from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
+from middleware_hub.store.errors import StoreError, StoreUnreachableError
 from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 from router.http.bodies import read_json
@@ -30,6 +31,8 @@ from router.http.headers import HeaderList
 _FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids"})
 """The fields of `POST /sessions/{id}/finalize`. Others are ignored, and named in the reply: one may be misspelt."""
 _PIECE_BYTES = 64 * 1024
+EndOfSession = Callable[[Session], Awaitable[None]]
+"""Notes that a session is at its end."""
 
 
 class _Export(msgspec.Struct, frozen=True):
@@ -70,8 +73,9 @@ class _Export(msgspec.Struct, frozen=True):
 class Exports:
     """Serves the calls that export a session."""
 
-    def __init__(self, metrics: SessionMetrics, *, max_body_bytes: int) -> None:
+    def __init__(self, metrics: SessionMetrics, ended: EndOfSession, *, max_body_bytes: int) -> None:
         self._metrics = metrics
+        self._ended = ended
         self._max_body_bytes = max_body_bytes
 
     async def finalize(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,6 +85,7 @@ class Exports:
         session.require(Act.EXPORT)  # it may have been deleted meanwhile
         if first:
             self._metrics.sessions.labels("finalized").inc()
+        await self._ended(session)
         await _send_export(session, export, receive, send)
 
     async def trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,8 +96,9 @@ class Exports:
 async def _send_export(session: Session, export: _Export, receive: Receive, send: Send) -> None:
     """Raises ClientDisconnectedError if the client leaves before everything was sent: then the export reached nobody."""
     session.touch()
-    unread = session.unread or not await _filled(session)
+    unread = session.unread or not await filled(session)
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
+    missing += [name for name in session.lost if name not in missing]
     found = branches(
         session.trie.checkpoints(terminal=not export.every),
         session.reward_info,
@@ -104,28 +110,28 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
         "session_id": session.id,
         "phase": session.phase.value,
         "metadata": session.metadata,
-        **({} if export.expected is None else {"missing": missing}),
+        **({"missing": missing} if missing or export.expected is not None else {}),
         **({"ignored": export.ignored} if export.ignored else {}),
     }
     samples = session.samples
     # A server does not tell an application whether its client is still there; `ClientConnection` does.
     async with ClientConnection(receive) as client:
         if export.form == "json":
-            await _send_json(found, head, saved(session), send)
+            await _send_json(found, head, signs(session), send)
         else:
             kind, encode = FORMATS[export.form]
             body = await asyncio.to_thread(lambda: encode(list(found), head))
-            start = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *saved(session)]
+            start = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *signs(session)]
             await send({"type": "http.response.start", "status": 200, "headers": start})
             await send({"type": "http.response.body", "body": body, "more_body": True})
         client.stop_watching()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-    with suppress(SessionOverError):  # it was deleted meanwhile
+    with suppress(SessionOverError, StoreError):  # it was deleted meanwhile, or nobody takes the note
         await session.happen(Exported(samples, time=time.time()))
     session.touch()
 
 
-async def _filled(session: Session) -> bool:
+async def filled(session: Session) -> bool:
     """Fetch what a session has in the store beside its tokens; return whether it could be fetched."""
     try:
         if session.log is not None:
@@ -135,9 +141,14 @@ async def _filled(session: Session) -> bool:
     return True
 
 
-def saved(session: Session) -> HeaderList:
-    """Return the header that says so if the store has not taken what happened to a session."""
-    return [(b"x-radix-saved", b"no")] if session.log is not None and session.log.unsaved else []
+def signs(session: Session) -> HeaderList:
+    """Return the headers that say what of a session the store has not taken, could not be asked, or has lost."""
+    reasons = (STORE_UNREACHABLE, session.unread), (UNKNOWN_REPLY, bool(session.lost))
+    told = ", ".join(name for name, holds in reasons if holds).encode()
+    return [
+        *([(b"x-radix-saved", b"no")] if session.log is not None and session.log.unsaved else []),
+        *([(b"x-radix-reasons", told)] if told else []),
+    ]
 
 
 async def _send_json(found: Iterator[BranchTrajectory], head: dict[str, Any], more: HeaderList, send: Send) -> None:

@@ -7,9 +7,8 @@ expires before it was exported is logged and counted.
 With a store this memory is a cache of it. Any session that nobody is using makes room for others, the least recently used
 first, and comes back when it is asked for. Only what the store does not take is refused room.
 
-Chats without a session have a memory of their own, which drops the least recently used conversations.
-A client that names no session sends its whole conversation and is recognized by it: a trie of messages, as a session has, finds
-the turns that were sampled here. It is never exported, so a turn costs its ids and no logprobs. For retrieval, the radix tree
+Chats without a session have a memory of their own, which drops the least recently used conversations. They are recognized by
+their messages, as in a session. It is never exported, so a turn costs its ids and no logprobs: for retrieval, the radix tree
 records each of these generations like any other `/generate`.
 """
 
@@ -26,6 +25,7 @@ from typing import Any
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
 from middleware_hub.sessions.log.events import Archive, Ended, SessionLog
+from middleware_hub.sessions.lost_turns import LostTurns
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
 from middleware_hub.sessions.trie.nodes import Checkpoint
@@ -105,9 +105,15 @@ class SessionRegistry:
         self._ending: set[asyncio.Task[None]] = set()
         self._loading: dict[tuple[str, str], asyncio.Task[Session | None]] = {}
         self._owing: set[SessionLog] = set()
+        self._lost = LostTurns()
         self.archive: Archive[Session] | None = None
         self.tokens = 0
-        metrics.watch(lambda: len(self), lambda: self.nodes, lambda: self.samples, lambda: self.tokens)
+        metrics.watch(
+            lambda: len(self),
+            lambda: sum(session.trie.nodes for session in self),
+            lambda: sum(session.samples for session in self),
+            lambda: self.tokens,
+        )
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -116,8 +122,7 @@ class SessionRegistry:
         return iter(self._sessions.values())
 
     def get(self, tenant: str, session_id: str) -> Session:
-        found = self._sessions.get((tenant, session_id))
-        if found is None:
+        if (found := self.find(tenant, session_id)) is None:
             raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
         return found
 
@@ -137,7 +142,7 @@ class SessionRegistry:
         return found
 
     def of(self, tenant: str) -> list[Session]:
-        return [session for session in self._sessions.values() if session.tenant == tenant]
+        return [session for session in self if session.tenant == tenant]
 
     async def reach(self, tenant: str, session_id: str) -> Session | None:
         """Return a session as it is now, whichever router it was last used at; None if there is none.
@@ -160,6 +165,7 @@ class SessionRegistry:
                 if found is None:
                     return None
             elif not await archive.refresh(found):
+                self._lost.note(found, crossed=not found.over)
                 self._end(found)
                 continue
             if self._sessions.get(name) is found:
@@ -168,6 +174,7 @@ class SessionRegistry:
     async def _load(self, archive: Archive[Session], name: tuple[str, str]) -> Session | None:
         found = await archive.find(*name)
         if found is not None:
+            found.lost = self._lost.take(found)
             self._metrics.sessions.labels("loaded").inc()
             self._sessions[name] = found
             self._make_room(found)
@@ -180,10 +187,8 @@ class SessionRegistry:
             return [session.summary() for session in self.of(tenant)]
         found = []
         async for name in archive.names(tenant):
-            if (tenant, name) in self._sessions:
-                session = await self.reach(tenant, name)
-            else:
-                session = await archive.find(tenant, name)
+            reach = self.reach if (tenant, name) in self._sessions else archive.find
+            session = await reach(tenant, name)
             if session is None:
                 continue
             found.append(session.summary())
@@ -192,23 +197,26 @@ class SessionRegistry:
                 await session.abort()
         return sorted(found, key=lambda summary: float(summary["created_at"]))
 
-    async def create(self, session: Session) -> None:
-        """Add a new session, to the store as well. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
+    async def create(self, session: Session) -> Session:
+        """Add a new session, also to the store. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
         if self.archive is not None:
             if await self.reach(session.tenant, session.id) is not None:
-                raise SessionExistsError(_exists(session))
+                raise SessionExistsError(f"there is a session {session.id!r} already")
             self.require_room(session)
             await self.archive.create(session)
-        self.add(session)
+            if (loaded := self.find(session.tenant, session.id)) is not None:
+                return loaded  # by a request that found it in the store at once
+        return self.add(session)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: Session) -> Session:
         """Add a session. Raises SessionExistsError, and CapacityError if there is no room."""
         name = session.tenant, session.id
         if name in self._sessions:
-            raise SessionExistsError(_exists(session))
+            raise SessionExistsError(f"there is a session {session.id!r} already")
         self.require_room(session)
         self._sessions[name] = session
         self._metrics.sessions.labels("created").inc()
+        return session
 
     def require_room(self, user: Session) -> None:
         """Make room for a turn of a session. Raises CapacityError if there is none."""
@@ -238,6 +246,7 @@ class SessionRegistry:
             for session in sorted(self._sessions.values(), key=lambda one: one.used):
                 if session is not user and session.idle:
                     self._metrics.sessions.labels("evicted").inc()
+                    self._lost.note(session)
                     self._end(session)
                     if self.tokens < self._max_tokens:
                         break
@@ -267,14 +276,6 @@ class SessionRegistry:
         task = asyncio.get_running_loop().create_task(end)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-
-    @property
-    def nodes(self) -> int:
-        return sum(session.trie.nodes for session in self._sessions.values())
-
-    @property
-    def samples(self) -> int:
-        return sum(session.samples for session in self._sessions.values())
 
     def closed_elsewhere(self, tenant: str, session_id: str) -> None:
         """End the generations of a session that was finalized or ended at another router."""
@@ -307,9 +308,12 @@ class SessionRegistry:
         """Do for the sessions in a store what `sweep` does for others, and write what it did not take before."""
         moment = time.monotonic()
         await self._hand_over()
+        running = [one for one in self._sessions.values() if one.trie.in_flight]  # perhaps they were ended elsewhere
+        await asyncio.gather(*map(archive.refresh, running), return_exceptions=True)
         for session in [one for one in self._sessions.values() if one.expired(moment) and one.idle]:
             # It may have been used elsewhere.
             if not await archive.refresh(session):
+                self._lost.note(session, crossed=not session.over)
                 self._end(session)
             elif session.expired(moment) and session.idle and await session.happen(Ended("expired", time=time.time())):
                 self._expire(session)
@@ -343,7 +347,3 @@ class SessionRegistry:
         self._anonymous.clear()
         if self._ending:
             await asyncio.wait(self._ending)
-
-
-def _exists(session: Session) -> str:
-    return f"there is a session {session.id!r} already"

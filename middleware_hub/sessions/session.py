@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from middleware_hub.chat.dialect import Dialect
@@ -40,10 +39,8 @@ from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 
 MAX_KEPT = 256
 """Exchanges that a session keeps track of, among them replies that did not reach their client and may be sent again."""
-
-
 LOOK_SECONDS = 0.25
-"""How often somebody who waits for an agent looks whether it is done at another router."""
+"""How often a call that waits for an agent looks whether it is done at another router."""
 
 
 class SessionPhase(enum.Enum):
@@ -75,16 +72,19 @@ class Session:
 
     Attributes:
         lasting: whether it will be exported: then it keeps everything that a trainer needs, as long as it lives.
+        group: the id of its group, and the namespace of that.
         sampling: `sampling_params` for requests that do not set them.
         response_budget: tokens that a branch may have behind its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
         log: where it is kept beyond this process; None if it is not.
         tokens: the tokens of its samples and of the contexts between them.
         samples: the number of its samples.
-        visitors: the requests that are using it.
+        visitors: the requests that are using it: it is not dropped meanwhile.
+        lost: generations that this router answered and the store has lost.
     """
 
     lasting = True
+    group: tuple[str, str] | None = None
     most_bodies = MOST_BODIES
 
     def __init__(
@@ -107,13 +107,13 @@ class Session:
         self.response_budget = response_budget
         self.ttl = ttl
         self.reward_info: dict[str, Any] = {}
-        self.tokens = 0
-        self.samples = 0
+        self.tokens = self.samples = 0
         self.created_at = time.time()
         self.used = time.monotonic()
         self.exported = False
         self.log: SessionLog | None = None
         self.visitors = 0
+        self.lost: tuple[str, ...] = ()
         self._finalizing = False
         self._memos: dict[str, MessageMemo] = {}
         self._done = asyncio.Event()
@@ -124,8 +124,7 @@ class Session:
 
     def memo(self, dialect: Dialect, room: MemoRoom) -> MessageMemo:
         name = type(dialect).__name__
-        found = self._memos.get(name)
-        if found is None:
+        if (found := self._memos.get(name)) is None:
             found = self._memos[name] = MessageMemo(self.trie.key, room, most=self.most_bodies)
         return found
 
@@ -143,15 +142,6 @@ class Session:
         """Raise SessionOverError if the client may no longer do this."""
         if self.phase not in _ALLOWED[act]:
             raise SessionOverError(f"session {self.id!r} is {self.phase.value}")
-
-    @contextmanager
-    def visited(self) -> Iterator[None]:
-        """Count a request as long as it uses the session: it is not dropped meanwhile."""
-        self.visitors += 1
-        try:
-            yield
-        finally:
-            self.visitors -= 1
 
     def touch(self) -> None:
         self.used = time.monotonic()
@@ -183,8 +173,9 @@ class Session:
 
     def settle(self, exchange: Exchange[Any]) -> None:
         """Forget an exchange that is over or has lost its client, unless a client may still want its reply."""
-        open_to_requests = self.phase in _ALLOWED[Act.GENERATE]
-        if exchange.over and not exchange.attached and not (open_to_requests and exchange.wanted):
+        if exchange.attached or not exchange.over:
+            return
+        if self.phase not in _ALLOWED[Act.GENERATE] or not exchange.adoptable:
             self._forget(exchange)
 
     def sweep(self, now: float) -> None:
@@ -198,10 +189,10 @@ class Session:
 
     def committed(self, checkpoint: Checkpoint) -> int:
         """Count a commit; return how many tokens it adds."""
-        added = len(checkpoint.span)
+        added = checkpoint.span.count
         context = checkpoint.span.parent
-        if context is not None and not context.sampled:
-            added += 0 if context.users else len(context)  # several generations of one prompt share it
+        if context is not None and context.versions is None:
+            added += 0 if context.users else context.count  # several generations of one prompt share it
             context.users += 1
         self.tokens += added
         self.samples += 1
@@ -312,9 +303,7 @@ class Session:
         return first
 
     async def abort(self) -> None:
-        self.phase = SessionPhase.ABORTED
-        self.trie.close()
-        self._done.set()
+        self.apply(Ended(time=time.time(), why="aborted"))
         try:
             await self.end_exchanges()
         finally:
@@ -347,4 +336,6 @@ class Session:
             "metadata": self.metadata,
             "created_at": self.created_at,
             "ttl_s": self.ttl,
+            **({"group_id": self.group[0]} if self.group else {}),
+            **({"lost_turns": self.lost} if self.lost else {}),
         }

@@ -106,12 +106,29 @@ def unpack_ids(ids: bytes) -> list[int]:
     return memoryview(ids).cast("i").tolist()
 
 
+def version_names(versions: Versions | None) -> list[str]:
+    """Return the weight versions of a span, each once, in the order of their first tokens; of a context none."""
+    if versions is None:
+        return []
+    return [versions] if isinstance(versions, str) else list(dict.fromkeys(name for name, _ in versions))
+
+
+def reasons_of(flags: int) -> list[str]:
+    """Return the reasons that flags stand for, each once, in the order of `REASONS`."""
+    return list(dict.fromkeys(name for flag, name in REASONS if flags & flag)) if flags else []
+
+
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     """Return logprobs as bytes: float32 if every one of them is exactly a float32, else float64. Lossless either way."""
     exact = np.frombuffer(array("d", logprobs))
     with np.errstate(over="ignore"):
         short = exact.astype(np.float32)
     return short.tobytes() if (short == exact).all() else exact.tobytes()
+
+
+def unpack_logprobs(packed: bytes, count: int) -> NDArray[np.floating[Any]]:
+    """Return the `count` logprobs that `pack_logprobs` packed."""
+    return np.frombuffer(packed, np.float32 if len(packed) == 4 * count else np.float64)
 
 
 class TokenSpan(msgspec.Struct, gc=False, eq=False):
@@ -137,6 +154,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         finish: how a sampled reply ended: `stop`, `length`, or `abort` for every reply that was cut short.
         offset: tokens of the chain before this span; computed.
         count: tokens of this span; computed.
+        answered: the character of the chain's text at which its first sampled span begins; -1 if there is none; computed.
         users: spans, generations and requests in progress that build on this span (kept by `RadixTree`).
         owner: what the tree checks when `users` falls (a Generation, or the node of a context).
         stored: what it keeps of its record in a store (see `store.chains`); None if it has none.
@@ -156,6 +174,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
     finish: str = ""
     offset: int = 0
     count: int = 0
+    answered: int = -1
     users: int = 0
     owner: Any = None
     stored: Any = None
@@ -166,8 +185,12 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         assert self.logprobs is None or (self.versions is not None and len(self.logprobs) in (4 * count, 8 * count))
         assert isinstance(self.versions, str | None) or (self.versions and self.versions[-1][1] == count)
         assert self.ends is None or len(self.ends) == len(self.ids)
+        if self.versions is not None:
+            self.answered = self.start
         if self.parent is not None:
             self.offset = self.parent.offset + self.take
+            if self.parent.answered >= 0:
+                self.answered = self.parent.answered
         if self.visible < 0:
             self.visible = count
 

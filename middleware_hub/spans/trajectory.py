@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from middleware_hub.spans.chain import ID_BYTES, REASONS, SpanFlag, TokenSpan, Versions, links
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, Versions, links, reasons_of, unpack_logprobs
 
 
 class Turn(NamedTuple):
@@ -100,20 +100,20 @@ def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> 
         if s.logprobs is None:
             logprobs = None
         elif logprobs is not None:
-            kind = np.float32 if len(s.logprobs) == len(s.ids) else np.float64
-            logprobs[low:high] = np.frombuffer(s.logprobs, dtype=kind)[:n]
-        for version, begin, end in _version_runs(s.versions, n):
+            logprobs[low:high] = unpack_logprobs(s.logprobs, s.count)[:n]
+        for version, begin, end in version_runs(s.versions, n):
             if runs and runs[-1][0] == version and runs[-1][2] == low + begin:
                 runs[-1] = (version, runs[-1][1], low + end)
             else:
                 runs.append((version, low + begin, low + end))
-    reasons = list(dict.fromkeys(name for flag, name in REASONS if flags & flag))
+    reasons = reasons_of(flags)
     if logprobs is None:
         reasons.append("no_logprobs")
     return Trajectory(token_ids, loss_mask, logprobs, tuple(runs), tuple(turns), tuple(reasons))
 
 
-def _version_runs(versions: Versions, count: int) -> Iterable[tuple[str, int, int]]:
+def version_runs(versions: Versions, count: int) -> Iterable[tuple[str, int, int]]:
+    """Yield `(version, start, end)` over the first `count` tokens of a reply."""
     if isinstance(versions, str):
         yield versions, 0, count
         return

@@ -64,10 +64,10 @@ class WorkerVersions:
         return self._now
 
     def observe(self, worker: str, version: str) -> None:
-        """Note that a reply of this worker ended under this version."""
-        known = self._known(worker)
+        """Note that a reply of this worker ended under this version: since ever, if nothing else is known of the worker."""
+        known = self._seen.get(worker, self._everywhere)
         if known is None or known[0] != version:
-            self._seen[worker] = version, self.moment()
+            self._seen[worker] = version, 0 if known is None else self.moment()
             if self.changes is not None:
                 self.changes.append(("worker", f"{worker} {version}"))
 
@@ -80,11 +80,8 @@ class WorkerVersions:
 
     def changed_since(self, worker: str, version: str, moment: int) -> bool:
         """Return whether a worker that now has `version` may have had another one at that moment."""
-        known = self._known(worker)
+        known = self._seen.get(worker, self._everywhere)
         return known is not None and (known[0] != version or known[1] > moment)
-
-    def _known(self, worker: str) -> tuple[str, int] | None:
-        return self._seen.get(worker, self._everywhere)
 
 
 class VersionClock:
@@ -101,7 +98,7 @@ class VersionClock:
         self.steps = 0
         """How often the current version has changed."""
         self.changes: list[tuple[str, str]] | None = None
-        """What happened since somebody last looked (`take_changes`), for whoever writes it down; None for nobody."""
+        """What happened since the last look (`take_changes`), for whoever writes it down; None for nobody."""
 
     def _note(self, kind: str, version: str) -> None:
         if self.changes is not None:
@@ -178,8 +175,10 @@ class VersionClock:
         self.observe(versions[-1][0], late=late)
 
     def set(self, version: str) -> None:
-        """Note that the fleet was set to this version through the router."""
-        if version != self.current:
+        """Note that the fleet was set to this version through the router; once more, if that is known."""
+        if version == self.current:
+            self._note("become", version)
+        else:
             (self._become if self.order(version) >= self.now.order else self._fall)(version)
 
     def age(self, stamp: Stamp) -> int:

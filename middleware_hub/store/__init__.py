@@ -34,9 +34,10 @@ which records the tree has. Where `PathState` of a reply's end is kept beside it
     for record in found.records: ...                                    # those that others build on come first
 
 A tree that still has all that it appended and found on the path of a text (nothing of it was evicted) says
-`Query(..., complete=True)`: then the look-up is spared (a few us) as long as nobody else can have written anything there, in
-a process that is alone always. `store.others()` tells whether anybody else wrote at all: 0 if nobody did, so that a name the
-tree knows need not be asked for again. Names in `parents` are always looked up: leave out those that are known.
+`Query(..., complete=True)`, and asks `store.spared(query)` first: that answers at once (a few us) where nobody else can have
+written anything on the path, nor given one of the names, since this was looked up or appended here. In a process that is alone
+it always does; one of several on a SQLite file hears where the others wrote (see `sqlite.others`). `store.others()` tells
+whether anybody else wrote at all: 0 if nobody did. `find` looks names up even if it is `complete`.
 
 The records of a look-up are closed: whatever one builds on (`SpanRecord.links`) stands before it or is known. Apart from that
 they come by `serial`, so that the newest of equal texts is the newest again. Hashes only find: compare texts. What is damaged
@@ -45,8 +46,9 @@ is left out with all that builds on it, logged and counted (`Found.damaged`).
 **Logs** are for sessions and the like: `Batch.events` are appended with the records of a turn in one step, or refused
 (ClosedLogError, LogMovedError) together with them. `read(log, after=number)` reads on.
 
-**Who writes.** What was appended in one turn of the event loop is one group. With the durability `process`, the loop writes
-a group itself where nothing has to be waited for, about 0.1 ms; a thread writes the rest (see `sqlite.writer`).
+**Who writes.** What was appended while the event loop was busy is one group (see `gathering`). With the durability `process`,
+the loop writes a group itself where nothing has to be waited for, about 0.1 ms; a thread writes the rest (see `sqlite.writer`).
+With Redis, what is asked for while a group is on its way is the next one (see `redis`).
 
 **Marks** (`note`) say which conversation was hit or retrieved. They are written in groups, later; `forget` goes by them.
 """

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
-from middleware_hub.store.paths import Namespace, PathState
+from middleware_hub.store.paths import Namespace, PathState, TextEnd
 from middleware_hub.store.records import SpanRecord, identified, new_id
 
 
-class Stored(NamedTuple):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """What a span keeps of its record (`TokenSpan.stored`).
 
     Attributes:
@@ -20,6 +20,8 @@ class Stored(NamedTuple):
         plain: whether the ids of its chain spell its text.
         state: the hashes of the whole text up to the last block's end in it, for the look-up of a text that goes on behind
             it; None where texts are not looked up.
+        spelled: where what the ids of its chain spell ends, if that is not its text and is known here.
+        stamp, ends, extras: of the record, so that it is the same when it is made again. (A span may be measured later.)
     """
 
     id: bytes
@@ -27,6 +29,10 @@ class Stored(NamedTuple):
     serial: int = 0
     plain: bool = True
     state: PathState | None = None
+    spelled: TextEnd | None = None
+    stamp: str = ""
+    ends: bytes | None = None
+    extras: tuple[str, ...] = ()
 
 
 def record_of(
@@ -40,7 +46,7 @@ def record_of(
     base: TokenSpan | None = None,
     **details: Any,
 ) -> SpanRecord:
-    """Return the record of a span. Its parent, `line` and `base` are stored already.
+    """Return the record of a span. Its parent, `line` and `base` are `stored`. One that is stored keeps its id and its ends.
 
     Args:
         text: of the span, behind the whole text of `base`.
@@ -48,9 +54,10 @@ def record_of(
         details: further fields of the record: `tail`, `extras`, `spelled`.
     """
     above = span.parent or line
+    name = b"" if not span.sampled else new_id() if span.stored is None else span.stored.id
     record = SpanRecord(
-        id=new_id() if span.sampled else b"",
-        root=b"" if above is None else above.stored.root,
+        id=name,
+        root=name if above is None else above.stored.root,
         namespace=namespace,
         serial=serial,
         stamp=stamp,
@@ -66,15 +73,13 @@ def record_of(
         versions=span.versions,
         flags=span.flags,
         visible=span.visible,
-        ends=span.ends,
+        ends=span.ends if span.stored is None else span.stored.ends,
         request_ids=span.request_ids,
         finish=span.finish,
         left_from=(0 if line is None else line.text_end) if span.sampled and _is_foreign(span) else None,
         **details,
     )
-    if not span.sampled:
-        return identified(record)
-    return record if above is not None else replace(record, root=record.id)
+    return record if span.sampled else identified(record)
 
 
 def _is_foreign(reply: TokenSpan) -> bool:
@@ -99,5 +104,10 @@ def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathSta
         ends=record.ends,
         request_ids=record.request_ids,
         finish=record.finish,
-        stored=Stored(record.id, record.root, record.serial, record.spelled is None, state),
+        stored=Stored(
+            *(record.id, record.root, record.serial, record.spelled is None, state),
+            stamp=record.stamp,
+            ends=record.ends,
+            extras=record.extras,
+        ),
     )

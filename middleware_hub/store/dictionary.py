@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from time import monotonic
+from typing import Final
 
 import msgspec
 
@@ -30,6 +33,8 @@ from middleware_hub.store.protocol import (
 )
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, complete, encode, faults
 
+_LOOK_EVERY: Final = 0.005
+
 
 class DictionaryStore:
     """A `Store` that ends with its process."""
@@ -39,6 +44,8 @@ class DictionaryStore:
         self._records: dict[bytes, SpanRecord] = {}
         self._blobs: dict[tuple[bytes, str], Blob] = {}
         self._logs: dict[str, list[Event]] = {}
+        self._ends: dict[str, tuple[int, int]] = {}
+        self._announced: dict[str, tuple[bytes, float]] = {}
         self._marks: dict[bytes, Mark] = {}
         self._stats = StoreStats()
 
@@ -66,6 +73,7 @@ class DictionaryStore:
         self._blobs = {**{(blob.record, blob.name): blob for blob in batch.blobs}, **self._blobs}
         for event, number in zip(batch.events, numbers, strict=True):
             self._logs.setdefault(event.log, []).append(msgspec.structs.replace(event, number=number, expected=None))
+            self._ends[event.log] = number, max(event.closes, self._ends.get(event.log, (0, 0))[1])
         self._stats = replace(self._stats, groups=self._stats.groups + 1, appends=self._stats.appends + 1)
         return numbers
 
@@ -90,7 +98,7 @@ class DictionaryStore:
         return new
 
     def _numbers(self, events: Iterable[Event]) -> list[int]:
-        ends = {log: (held[-1].number, max(event.closes for event in held)) for log, held in self._logs.items()}
+        ends = dict(self._ends)
         numbers = []
         for event in events:
             last, closed = ends.get(event.log, (0, 0))
@@ -102,6 +110,9 @@ class DictionaryStore:
             numbers.append(last + 1)
         return numbers
 
+    def on_loss(self, refill: object) -> None:
+        """It loses nothing by itself."""
+
     def note(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
             known = self._marks.get(mark.root)
@@ -109,6 +120,12 @@ class DictionaryStore:
 
     def others(self) -> int:
         return 0
+
+    def spared(self, query: Query) -> Found | None:
+        return Found(ends=self._ends_of(query.logs)) if query.complete and not self.others() else None
+
+    def _ends_of(self, logs: Sequence[str]) -> dict[str, int]:
+        return {log: self._ends.get(log, (0, 0))[0] for log in logs}
 
     def text_of(self, record: SpanRecord) -> str:
         """Return the whole text of a record."""
@@ -145,14 +162,15 @@ class DictionaryStore:
         chains.sort(key=lambda chain: -chain[0])
         wanted += [reply for _, reply in chains[:MOST_CHAINS]] + named
         cut_off += len(chains) > MOST_CHAINS
-        return self._found(wanted, query.known, cut_off)
+        found = self._found(wanted, query.known, cut_off)
+        return replace(found, ends=self._ends_of(query.logs))
 
     @staticmethod
     def _named(replies: Iterable[SpanRecord], name: str) -> list[SpanRecord]:
         for one in names_of(name):
-            found = next((reply for reply in replies if one in reply.request_ids), None)
-            if found is not None:
-                return [found]
+            found = [reply for reply in replies if one in reply.request_ids]
+            if found:
+                return [max(found, key=lambda reply: reply.serial)]
         return []
 
     def _found(self, wanted: Iterable[SpanRecord], known: Container[bytes], cut_off: int = 0) -> Found:
@@ -167,18 +185,42 @@ class DictionaryStore:
         marks = {r.root: self._marks[r.root] for r in records if r.root in self._marks}
         return Found(records, marks, cut_off, damaged)
 
-    async def get(self, ids: Sequence[bytes], *, known: Container[bytes] = ()) -> Found:
+    async def get(
+        self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
+    ) -> Found:
         return self._found([self._records[i] for i in ids if i in self._records], known)
 
-    async def blobs(self, record: bytes, names: Sequence[str] | None = None) -> list[Blob]:
+    async def blobs(
+        self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
+    ) -> list[Blob]:
         return [b for (i, name), b in self._blobs.items() if i == record and (names is None or name in names)]
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         return [event for event in self._logs.get(log, ()) if event.number > after][:limit]
 
     async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
-        keys = sorted(log for log in self._logs if log.startswith(prefix) and log > after)[:limit]
-        return [LogInfo(k, self._logs[k][-1].number, max(e.closes for e in self._logs[k])) for k in keys]
+        keys = sorted(log for log in self._ends if log.startswith(prefix) and log > after)[:limit]
+        return [LogInfo(key, *self._ends[key]) for key in keys]
+
+    async def wait(self, log: str, after: int, seconds: float) -> int:
+        deadline = monotonic() + seconds
+        while True:
+            last, _ = self._ends.get(log, (0, 0))
+            if last > after or monotonic() >= deadline:
+                return last
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def trim(self, log: str, before: int) -> None:
+        if log in self._logs:
+            self._logs[log] = [event for event in self._logs[log] if event.number >= before]
+
+    async def announce(self, name: str, data: bytes, seconds: float) -> None:
+        self._announced[name] = data, monotonic() + seconds
+
+    async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
+        now = monotonic()
+        self._announced = {name: said for name, said in self._announced.items() if said[1] > now}
+        return {name: data for name, (data, _) in self._announced.items() if name.startswith(prefix)}
 
     async def scan(self) -> AsyncIterator[SpanRecord]:
         for record in list(self._records.values()):
@@ -195,7 +237,7 @@ class DictionaryStore:
         order = sorted(self._marks.values(), key=lambda mark: (not mark.retrieved, mark.tick))
         events = 0
         for log, held in self._logs.items():
-            if self._bytes() > max_bytes and held[-1].closes >= 2:
+            if self._bytes() > max_bytes and held and self._ends[log][1] >= 2:
                 events += len(held) - 1
                 self._logs[log] = held[-1:]
         done = Forgotten(events=events)

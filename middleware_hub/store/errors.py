@@ -17,6 +17,9 @@ class StoreUnreachableError(StoreError):
     status = 503
     type = "store_unreachable"
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers=(("retry-after", "1"),))
+
 
 class StoreMismatchError(StoreError):
     """The store belongs to another tokenizer, has a newer format, or is no store at all."""
@@ -58,7 +61,7 @@ class ClosedLogError(StoreError):
 
 
 class LogMovedError(StoreError):
-    """Somebody else appended to the log first: read on from the last event that is known, and try again.
+    """Another writer appended to the log first: read on from the last event that is known, and try again.
 
     Attributes:
         last: the number of the last event in the log.

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Final, cast, get_args
+from typing import Any, Final, cast, get_args
 
 from middleware_hub.store.protocol import Durability, Store
+from middleware_hub.store.redis.wire.address import FORMS, PREFIX, shown
 from router.errors import BadRequestError
 
+_REDIS: Final = "middleware_hub.store.redis.store:RedisStore"
 _STORES: Final = {
     "sqlite": "middleware_hub.store.sqlite.store:SqliteStore",
     "memory": "middleware_hub.store.dictionary:DictionaryStore",
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "redis+sentinel": _REDIS,
+    "redis+cluster": _REDIS,
 }
-"""By scheme the class, which is made with what stands behind the colon, and the durability."""
+"""By scheme the class."""
 
 
-def open_store(address: str, *, durability: Durability = "process") -> Store:
-    """Return the store of an address, `sqlite:PATH` (a file, or a folder for one); it still has to be opened.
+_LOCAL: Final = frozenset({"sqlite", "memory"})
+_PATIENCE: Final = 60.0
+"""Seconds that a router waits at its start for a store on another machine, which may be starting, too."""
+
+
+def patience(address: str) -> float:
+    """Return how many seconds a router waits at its start for a store that cannot be reached: a file is there, or is not."""
+    return 0.0 if address.partition(":")[0] in _LOCAL else _PATIENCE
+
+
+def open_store(address: str, *, durability: Durability = "process", prefix: str = PREFIX) -> Store:
+    """Return the store of an address; it still has to be opened. `prefix` begins the keys in a Redis.
 
     `memory:` is a store that ends with its process, for tests. Raises BadRequestError.
     """
     scheme, _, rest = address.partition(":")
-    if scheme not in _STORES or (scheme == "sqlite" and not rest):
-        raise BadRequestError(f"--store {address}: write sqlite:PATH")
+    if scheme not in _STORES or (scheme != "memory" and not rest.removeprefix("//")):
+        raise BadRequestError(f"--store {shown(address)}: write one of sqlite:PATH, {', '.join(FORMS)}")
     if durability not in get_args(Durability):
         raise BadRequestError(f"--durability {durability}: one of {', '.join(get_args(Durability))}")
     module, _, name = _STORES[scheme].partition(":")
-    return cast(Store, getattr(import_module(module), name)(rest, durability))
+    made: Any = getattr(import_module(module), name)
+    return cast(Store, made(address, durability, prefix) if scheme.startswith("redis") else made(rest, durability))

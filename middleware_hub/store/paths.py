@@ -20,11 +20,11 @@ that are written together lie together on disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+import msgspec
 from xxhash import xxh3_64_digest
 
 Namespace = tuple[str, ...]
@@ -40,6 +40,8 @@ _NEAR: Final = 4
 _KEY: Final = 12
 """Bytes of a key. Hashes of texts have 8: their collisions cost time, since texts are compared."""
 
+_EMPTY: Final = blake2b(digest_size=_SIZE)
+
 START: Final = 0
 END: Final = 1
 END_ALONE: Final = 2
@@ -49,12 +51,32 @@ WAY: Final = 4
 NAME: Final = 5
 
 
-class PathState(NamedTuple):
+class PathState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The hashes of a text up to a `STEP`-th block's end: enough to go on from there without the text before it."""
 
     blocks: int
     digest: bytes
     group: bytes
+
+
+class TextEnd(msgspec.Struct, frozen=True, gc=False):
+    """The end of a text, from which its hashes go on without the text before it: `rest` stands behind the blocks of `state`."""
+
+    state: PathState
+    rest: str
+
+    def longer(self, more: str) -> TextEnd:
+        """Return the end of the text that goes on with `more`."""
+        state, rest = self.state, self.rest + more
+        digests, groups = _hashes(state, rest, 0)
+        new = len(digests) - 1
+        return TextEnd(PathState(state.blocks + new, digests[-1], groups[-1]), rest[BLOCK * new :])
+
+    def place(self) -> tuple[bytes, int, bytes]:
+        """Return the first three fields of the `Place` of a reply whose whole text this ends; `rest` is less than a block."""
+        state, rest = self.state, self.rest.encode("utf-8", "surrogatepass")
+        key = state.group + state.digest[_NEAR:_KEY]
+        return key, BLOCK * state.blocks + len(self.rest), xxh3_64_digest(state.digest + rest)
 
 
 class Place(NamedTuple):
@@ -89,16 +111,7 @@ class TextPath:
         self.text = text
         self.first = state.blocks
         """The block from which on the path is known, a multiple of `STEP`."""
-        digest, group = state.digest, state.group
-        digests, groups = [digest], [group]
-        for block, data in enumerate(_blocks(text, state.blocks), state.blocks + 1):
-            digest = blake2b(digest + data, digest_size=_SIZE).digest()
-            if block % GROUP == 0:
-                group = digest[:_NEAR]
-            digests.append(digest)
-            groups.append(group)
-        self._digests = digests
-        self._groups = groups
+        self._digests, self._groups = _hashes(state, text, BLOCK * state.blocks)
 
     def __repr__(self) -> str:
         return f"<TextPath {len(self.text)} characters, blocks {self.first} to {self.last}>"
@@ -113,6 +126,11 @@ class TextPath:
         block = at // BLOCK // STEP * STEP
         at = self._index(block)
         return PathState(block, self._digests[at], self._groups[at])
+
+    def end(self) -> TextEnd:
+        """Return the end of the whole text."""
+        last = self.last
+        return TextEnd(PathState(last, self._digests[-1], self._groups[-1]), self.text[BLOCK * last :])
 
     def longer(self, text: str) -> TextPath:
         """Return the path of a text that begins with this one: only what is behind the last whole block is hashed."""
@@ -136,6 +154,18 @@ class TextPath:
         """Return the digests at all `STEP`-th block ends from `first` on."""
         return self._digests[::STEP]
 
+    def place(self, length: int, kind: int) -> Place:
+        """Return where a record is entered that starts or ends behind these characters."""
+        block = length // BLOCK
+        at = self._index(block)
+        digest = self._digests[at]
+        rest = self.text[block * BLOCK : length].encode("utf-8", "surrogatepass")
+        return Place(self._groups[at] + digest[_NEAR:_KEY], length, xxh3_64_digest(digest + rest), kind)
+
+    def passing(self, start: int, end: int, kind: int) -> list[Place]:
+        """Return where a record is entered that passes these characters."""
+        return [Place(self.key(block), 0, b"", kind) for block in steps(start, end)]
+
     def _index(self, block: int) -> int:
         if block < self.first:
             raise ValueError(f"a path that is known from block {self.first} on was asked for block {block}")
@@ -158,18 +188,17 @@ def places(path: TextPath, start: int, end: int, left_from: int | None = None, *
 
     The path has to be known from the block of `start`, or of `left_from`. That and `continuable` are the `SpanRecord`'s.
     """
-    begins = [start] if left_from is None else [left_from, start]
-    kind = END if continuable else END_ALONE
-    return [
-        *(Place(path.key(begin // BLOCK), begin, path.hash(begin), START) for begin in begins),
-        Place(path.key(end // BLOCK), end, path.hash(end), kind),
-        *(Place(path.key(block), 0, b"", PASS) for block in steps(begins[0], end)),
-    ]
+    begin = start if left_from is None else left_from
+    found = [path.place(begin, START), path.place(end, END if continuable else END_ALONE)]
+    if begin != start:
+        found.insert(1, path.place(start, START))
+    found += path.passing(begin, end, PASS)
+    return found
 
 
 def ways(path: TextPath, start: int, end: int) -> list[Place]:
     """Return where a context is entered whose text these characters are."""
-    return [Place(path.key(block), 0, b"", WAY) for block in steps(start, end)]
+    return path.passing(start, end, WAY)
 
 
 def name_place(namespace: Namespace, name: str) -> Place:
@@ -184,7 +213,17 @@ def _salt(namespace: Namespace) -> bytes:
     return blake2b(b"".join(len(part).to_bytes(8, "big") + part for part in parts), digest_size=_SIZE).digest()
 
 
-def _blocks(text: str, first: int) -> Iterator[bytes]:
-    """Yield the whole blocks behind the first ones, as bytes."""
-    for at in range(first * BLOCK, len(text) - BLOCK + 1, BLOCK):
-        yield text[at : at + BLOCK].encode("utf-8", "surrogatepass")
+def _hashes(state: PathState, text: str, at: int) -> tuple[list[bytes], list[bytes]]:
+    """Return the digests and groups at the block ends from `state` on, which is at character `at` of a text."""
+    block, digest, group = state.blocks, state.digest, state.group
+    digests, groups = [digest], [group]
+    for begin in range(at, len(text) - BLOCK + 1, BLOCK):
+        block += 1
+        hashed = _EMPTY.copy()  # half the time of making one
+        hashed.update(digest + text[begin : begin + BLOCK].encode("utf-8", "surrogatepass"))
+        digest = hashed.digest()
+        if block % GROUP == 0:
+            group = digest[:_NEAR]
+        digests.append(digest)
+        groups.append(group)
+    return digests, groups

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from middleware_hub.store.errors import MissingRecordError
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 
@@ -29,12 +30,20 @@ class Batch:
             and not by name.
         blobs: of records of this batch, or of earlier ones. One that is there already stays.
         events: in the order of their numbers, also if they belong to different logs.
+        gathered: what could be appended together was waited for: the store need not wait for more.
     """
 
     records: Sequence[SpanRecord] = ()
     paths: Mapping[bytes, TextPath] = field(default_factory=dict)
     blobs: Sequence[Blob] = ()
     events: Sequence[Event] = ()
+    gathered: bool = False
+
+
+Mend = Callable[[Batch, MissingRecordError], Batch | None]
+"""Returns a batch with what the store lacks, because it has forgotten it; None if that is not here either."""
+Over = Callable[[bool], None]
+"""Called at the end: whether the batch is in the store, or was given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Query:
         complete: the caller still has all that it appended through this store object, and all that it found, on the path of
             this text. Then a look-up is spared where nobody else can have written anything on the path. A caller that let go
             of any of it says False.
+        logs: those of which the caller wants to know how far they go.
     """
 
     path: TextPath
@@ -57,6 +67,7 @@ class Query:
     known: Container[bytes] = ()
     parents: Sequence[str] = ()
     complete: bool = False
+    logs: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +79,14 @@ class Found:
         marks: by root, of the conversations that the records belong to.
         cut_off: how often a bound kept something out (`MOST_VARIANTS`, `MOST_CHAINS`).
         damaged: how many records were left out, because they or what they build on cannot be read.
+        ends: by log (`Query.logs`), the number of its last event; 0 for one that is not there.
     """
 
     records: Sequence[SpanRecord] = ()
     marks: Mapping[bytes, Mark] = field(default_factory=dict)
     cut_off: int = 0
     damaged: int = 0
+    ends: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,18 @@ class Forgotten:
         )
 
 
+class Refill(Protocol):
+    """A store that has lost something, for those who still know it (`Store.on_loss`). Both raise StoreError."""
+
+    async def lacking(self, records: Mapping[bytes, bytes]) -> set[bytes]:
+        """Return which of these records, given by their ids with their roots, are not there."""
+        ...
+
+    async def append(self, batch: Batch) -> None:
+        """Append a batch, while nobody else can. See `Store.append`."""
+        ...
+
+
 class Store(Protocol):
     """Remembers records beyond a process. Several processes may use one store at once, each with an object of its own.
 
@@ -178,6 +203,13 @@ class Store(Protocol):
         """
         ...
 
+    def on_loss(self, refill: Callable[[Refill], Awaitable[None]]) -> None:
+        """Call `refill` when the store turns out to have lost what it had acknowledged, before it answers anybody again.
+
+        The store is open. It need not notice: a store that is a file loses nothing but with the file.
+        """
+        ...
+
     def note(self, marks: Sequence[Mark]) -> None:
         """Keep marks. They are written with what is appended next, or after a second; a killed process loses those at most."""
         ...
@@ -185,7 +217,15 @@ class Store(Protocol):
     def others(self) -> int:
         """Return a number that has grown if others may have appended records: 0 as long as this object wrote all there are.
 
-        It counts from the opening: the records that were there then count once. It costs about 2 us.
+        It counts from the opening: the records that were there then count once. It costs about 2 us. A store that cannot know
+        without asking another machine returns a greater number each time.
+        """
+        ...
+
+    def spared(self, query: Query) -> Found | None:
+        """Return at once what a look-up has to say to a caller that is `complete`, if it would bring nothing new.
+
+        None: ask `find`. A name in `parents` is spared if the caller has given or looked it up, and nobody else gave it since.
         """
         ...
 
@@ -204,20 +244,55 @@ class Store(Protocol):
         """
         ...
 
-    async def get(self, ids: Sequence[bytes], *, known: Container[bytes] = ()) -> Found:
-        """Return these records, and all they build on that is not known. Ids that are not there are left out."""
+    async def get(
+        self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
+    ) -> Found:
+        """Return these records, and all they build on that is not known. Ids that are not there are left out.
+
+        `roots` has the roots of records by their ids. A record whose root the caller does not know costs some stores a search.
+        """
         ...
 
-    async def blobs(self, record: bytes, names: Sequence[str] | None = None) -> list[Blob]:
-        """Return the blobs beside a record: all, or those of these names."""
+    async def blobs(
+        self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
+    ) -> list[Blob]:
+        """Return the blobs beside a record: all, or those of these names. `root` is the record's, see `get`."""
         ...
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         """Return the events of a log behind a number, in order. Raises DamagedRecordError."""
         ...
 
+    async def wait(self, log: str, after: int, seconds: float) -> int:
+        """Return the number of the last event of a log as soon as it is greater than `after`, or when the time is over.
+
+        A log without events has the number 0. A caller that is cancelled has changed nothing.
+        """
+        ...
+
+    async def trim(self, log: str, before: int) -> None:
+        """Forget the events of a log in front of a number. `read` begins with the first that is there.
+
+        Numbers are not given again: a log goes on, and stays as closed as it is, if all of its events were forgotten.
+        """
+        ...
+
     async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
         """Return the logs whose key begins with `prefix` and is greater than `after`, in the order of keys."""
+        ...
+
+    async def announce(self, name: str, data: bytes, seconds: float) -> None:
+        """Say something that holds for some seconds from now on, in the place of what was said under this name before.
+
+        0 seconds take it back. It is no record: a store that was restarted may have lost it.
+        """
+        ...
+
+    async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
+        """Return what is announced and holds now, by name, as far as the names begin with `prefix`.
+
+        The clock is the store's (of the machine, if the store is a file), not that of the process that announced.
+        """
         ...
 
     def scan(self) -> AsyncIterator[SpanRecord]:

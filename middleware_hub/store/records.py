@@ -13,6 +13,7 @@ default; an older router refuses a record only if the format byte has grown.
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Container, Iterable
 from hashlib import blake2b
@@ -162,7 +163,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Serials:
-    """Gives numbers that grow, also over restarts, and over machines as far as their clocks agree."""
+    """Gives numbers that grow: over restarts as far as clocks go forward, and above those of all records seen here."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -171,10 +172,17 @@ class Serials:
         self._last = max(self._last + 1, time.time_ns())
         return self._last
 
+    def saw(self, serial: int) -> None:
+        self._last = max(self._last, serial)
+
+
+_random = random.Random(os.urandom(32))
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
+
 
 def new_id() -> bytes:
     """Return an id that nobody else has. It begins with the time, so that neighbours in time are neighbours on disk."""
-    return time.time_ns().to_bytes(8, "big") + os.urandom(8)
+    return ((time.time_ns() << 64) | _random.getrandbits(64)).to_bytes(16, "big")
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -218,6 +226,17 @@ def decode(data: bytes) -> SpanRecord:
         raise DamagedRecordError(f"a record is whole, but is no span: {error}") from error
 
 
+def path_of(record: SpanRecord, given: TextPath | None) -> TextPath:
+    """Return a path of the text of a record: the given one, if it is that. Raises ValueError if there is none."""
+    end = record.text_end
+    begin = end - len(record.text)
+    if given is not None and given.namespace == record.namespace and given.text[begin:end] == record.text:
+        return given
+    if begin:
+        raise ValueError(f"record {record.id.hex()}: there is no path of its text")
+    return TextPath(record.namespace, record.text)
+
+
 def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
     """Return where a record is entered: nowhere, if its whole text is empty.
 
@@ -232,7 +251,7 @@ def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
         found.append(Place(*record.spelled, END_ALONE))
     if record.text_from < record.start:
         found += ways(path, record.text_from, record.start)
-    found += [name_place(record.namespace, name) for name in record.request_ids]
+    found += [name_place(record.namespace, name) for name in dict.fromkeys(record.request_ids)]
     return found
 
 
@@ -280,33 +299,36 @@ def unseal(data: bytes) -> memoryview:
 
 def faults(record: SpanRecord, *, thorough: bool = False) -> list[str]:
     """Return what is wrong with a record by itself. `thorough`: hash the content of a context, too, which takes longer."""
-    count, length = record.count, record.text_end
-    text_from = length - len(record.text)
-    links = record.links
-    wrong = (
-        (len(record.id) != ID_SIZE or len(record.root) != ID_SIZE, "an id is not 16 bytes"),
-        (len(record.ids) != ID_BYTES * count, "the ids are not whole int32"),
-        (record.ends is not None and len(record.ends) != len(record.ids), "there are not as many ends as ids"),
-        (record.start < 0 or record.width < 0 or text_from < 0, "the text is longer than the chain's"),
-        (record.base is None and text_from != 0, "there is text before it, and no base"),
-        (record.base is not None and record.base not in links, "the base is neither parent nor line"),
-        (not links and record.root != record.id, "it has no parent, and is not its own root"),
-        (not -1 <= record.visible <= count, "more tokens are visible than there are"),
-        (
-            record.logprobs is not None and len(record.logprobs) not in (4 * count, 8 * count),
-            "logprobs are not one per id",
-        ),
-        (record.logprobs is not None and not record.sampled, "a context has logprobs"),
-        (
-            thorough and not record.sampled and record.id != content_id(record),
-            "the id of a context is not that of its content",
-        ),
-        (
-            isinstance(record.versions, tuple) and (not record.versions or record.versions[-1][1] != count),
-            "the runs of versions do not end with the ids",
-        ),
-    )
-    return [words for is_so, words in wrong if is_so]
+    wrong = []
+    count, length = len(record.ids) // ID_BYTES, record.start + record.width
+    text_from, links, logprobs, versions = length - len(record.text), record.links, record.logprobs, record.versions
+    if len(record.id) != ID_SIZE or len(record.root) != ID_SIZE:
+        wrong.append("an id is not 16 bytes")
+    if len(record.ids) != ID_BYTES * count:
+        wrong.append("the ids are not whole int32")
+    if record.ends is not None and len(record.ends) != len(record.ids):
+        wrong.append("there are not as many ends as ids")
+    if record.start < 0 or record.width < 0 or text_from < 0:
+        wrong.append("the text is longer than the chain's")
+    if record.base is None:
+        if text_from:
+            wrong.append("there is text before it, and no base")
+    elif record.base not in links:
+        wrong.append("the base is neither parent nor line")
+    if not links and record.root != record.id:
+        wrong.append("it has no parent, and is not its own root")
+    if not -1 <= record.visible <= count:
+        wrong.append("more tokens are visible than there are")
+    if logprobs is not None:
+        if len(logprobs) not in (4 * count, 8 * count):
+            wrong.append("logprobs are not one per id")
+        if versions is None:
+            wrong.append("a context has logprobs")
+    if isinstance(versions, tuple) and (not versions or versions[-1][1] != count):
+        wrong.append("the runs of versions do not end with the ids")
+    if thorough and versions is None and record.id != content_id(record):
+        wrong.append("the id of a context is not that of its content")
+    return wrong
 
 
 def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[list[SpanRecord], int]:

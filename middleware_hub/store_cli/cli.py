@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
-from middleware_hub.store.errors import StoreError, StoreMismatchError, StoreUnreachableError
-from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Store
+from middleware_hub.store_cli.command import STATUS, add_store, opened, run_and_exit
 from middleware_hub.store_cli.export import export
+from middleware_hub.store_cli.handover import handover
 from middleware_hub.store_cli.prune import prune
-from middleware_hub.store_cli.selection import moment
+from middleware_hub.store_cli.selection import add_places, moment
 from middleware_hub.store_cli.sizes import stats
-from middleware_hub.store_cli.tables import FORMATS
+from middleware_hub.store_cli.tables import FORMATS, TREE
 from middleware_hub.store_cli.verify import verify
-from router.errors import BadRequestError
 
 Command = Callable[[Store, argparse.Namespace], Awaitable[int]]
 
@@ -26,18 +22,17 @@ _DESCRIPTION = """\
 Looks into a store, checks it, exports what was recorded, and forgets parts of it. Each command may run beside the routers that
 use the store.
 """
-_STATUS = "The status is 0 when it is done, 1 for damage or a failure on the way, 2 for a wrong flag or no such store."
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tito-router store", description=_DESCRIPTION, epilog=_STATUS, allow_abbrev=False
+        prog="tito-router store", description=_DESCRIPTION, epilog=STATUS, allow_abbrev=False
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, run: Command, words: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Command | None, words: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=words, description=words[0].upper() + words[1:], allow_abbrev=False)
-        made.add_argument("--store", required=True, metavar="URL", help="as the router's --store: sqlite:PATH")
+        add_store(made)
         made.set_defaults(run=run)
         return made
 
@@ -51,64 +46,54 @@ def parser() -> argparse.ArgumentParser:
 
     found = command("export", export, "write trajectories, with the columns of /retrieve_from_text")
     found.add_argument("--out", required=True, metavar="PATH", help="a file, or - for standard output")
-    found.add_argument("--format", choices=FORMATS, help="(that of the file's suffix; parquet for standard output)")
+    found.add_argument(
+        "--format", choices=(*FORMATS, TREE), help="(that of the file's suffix; parquet for standard output)"
+    )
     found.add_argument(
         "--rows",
         choices=("leaves", "replies"),
         default="leaves",
         help="a row for each end of a branch, or for every reply (%(default)s)",
     )
-    _add_places(found)
+    add_places(found)
     found.add_argument(
         "--version", action="append", metavar="V", help="rows whose last token has this weight version; repeatable"
     )
     found.add_argument("--since", type=moment, metavar="TIME", help="rows that end since then: 12h, 7d, 2026-03-31")
+    found.add_argument("--per-token", action="store_true", help="with tree: rows of experts as well, which are large")
     found.add_argument("--keep-marks", action="store_true", help="do not note that this was exported")
 
     found = command("prune", prune, "forget whole conversations to which all given flags apply")
-    _add_places(found)
+    add_places(found)
     found.add_argument("--before-version", metavar="V", help="last hit under an older weight version than this one")
     found.add_argument(
         "--unused-for", type=moment, metavar="TIME", help="last hit so long ago, or before: 7d, 2026-03-31"
     )
     found.add_argument("--unretrieved", action="store_true", help="also those that nobody retrieved or exported")
     found.add_argument("--dry-run", action="store_true", help="only say how many")
+
+    found = command("handover", None, "hand over what routers left behind in spool files while the store was away")
+    found.add_argument("--spool", metavar="PATH", help="as the router's --store-spool (below the user's cache)")
+    found.add_argument("--dry-run", action="store_true", help="only say what is in them")
+    found.add_argument("--any-store", action="store_true", help="also a file that waits for a store of another name")
+    found.add_argument(
+        "paths",
+        nargs="*",
+        metavar="FILE",
+        help="a .spool or .refused file (all .spool files of this store that are in no use)",
+    )
     return parser
-
-
-def _add_places(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tenant", metavar="NAME", help="what this tenant recorded ('' for no keys)")
-    parser.add_argument("--lora-path", metavar="PATH", help="what was sampled with this adapter ('' for none)")
-    parser.add_argument("--namespace", metavar="NAME", help="what has this x-radix-namespace ('' for none)")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command, and exit with its status."""
     flags = parser()
-    args = flags.parse_args(argv)
-    try:
-        sys.exit(asyncio.run(_run(args)))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
-        sys.exit(1)
-    except OSError as error:
-        flags.exit(1, f"{flags.prog}: error: {error}\n")
-    except StoreError as error:
-        flags.exit(1, f"{flags.prog}: error: {error.message}\n")
-    except BadRequestError as error:
-        flags.exit(2, f"{flags.prog}: error: {error.message}\n")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_and_exit(flags, flags.parse_args(argv), _run)
 
 
 async def _run(args: argparse.Namespace) -> int:
-    store = open_store(args.store)
-    try:
-        await store.open(None)
-    except (StoreMismatchError, StoreUnreachableError) as error:
-        raise BadRequestError(error.message) from error
-    try:
+    if args.run is None:
+        return await handover(args)
+    async with opened(args) as store:
         run: Command = args.run
         return await run(store, args)
-    finally:
-        await store.close()

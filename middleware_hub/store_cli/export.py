@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Final
+from collections.abc import AsyncIterator, Mapping
+from typing import BinaryIO, Final
 
 from middleware_hub.sessions.log.events import DELETED, PREFIX, Ended, read
 from middleware_hub.store.protocol import Store
@@ -12,7 +13,9 @@ from middleware_hub.store.records import Mark
 from middleware_hub.store_cli.progress import bar
 from middleware_hub.store_cli.rows import Ends, Row, read_rows
 from middleware_hub.store_cli.selection import Places, Selection
-from middleware_hub.store_cli.tables import RowWriter, format_of, opened
+from middleware_hub.store_cli.tables import TREE, RowWriter, format_of, opened
+from middleware_hub.store_cli.trees import read_trees
+from router.errors import BadRequestError
 
 _PAGE: Final = 1_000
 
@@ -24,29 +27,46 @@ async def export(store: Store, args: argparse.Namespace) -> int:
         Places(args.tenant, args.lora_path, args.namespace),
         frozenset(args.version or ()),
         args.since or 0,
-        await _deleted(store),
+        await deleted_sessions(store),
     )
-    with opened(args.out) as sink, RowWriter(sink, kind) as writer:
+    if args.per_token and kind != TREE:
+        raise BadRequestError(f"--per-token is for --format {TREE}: tables have no column for it")
+    with opened(args.out) as sink:
         ends = Ends(every=args.rows == "replies")
         with bar("reading", (await store.stats()).records) as advance:
             async for record in store.scan():
                 ends.add(record, record in selection)
                 advance(1)
-        ids = ends.ids
+        roots = ends.roots
         rows = 0
-        with bar("writing", len(ids)) as advance:
-            async for some in read_rows(store, ids):
-                writer.add(some)
+        written = _trees(store, roots, sink, args) if kind == TREE else _tables(store, roots, sink, kind)
+        with bar("writing", len(roots)) as advance:
+            async for some in written:
                 rows += len(some)
                 advance(len(some))
                 if not args.keep_marks:
                     store.note(_exported(some))
-    left_out = len(ids) - rows
+    left_out = len(roots) - rows
     sys.stderr.write(f"{rows} rows{f', {left_out} could not be read or were forgotten' if left_out else ''}\n")
     return 1 if left_out and (await store.stats()).damaged else 0
 
 
-async def _deleted(store: Store) -> frozenset[str]:
+async def _tables(store: Store, roots: Mapping[bytes, bytes], sink: BinaryIO, kind: str) -> AsyncIterator[list[Row]]:
+    with RowWriter(sink, kind) as writer:
+        async for some in read_rows(store, roots):
+            writer.add(some)
+            yield some
+
+
+async def _trees(
+    store: Store, roots: Mapping[bytes, bytes], sink: BinaryIO, args: argparse.Namespace
+) -> AsyncIterator[list[Row]]:
+    async for some, line in read_trees(store, roots, per_token=args.per_token):
+        sink.write(line)
+        yield some
+
+
+async def deleted_sessions(store: Store) -> frozenset[str]:
     """Return the logs of sessions that a client has deleted: their tokens are there until they are forgotten."""
     found, after = set[str](), ""
     while page := await store.logs(PREFIX, after=after, limit=_PAGE):

@@ -1,4 +1,4 @@
-"""Progress bars on standard error: only for somebody who looks at it, and only if `rich` is installed."""
+"""Progress bars on standard error: only on a terminal, and only if `rich` is installed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Choice:
     """The conversations that are to be forgotten, and what is left out of them.
 
     Attributes:
-        unretrieved: how many would be forgotten, if somebody had retrieved them.
+        unretrieved: how many would be forgotten, if they had been retrieved.
     """
 
     roots: list[bytes] = field(default_factory=list)
@@ -102,7 +102,7 @@ async def _sort(
     store: Store, roots: list[SpanRecord], args: argparse.Namespace, clock: VersionClock, choice: Choice
 ) -> None:
     """Ask for the marks of some conversations, and choose."""
-    marks = (await store.get([record.id for record in roots])).marks
+    marks = (await store.get([one.id for one in roots], roots={one.id: one.root for one in roots})).marks
     for record in roots:
         mark = marks.get(record.id) or Mark(record.id, record.serial, record.stamp)
         if args.unused_for is not None and mark.tick >= args.unused_for:

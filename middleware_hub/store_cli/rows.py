@@ -5,7 +5,7 @@ It is what `/retrieve_from_text` answers for the whole text of that reply: the s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Final, NamedTuple
 
 from middleware_hub.spans.chain import INEXACT, TokenSpan
@@ -52,29 +52,35 @@ class Ends:
 
     def __init__(self, *, every: bool = False) -> None:
         self._every = every
-        self._visible: dict[bytes, int] = {}
+        self._visible: dict[bytes, tuple[int, bytes]] = {}
 
     def add(self, record: SpanRecord, wanted: bool) -> None:
         """Take the next record; `wanted` says whether it may end a row."""
         if not self._every:
             if record.line is not None:
                 self._visible.pop(record.line, None)
-            if record.parent is not None and record.take >= self._visible.get(record.parent, record.take + 1):
+            above = None if record.parent is None else self._visible.get(record.parent)
+            if above is not None and record.parent is not None and record.take >= above[0]:
                 del self._visible[record.parent]
         if wanted:
-            self._visible[record.id] = record.count if record.visible < 0 else record.visible
+            count = record.count if record.visible < 0 else record.visible
+            self._visible[record.id] = count, record.root
 
     @property
-    def ids(self) -> list[bytes]:
-        """Return the ids of the replies, in the order of recording."""
-        return list(self._visible)
+    def roots(self) -> dict[bytes, bytes]:
+        """Return the ids of the replies with their roots, in the order of recording."""
+        return {record: root for record, (_, root) in self._visible.items()}
 
 
-async def read_rows(store: Store, ids: Sequence[bytes]) -> AsyncIterator[list[Row]]:
-    """Yield the rows that end with these replies, some at a time. What cannot be read, or was forgotten, has none."""
-    for at in range(0, len(ids), _AT_ONCE):
-        some = ids[at : at + _AT_ONCE]
-        found = await store.get(some)
+async def read_rows(store: Store, roots: Mapping[bytes, bytes], *, at_once: int = _AT_ONCE) -> AsyncIterator[list[Row]]:
+    """Yield the rows that end with these replies, which are named with their roots, some at a time. Those share their spans.
+
+    What cannot be read, or was forgotten, has none.
+    """
+    ids = list(roots)
+    for at in range(0, len(ids), at_once):
+        some = ids[at : at + at_once]
+        found = await store.get(some, roots=roots)
         records = {record.id: record for record in found.records}
         spans: dict[bytes, TokenSpan] = {}
         for record in found.records:

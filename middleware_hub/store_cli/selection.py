@@ -29,6 +29,13 @@ class Places:
         return all(want is None or want == has for want, has in zip(wanted, named(namespace), strict=True))
 
 
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Add the flags from which `Places` are made."""
+    parser.add_argument("--tenant", metavar="NAME", help="what this tenant recorded ('' for no keys)")
+    parser.add_argument("--lora-path", metavar="PATH", help="what was sampled with this adapter ('' for none)")
+    parser.add_argument("--namespace", metavar="NAME", help="what has this x-radix-namespace ('' for none)")
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which replies end a row of an export.

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from middleware_hub.store.protocol import Store
+from middleware_hub.store.redis.wire.address import shown
 from middleware_hub.store_cli.progress import bar
 from middleware_hub.store_cli.selection import last_version, named
 
@@ -18,7 +19,7 @@ async def stats(store: Store, args: argparse.Namespace) -> int:
     """Print how much is in a store, and return the exit status."""
     found = await store.stats()
     answer: dict[str, Any] = {
-        "store": args.store,
+        "store": shown(args.store),
         "bytes": found.bytes,
         "conversations": found.roots,
         "records": found.records,

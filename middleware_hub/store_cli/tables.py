@@ -17,6 +17,8 @@ from router.errors import BadRequestError
 
 FORMATS: Final = ("parquet", "arrow", "arrows")
 """Each is also the suffix of its files: Parquet, an Arrow file, an Arrow stream."""
+TREE: Final = "tree"
+"""A line of JSON for each conversation; its files end in `.jsonl`."""
 STDOUT: Final = "-"
 _PIECE_TOKENS: Final = 1 << 20
 """A row group of Parquet, or a record batch of Arrow, is written when it has so many tokens."""
@@ -25,7 +27,8 @@ _PIECE_TOKENS: Final = 1 << 20
 def format_of(path: str, given: str | None) -> str:
     """Return the format of a file: the given one, or that of its suffix. Raises BadRequestError."""
     found = given or ("parquet" if path == STDOUT else Path(path).suffix.removeprefix("."))
-    if found not in FORMATS:
+    found = TREE if found == "jsonl" else found
+    if found not in (*FORMATS, TREE):
         raise BadRequestError(
             f"--out {path}: name a file that ends in .{', .'.join(FORMATS)}, or add --format {'|'.join(FORMATS)}"
         )

@@ -81,7 +81,8 @@ class ChatTemplate(TurnForms):
         """Do now what the first request would wait for: import transformers, and find out how to render tails."""
         for tools in (False, True):
             for called in (False, True):
-                self._plan({}, tools, called)
+                self._plan((), {}, tools, called)
+            self.header([TOOL] if tools else None, {})
 
     def tail(
         self,
@@ -108,13 +109,17 @@ class ChatTemplate(TurnForms):
         if continue_final and not behind:
             return ""
         calls: Messages = last.get("tool_calls") or ()
-        check_options(options)
-        following = [self._plain(message) for message in behind]
+        if options:
+            check_options(options)
+        following, called = [], bool(calls)
+        for message in behind:
+            following.append(self._plain(message))
+            called = called or message["role"] == "tool" or "tool_calls" in following[-1]
         if self.reads((*earlier, last, *behind)) if whole is None else whole:
             text = self._behind_all(earlier, last, following, tools, options, continue_final=continue_final)
         else:
-            called = bool(calls) or any(message["role"] == "tool" or "tool_calls" in message for message in following)
-            plan = self._plan(options, bool(tools), called)
+            named = options_key(options)
+            plan = self._plan(named, options, bool(tools), called)
             shown = tools if plan.tools else None
             if plan.short:
                 own = self._own_of(calls, tools, shown, options) if calls else None
@@ -124,7 +129,7 @@ class ChatTemplate(TurnForms):
                 if shown or continue_final or not all(map(_plain_option, options.values())):
                     text = behind_short(following)
                 else:
-                    key = (own, self._called(calls), options_key(options))
+                    key = (own, self._called(calls) if calls else (), named)
                     text = self._slots.rendered(key, following, behind_short)
             else:
                 text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
@@ -249,9 +254,12 @@ class ChatTemplate(TurnForms):
                 return self._after(text, 1)
         return self._behind(before, (), None, following, tools, options, continue_final=continue_final)
 
-    def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
-        """Return the plan for these options. New options are not tried: that takes 10 ms, and a date may never recur."""
-        key = (options_key(options), tools, called)
+    def _plan(self, named: tuple[object, ...], options: Options, tools: bool, called: bool) -> _Plan:
+        """Return the plan for these options, whose `options_key` is `named`.
+
+        New options are not tried: that takes 10 ms, and a date may never recur.
+        """
+        key = (named, tools, called)
         if key not in self._plans:
             remember(self._plans, key, None)
             return _Plan(short=False, tools=tools)

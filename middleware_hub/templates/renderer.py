@@ -94,7 +94,8 @@ class Renderer:
         """
         if not messages:
             raise BadRequestError("messages: at least one is needed")
-        check_options(options)
+        if options:
+            check_options(options)
         plain = [self._plain(message) for message in messages]
         return self._until_end(plain, tools, options, continue_final=continue_final)
 

@@ -72,13 +72,16 @@ class TurnForms(Renderer):
         self._special = re.compile("|".join([*map(re.escape, reversed(named)), _SPECIAL_LOOK]))
         self._owns: dict[tuple[object, ...], Own] = {}
         self._shorts: dict[tuple[object, ...], tuple[Short, ...]] = {}
+        self._scaffolds: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._headers: dict[tuple[object, ...], str] = {}
         self._openings: dict[tuple[object, ...], frozenset[str]] = {}
         self._asked_before: tuple[str, ...] = ()
         """Generation prompts that no short conversation shows, the last ones first."""
 
     def reads(self, messages: Iterable[Message]) -> bool:
         """Return whether the template looks for something that these messages hold: no others can stand for them."""
-        return self._reads.concern(messages)
+        found = self._reads
+        return found.opaque or (bool(found.words) and found.concern(messages))
 
     def distrust(self) -> bool:
         """Never let messages stand for others again. Return whether that is new."""
@@ -98,7 +101,12 @@ class TurnForms(Renderer):
 
     def scaffolds(self, tools: Tools, options: Options) -> tuple[str, ...]:
         """Return all generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
-        return tuple(dict.fromkeys(short.prompt for short in self._short(tools, options)))
+        key = (options_key(options), bool(tools))
+        found = self._scaffolds.get(key)
+        if found is None:
+            found = tuple(dict.fromkeys(short.prompt for short in self._short(tools, options)))
+            remember(self._scaffolds, key, found)
+        return found
 
     def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
         """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered."""
@@ -129,11 +137,15 @@ class TurnForms(Renderer):
 
     def header(self, tools: Tools, options: Options) -> str:
         """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
-        known = [*self.scaffolds(tools, options), *self._openings_of((), None, tools, options)]
-        first, *others = [one for one in known if one] or [""]
-        for other in others:
-            first = first[: _alike(first, other)]
-        return first
+        key = (options_key(options), bool(tools))
+        found = self._headers.get(key)
+        if found is None:
+            known = [*self.scaffolds(tools, options), *self._openings_of((), None, tools, options)]
+            found, *others = [one for one in known if one] or [""]
+            for other in others:
+                found = found[: _alike(found, other)]
+            remember(self._headers, key, found)
+        return found
 
     def _short(self, tools: Tools, options: Options) -> tuple[Short, ...]:
         """Return those conversations behind which a model is asked to speak that the template takes. Remembered."""
@@ -280,7 +292,11 @@ class TurnForms(Renderer):
 
 def _ending(text: str, known: Sequence[str]) -> str:
     """Return the longest of `known` that a text ends with."""
-    return max((one for one in known if text.endswith(one)), key=len, default="")
+    found = ""
+    for one in known:
+        if len(one) > len(found) and text.endswith(one):
+            found = one
+    return found
 
 
 def _alike(one: str, other: str) -> int:

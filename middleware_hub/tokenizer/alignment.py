@@ -9,6 +9,7 @@ For a reply the ids have to explain the text; if they do not, `--tokenizer-path`
     ids spell   "The answer is 4.<|im_end|>"         text "The answer is 4."      hidden tail: <|im_end|>
     ids spell   "Action: look\nObservation: I"       text "Action: look"          hidden tail: a stop string, and more
     ids spell   "caf" + half an é                    text "caf�" or "caf"         exact as a whole, never cut inside
+    ids spell   "caf" + "é and half a 你"            text "caf"                   hidden tail: what a decoder held back
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from numpy.typing import NDArray
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
+
+_MOST_HELD = 8
+"""Tokens that a decoder may hold back. Each of them ends inside a character, so there are few."""
 
 Offsets = Callable[[], Sequence[tuple[int, int]] | None]
 """The tokenizer's own `(begin, end)` characters of every id, or None if it has none for these ids."""
@@ -139,7 +143,7 @@ class _ReplyLayout:
                     return Alignment(flags, None, visible, tail)
                 ends = self._ends(self.vocabulary.counted, shown, lead)
                 return Alignment(flags, self._hidden_ends(visible, ends), visible, tail)
-        if spelled.startswith(text) and self._explained(spelled):
+        if spelled.startswith(text) and (self._explained(spelled) or self._held_back(lead)):
             count = self.vocabulary.begun if REPLACEMENT not in spelled else self.vocabulary.counted
             ends = self._ends(count, ids, lead)
             visible = self._without_textless(int(np.searchsorted(ends, len(text), side="right")))
@@ -172,6 +176,19 @@ class _ReplyLayout:
             return 0 <= begin <= len(text)
         return not spelled[len(text) :].strip(REPLACEMENT)
 
+    def _held_back(self, lead: int) -> bool:
+        """Return whether the text lacks just the last tokens, which end inside a character.
+
+        A decoder that shows text in pieces (vLLM's) waits for the rest of the character with all that its token spells.
+        """
+        shown, skips = self.trimmed[: self._without_textless(len(self.trimmed))], self.skips_special
+        spell = self.vocabulary.spell
+        for count in range(1, min(len(shown), _MOST_HELD) + 1):
+            if spell(shown[:-count], skip_special=skips)[lead:] == self.text:
+                held = shown[-count:]
+                return all(spell(held[: end + 1], skip_special=skips).endswith(REPLACEMENT) for end in range(count))
+        return False
+
     def _without_textless(self, count: int) -> int:
         ids, vocabulary = self.ids, self.vocabulary
         while count and (
@@ -182,6 +199,8 @@ class _ReplyLayout:
 
     def _literals(self, visible: int) -> tuple[HiddenToken, ...]:
         vocabulary = self.vocabulary
+        if visible == len(self.ids):
+            return ()
         return tuple(HiddenToken(1, vocabulary.literal(i), i in vocabulary.special_ids, 0) for i in self.ids[visible:])
 
     def _tail(self, visible: int, ends: NDArray[np.int32], spelled: str) -> tuple[HiddenToken, ...]:
@@ -213,7 +232,10 @@ class _ReplyLayout:
                 # The tokens before it have no text and lie inside what the reader saw: they stay or go with it.
                 first = visible
                 tail.clear()
-            tail.append(HiddenToken(index - first, spelled[max(begin, seen) : end], False, shown))
+            text = spelled[max(begin, seen) : end]
+            # No text spells half a character. So its token stays, unless it is what a stop string hides.
+            stays = not isinstance(self.matched, str) and not shown and text.endswith(REPLACEMENT)
+            tail.append(HiddenToken(index - first, text, stays, shown))
             begin = end
         return tuple(tail)
 

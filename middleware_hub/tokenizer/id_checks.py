@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.engines.sglang.hazards import held_back
 from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
 
@@ -18,12 +19,13 @@ def check_ids(vocabulary: Vocabulary, ids: list[int], name: str = "input_ids") -
 def check_options(vocabulary: Vocabulary, request: GenerateRequest) -> None:
     """Raise BadRequestError for options that would kill the worker: ids or numbers of top logprobs beyond the vocabulary."""
     limit = vocabulary.size
-    if request.most_top_logprobs > limit:
+    if "top_logprobs_num" in request.fields and request.most_top_logprobs > limit:
         raise BadRequestError(
             f"`top_logprobs_num` is {request.most_top_logprobs}, and the vocabulary has {limit} tokens"
         )
-    wrong = next((token for token in request.stop_ids_held_back if not 0 <= token < limit), None)
-    if wrong is not None:
+    held = held_back(request.sampling)
+    if held and not 0 <= min(held) <= max(held) < limit:
+        wrong = next(token for token in held if not 0 <= token < limit)
         raise BadRequestError(
             f"`stop_token_ids` has {wrong} in it, and the vocabulary is 0 to {limit - 1}: with `min_new_tokens` that ends the "
             "worker's process"

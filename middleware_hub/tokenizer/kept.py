@@ -103,4 +103,6 @@ def put(key: str, content: bytes) -> None:
         for path in kept[MOST_FILES:]:
             path.unlink(missing_ok=True)
     except OSError as error:
-        logger.info("the next start will load the tokenizer anew: nothing can be kept in %s: %s", folder, error)
+        logger.info(
+            "the next start will load the tokenizer from its files: nothing can be kept in %s: %s", folder, error
+        )

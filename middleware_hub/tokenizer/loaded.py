@@ -67,6 +67,10 @@ def load(path: str, *, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backen
 
 
 def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend]:
+    if (
+        path.startswith(("/", "./", "../", "~")) and not Path(path).exists()
+    ):  # else it would be a hub id that is spelled wrong
+        raise BadRequestError(f"--tokenizer-path {path}: there is no such folder")
     from transformers import AutoTokenizer, PreTrainedConfig  # a second: only where nothing was kept
 
     quiet_their_handlers()

@@ -170,17 +170,15 @@ class Tokenizer:
 
         With a normalizer, that may cost as much again.
         """
-
-        def both() -> tuple[bytes, Alignment]:
-            ids = encode(text)
-            if self._verbatim and text.isascii() and not (start and self.bos):
-                return ids, _VERBATIM
-            return ids, self.align(unpack_ids(ids), text, start=start)
-
-        encode = self._packed_start if start else self._packed_tail
         if len(text) < self._long:
-            return both()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, both)
+            return self._aligned(text, start)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._aligned, text, start)
+
+    def _aligned(self, text: str, start: bool) -> tuple[bytes, Alignment]:
+        ids = self._packed_start(text) if start else self._packed_tail(text)
+        if self._verbatim and text.isascii() and not (start and self.bos):
+            return ids, _VERBATIM
+        return ids, self.align(unpack_ids(ids), text, start=start)
 
     def align(self, ids: Sequence[int], text: str, *, start: bool) -> Alignment:
         """Return how the ids of a context lie over its text."""

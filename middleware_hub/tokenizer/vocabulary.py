@@ -86,6 +86,12 @@ class Vocabulary:
         """Return the bytes of one id; empty for an unknown one."""
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
 
+    def pieces(self, ids: NDArray[np.int32]) -> list[bytes]:
+        """Return the bytes of each id; empty for unknown ones."""
+        # As unsigned numbers, negative ids too are beyond the table, and get its last entry.
+        found: list[bytes] = self._spelled.take(ids.view(np.uint32), mode="clip").tolist()
+        return found
+
     def literal(self, token_id: int) -> str:
         """Return the text of one id on its own."""
         return self.piece(token_id).decode("utf-8", "replace")
@@ -219,6 +225,13 @@ class Vocabulary:
         # A BOS that the text does not spell is no boundary of the text.
         unspelled = len(found) and found[-1] == 0 and span.flags & SpanFlag.BOS
         return int(found[-1]) + 1 if len(found) and not unspelled else 0
+
+    def boundaries(self, ids: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Return how many ids come before each place at which a text may be cut without any encoding of it changing.
+
+        These places are behind added tokens, in so far as the text spells them (see `Measure.last_boundary`).
+        """
+        return np.flatnonzero(self._boundary[self._within(ids)]) + 1
 
     def straddled(self, text: str, position: int) -> int | None:
         window = max(0, position - self._reach)

@@ -35,6 +35,8 @@ USE = frozenset(
         "/generate",
         "/retrieve_from_text",
         "/radix_tree/explain",
+        "/trajectories",
+        *(f"/trajectories/{call}" for call in ("claim", "ack", "release", "renew", "reward", "drop")),
         "/abort_request",
         # A worker's: OpenAI, Anthropic, Ollama, SageMaker, Vertex AI, SGLang (0.5.23).
         "/v1/completions",
@@ -72,7 +74,7 @@ USE = frozenset(
     }
 )
 
-READ = frozenset({"/metrics", "/list_workers", "/radix_tree/stats"})
+READ = frozenset({"/metrics", "/list_workers", "/routers", "/radix_tree/stats"})
 
 OWN_ADMIN = frozenset(
     {
@@ -91,6 +93,20 @@ OWN_ADMIN = frozenset(
         "/load_lora_adapter",
         "/load_lora_adapter_from_tensors",
         "/unload_lora_adapter",
+        # vLLM's own words.
+        "/pause",
+        "/resume",
+        "/abort_requests",
+        "/reset_prefix_cache",
+        "/sleep",
+        "/wake_up",
+        "/init_weight_transfer_engine",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/collective_rpc",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
     }
 )
 """The router's own routes that need an admin key. A test requires each new route to be in one of these lists."""
@@ -108,6 +124,9 @@ def needed(method: str, path: str) -> Right:
         return Right.READ if method in ("GET", "HEAD") else Right.ADMIN
     if path == "/sessions" or (path.startswith("/sessions/") and ".." not in path.split("/")):
         return Right.USE  # a tenant sees only its own sessions; without sessions, no worker knows the path
+    if path == "/inspect" or path.startswith("/inspect/"):
+        # The page has no data in it. No worker is asked for what is not there (`ControlRoutes`).
+        return Right.USE if path.startswith("/inspect/api/") else Right.FREE
     if path.startswith("/v1/models/") and ".." not in path.split("/"):
         return Right.USE  # a name may have slashes in it
     return Right.ADMIN

@@ -18,6 +18,7 @@ from router.config.workers import (
     RetryConfig,
     WorkersConfig,
 )
+from router.errors import BadRequestError
 
 __all__ = [
     "CALL_PARSERS",
@@ -50,6 +51,7 @@ __all__ = [
 
 RADIX_TREE_MIDDLEWARE = "middleware_hub.radix_tree_middleware:RadixTreeMiddleware"
 SESSIONS_MIDDLEWARE = "middleware_hub.sessions_middleware:SessionsMiddleware"
+INSPECTOR = "middleware_hub.inspector.middleware:Inspector"
 MOVED = {"middleware_hub.sessions.gateway:SessionsMiddleware": SESSIONS_MIDDLEWARE}
 """Former names of middlewares. Command lines that have them go on working."""
 
@@ -66,3 +68,17 @@ class RouterConfig:
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     middlewares: tuple[str, ...] = (SESSIONS_MIDDLEWARE, RADIX_TREE_MIDDLEWARE)
+
+    @property
+    def inspector(self) -> str | None:
+        """Return the dotted path of what serves /inspect; None if it is off, or nothing is remembered that it could show."""
+        remembering = {SESSIONS_MIDDLEWARE, RADIX_TREE_MIDDLEWARE} & set(self.middlewares)
+        return INSPECTOR if self.radix.inspector and remembering else None
+
+    def __post_init__(self) -> None:
+        if self.server.processes > 1 and (self.store.url is None or not self.middlewares):
+            raise BadRequestError(
+                f"--processes {self.server.processes} needs --store: through it the processes share what they remember, and"
+                " tell each other of workers and aborts. Add --store sqlite:PATH, or leave --processes out"
+                + ("" if self.middlewares else "; with --middleware none nothing opens a store")
+            )

@@ -51,6 +51,10 @@ class RadixConfig(Section):
         " that spells one",
     )
 
+    inspector: bool = flag(
+        "--inspector", True, "serve /inspect: a page, and an API, that show what is remembered token by token"
+    )
+
     @property
     def token_budget(self) -> int:
         """`max_tokens`, or what fits into a quarter of the memory."""

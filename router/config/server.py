@@ -26,6 +26,13 @@ class ServerConfig(Section):
     port: int = flag(
         "--port", 30000, "port; 0 takes a free one, which the log names", metavar="PORT", limit=between(0, 65535)
     )
+    router_id: str | None = flag(
+        "--router-id",
+        None,
+        "what this router is called in GET /routers and in logs of others, for people",
+        metavar="NAME",
+        unset="host, port and process",
+    )
     api_keys: tuple[str, ...] = flag(
         "--api-key",
         (),
@@ -60,6 +67,14 @@ class ServerConfig(Section):
     max_batch: int = flag("--max-batch", 8192, "most replies to one request, its prompts times `n`; more gets 400")
     shutdown_grace: float = flag(
         "--shutdown-grace", 180.0, "time to finish after SIGTERM; a second signal stops at once", limit=NOT_NEGATIVE
+    )
+    processes: int = flag(
+        "--processes", 1, "routers that share the port, each in a process of its own; more than one needs --store"
+    )
+    hang_timeout: float = flag(
+        "--hang-timeout-secs",
+        60.0,
+        "with --processes: how long the event loop of one of them may stand still; then it is killed and started again",
     )
     log_level: LogLevel = flag("--log-level", "info", "least severe messages to log; debug logs every request")
     log_format: LogFormat = flag("--log-format", "text", "format of the log on stderr; json is one object per line")

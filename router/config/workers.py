@@ -11,6 +11,7 @@ from typing import Any
 from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, UNLIMITED, Section, flag
 from router.errors import BadRequestError
 
+ENGINE_NAMES = ("auto", "sglang", "vllm")
 POLICY_NAMES = "least_inflight round_robin random power_of_two consistent_hashing manual cache_aware".split()
 
 _MILLISECONDS: dict[str, Any] = {"metavar": "MS", "scale": 1000, "limit": UNLIMITED}
@@ -145,6 +146,14 @@ class WorkersConfig(Section):
     policy: str = flag(
         "--policy", "least_inflight", f"how to choose the worker for a request: {', '.join(POLICY_NAMES)}"
     )
+    engine: str = flag(
+        "--engine", "auto", "what the workers run: sglang, vllm, or auto, which asks them; a fleet is of one engine"
+    )
+    incremental_streams: bool = flag(
+        "--incremental-streaming-output",
+        False,
+        "streams of /generate hold only what is new in each event; SGLang's workers have a flag of their own for that",
+    )
     max_idle: float = flag("--max-idle-secs", 3600.0, "policy manual: how long to remember a key that is not used")
     connect_timeout: float = flag("--connect-timeout-secs", 5.0, "how long connecting to a worker may take")
     probe_timeout: float = 2.0
@@ -172,6 +181,8 @@ class WorkersConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.networks
+        if self.engine not in ENGINE_NAMES:
+            raise BadRequestError(f"--engine must be one of {', '.join(ENGINE_NAMES)}, not {self.engine}")
         if not self.routes_by_prompt:
             if self.cache_aware.kv_events:
                 raise BadRequestError(f"--kv-events is of --policy cache_aware, not {self.policy}")

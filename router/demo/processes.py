@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -30,9 +31,10 @@ class Program:
         # Unbuffered, so that its log can be read. In a session of its own: Ctrl-C reaches the demonstration only.
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         self._log = log
+        self._command = [sys.executable, "-m", "router", *flags]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "router", *flags],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -49,7 +51,7 @@ class Program:
             if found:
                 return found[1]
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise StartError(f"{self._process.args!r} did not start:\n{logged[-3000:]}")
+                raise StartError(f"{shlex.join(self._command)} did not start:\n{logged[-3000:]}")
             time.sleep(0.05)
 
     def kill(self) -> None:

@@ -96,6 +96,7 @@ def _serve(out: Console, url: str, store: Path) -> int:
     out.print(
         f"\nthe router is {url}, and its store {store}: what you send is there after a restart, too.", soft_wrap=True
     )
+    out.print(f"The inspector shows it token by token: {url}/inspect", soft_wrap=True)
     out.print("A turn, the next one behind it, and the tokens of both:\n")
     # With a seed a reply is the same each time, so the second line can quote the first reply before anybody has run it.
     text = "Question: What is 6 * 7?\n"

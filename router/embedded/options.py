@@ -11,10 +11,18 @@ StreamStyle = Literal["cumulative", "incremental", "mixed"]
 """The default of SGLang; its `--incremental-streaming-output`; up to 0.5.5: `output_ids` are deltas, the rest is cumulative."""
 
 
+Interface = Literal["sglang", "vllm"]
+"""Whose HTTP interface a worker has."""
+
+
 @dataclass(frozen=True)
 class WorkerOptions:
     """What a worker is set up with. The defaults are those of a test."""
 
+    interface: Interface = "sglang"
+    scale_out: bool = True  # vLLM's --enable-scale-out
+    dev_mode: bool = True  # vLLM's VLLM_SERVER_DEV_MODE
+    weight_transfer: bool = False  # vLLM's --weight-transfer-config
     scripted: bool = False  # cut replies out of a pool, for measuring load
     host: str = "127.0.0.1"
     port: int = 0  # 0 takes a free one

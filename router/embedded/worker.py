@@ -19,7 +19,7 @@ truth about what was read and sampled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -35,6 +35,7 @@ from router.embedded.engine.script import Fault, Finish, Script
 from router.embedded.engine.source import Source
 from router.embedded.http.app import EngineApp
 from router.embedded.http.control import Control
+from router.embedded.http.exchange import Handler
 from router.embedded.http.generate import GenerateHandler
 from router.embedded.http.serve import RestartableServer
 from router.embedded.http.wire import Wire
@@ -45,6 +46,11 @@ from router.embedded.models.pool import Pool, PooledReply
 from router.embedded.models.sampler import ModelSource
 from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
 from router.embedded.options import WorkerOptions
+from router.embedded.vllm.control import VllmControl
+from router.embedded.vllm.generate import VllmGenerateHandler
+from router.embedded.vllm.reply import VllmReply
+from router.embedded.vllm.request import COMPLETIONS, GENERATE
+from router.embedded.vllm.wire import VllmWire
 
 
 class EmbeddedWorker:
@@ -75,11 +81,29 @@ class EmbeddedWorker:
         self.calls = self._journal.requests
         self._engine = Engine(_sampler(self.tokenizer_path, self.vocabulary, options), options)
         self.wire = Wire(self.vocabulary, options)
-        self.control = Control(self._engine, self.wire, self.tokenizer_path, options)
-        generate = GenerateHandler(
-            self._engine, self.wire, self._journal, self.vocabulary, options, lambda client: self._server.reset(client)
-        )
-        app = EngineApp(self._engine, self._journal, generate, self.control, self._die)
+        self.control: Control | VllmControl
+        generate: Handler
+        if options.interface == "vllm":
+            self.control = VllmControl(self._engine, self.vocabulary, self.tokenizer_path, options)
+            generate = VllmGenerateHandler(
+                self._engine,
+                VllmWire(self.vocabulary, self.tokenizer_path),
+                self._journal,
+                self.vocabulary,
+                options,
+                lambda client: self._server.reset(client),
+            )
+        else:
+            self.control = Control(self._engine, self.wire, self.tokenizer_path, options)
+            generate = GenerateHandler(
+                self._engine,
+                self.wire,
+                self._journal,
+                self.vocabulary,
+                options,
+                lambda client: self._server.reset(client),
+            )
+        app = EngineApp(self._engine, self._journal, _generating(options), generate, self.control, self._die)
         self._server = RestartableServer(app, options.host, options.port)
         self._thread: LoopThread | None = None
 
@@ -244,8 +268,16 @@ def _sampler(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) ->
     """Return what begins a sample. The k-th sample has the same seed in every run."""
     if options.scripted:
         return partial(PooledReply, Pool(vocabulary, options.seed))
+    reply = VllmReply if options.interface == "vllm" else GeneratedReply
     source: Source = NoiseSource(vocabulary, sample_from=options.sample_from, eos_share=options.eos_share)
     if path == str(shipped_tokenizer()):
         source = ModelSource(NGramModel.shipped(), vocabulary)
     numbers = count()
-    return lambda request: GeneratedReply(vocabulary, source, request, f"{options.seed}/{next(numbers)}")
+    return lambda request: reply(vocabulary, source, request, f"{options.seed}/{next(numbers)}")
+
+
+def _generating(options: WorkerOptions) -> Mapping[str, Sequence[str]]:
+    """Return the methods that generate, by path."""
+    if options.interface == "sglang":
+        return {"/generate": ("POST", "PUT")}
+    return {COMPLETIONS: ("POST",), **({GENERATE: ("POST",)} if options.scale_out else {})}

@@ -27,7 +27,11 @@ logger = logging.getLogger(__name__)
 class Retries:
     """How often, and how long apart."""
 
-    def __init__(self, config: AbortConfig, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, config: AbortConfig, metrics: RouterMetrics, allowed: Callable[[], Awaitable[bool]] | None = None
+    ) -> None:
+        """`allowed`: awaited before each attempt; hears of the aborts that were asked for, and returns whether it could."""
+        self.allowed = allowed
         self._config = config
         self._counted = metrics.abort_retries
 
@@ -72,7 +76,12 @@ class _Aborted:
         outcomes = iter([True])
 
         async def attempt() -> bool:
-            return next(outcomes, False) or await self._try_again()
+            if next(outcomes, False):
+                return True
+            if self._retries.allowed is not None and not await self._retries.allowed():
+                logger.warning("a generation is not sent again yet: whether its abort was asked for is not known")
+                return True
+            return await self._try_again()
 
         with contextlib.suppress(_EnoughError):
             await self._retries.run(self._pause)(attempt)

@@ -14,23 +14,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.engines.fleet_paths import COMMON, FleetPath
 from router.engines.json import JSON_ERRORS
 from router.engines.sglang.fields import parse_object
 from router.engines.sglang.request import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
+from router.generate.named_aborts import NamedAborts, abort_call
 from router.http.bodies import read_json
 from router.http.handlers import ByMethod, Handler
 from router.http.headers import HeaderList, request_headers, request_target
 from router.http.request_state import request_state
 from router.http.responses import send_json
+from router.peers.events import Abort, AbortsOver, CallBegan, CallOver
+from router.peers.peers import MOMENT, UNTIL_GONE, Heard, Peers
 from router.proxy.in_flight import GenerationsInFlight, InFlight
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
@@ -52,53 +58,60 @@ _SHOWN = 100
 _NAMED = 8
 """Workers that a message names; the list has all of them."""
 
-_UPDATES = ("/update_weight", "/begin_weight_update", "/end_weight_update")
-_TRANSFERS = (
-    *("/update_weights_from_", "/begin_weight_update", "/end_weight_update"),
-    *("/release_memory_occupation", "/resume_memory_occupation", "/load_lora_adapter", "/unload_lora_adapter"),
-)
-"""Beginnings of the paths that change the weights, and of the paths that may take any time."""
-
-_WANT_AN_OBJECT = frozenset({"/pause_generation", "/continue_generation"})
-"""Paths whose options all have defaults. SGLang still refuses a call without a body."""
-
 
 class Fleet:
     """All workers as one."""
 
     def __init__(
-        self, pool: WorkerPool, sender: CallSender, *, max_body_bytes: int, forward_authorization: bool
+        self,
+        pool: WorkerPool,
+        sender: CallSender,
+        *,
+        max_body_bytes: int,
+        forward_authorization: bool,
+        peers: Peers | None = None,
+        paths: Sequence[FleetPath] = COMMON,
     ) -> None:
-        """`forward_authorization`: off where the header carries this router's own key."""
+        """Make the workers of a pool one.
+
+        Args:
+            forward_authorization: off where the header carries this router's own key.
+            paths: the calls that go to all workers.
+        """
         self.in_flight = GenerationsInFlight()
+        self.peers = peers or Peers()
+        self._paths = paths
         self._pool = pool
         self._sender = sender
         self._updating = asyncio.Lock()
         self._max_body_bytes = max_body_bytes
         self._forward_authorization = forward_authorization
         self._aborts: set[asyncio.Task[None]] = set()
+        self._named = NamedAborts(self.in_flight, sender, self.peers, self._headers)
+        self._ending: dict[str, contextlib.ExitStack] = {}
+        """The calls of other routers in progress, which end what is in flight."""
+        self.peers.log.on_lost = self._end_all
+        self.peers.log.hear(CallBegan, self._began_elsewhere)
+        self.peers.log.hear(AbortsOver, self._over_elsewhere)
+        self.peers.log.hear(CallOver, self._over_elsewhere)
 
-    def routes(self) -> list[Route]:
-        everywhere: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
-            "/pause_generation": ("POST", lambda body: body.get("mode", "abort") == "abort"),
-            "/continue_generation": ("POST", _never),
-            "/flush_cache": ("GET POST", _never),
-            "/release_memory_occupation": ("GET POST", _never),
-            "/resume_memory_occupation": ("GET POST", _never),
-            "/update_weights_from_{source}": ("POST", _aborts_all),
-            "/update_weight_version": ("POST", lambda body: body.get("abort_all_requests", True) is not False),
-            "/begin_weight_update": ("POST", _aborts_all),
-            "/end_weight_update": ("POST", _aborts_all),
-            "/load_lora_adapter": ("POST", _never),
-            "/load_lora_adapter_from_tensors": ("POST", _never),
-            "/unload_lora_adapter": ("POST", _never),
-        }
+    def routes(self, engine: Callable[[], str] | None = None, others: ASGIApp | None = None) -> list[Route]:
+        """Return the routes of all these calls.
+
+        Args:
+            engine: returns the name of the engine that the workers run.
+            others: serves a call that workers of this engine do not have, as any other path. By default there is none such.
+        """
         handlers: dict[str, dict[str, Handler]] = {
-            path: dict.fromkeys(methods.split(), _Everywhere(self, aborts))
-            for path, (methods, aborts) in everywhere.items()
+            one.path: dict.fromkeys(one.methods.split(), _Everywhere(self, one)) for one in self._paths
         }
         handlers["/abort_request"] = {"POST": self.abort_request}
-        return [Route(path, ByMethod(by_method)) for path, by_method in handlers.items()]
+        endpoints: dict[str, ASGIApp] = {path: ByMethod(by_method) for path, by_method in handlers.items()}
+        if engine is not None and others is not None:
+            for one in self._paths:
+                if one.engine:
+                    endpoints[one.path] = _OfEngine(one.engine, engine, endpoints[one.path], others)
+        return [Route(path, endpoint) for path, endpoint in endpoints.items()]
 
     async def abort_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """End generations by the id that the client knows, or all of them. None of them is sent again.
@@ -115,17 +128,11 @@ class Fleet:
                 )
             await self.everywhere(scope, send, raw, aborts=bool(body.get("abort_all")))
             return
-        meant = self.in_flight.named(rid, caller.tenant if caller.confined else None)
-        for one, position in meant:
-            one.end((position,))
-        calls = []
-        for one, position in meant:
-            at_worker = one.rids.get(position)
-            if one.worker is not None and at_worker is not None:
-                body = {**fields, "rid": at_worker} if caller.admin else {"rid": at_worker}
-                calls.append(self._sender.send(one.worker, self._abort_call(scope, body)))
-        if meant or caller.confined:
-            await _answer(send, await asyncio.gather(*calls))
+        tenant = caller.tenant if caller.confined else None
+        abort = Abort(rid, tenant, fields={k: v for k, v in fields.items() if k != "rid"} if caller.admin else {})
+        answers, found, heard = await self._named.end(abort, scope)
+        if found or caller.confined:
+            await self._answer(send, answers, heard)
         else:
             logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid[:_SHOWN])
             # The router does not know it: a sample of a group, or a generation that did not come through this router.
@@ -134,28 +141,52 @@ class Fleet:
     async def everywhere(self, scope: Scope, send: Send, body: bytes, *, aborts: bool = False) -> None:
         """Send a call to every worker. `aborts`: all generations in flight end. Raises NoWorkerError without a worker."""
         path = scope["path"]
+        known = next((one for one in self._paths if one.fits(path)), FleetPath(path))
         call = FleetCall(
             scope["method"],
             request_target(scope),
             self._headers(scope),
             body,
-            transfer=path.startswith(_TRANSFERS),
-            updates=path.startswith(_UPDATES),
-            lasting=path == "/continue_generation",  # a worker that hung may still run the pause later
+            transfer=known.transfer,
+            updates=known.updates,
+            lasting=known.lasting,
         )
         version = new_weight_version(body) if call.updates else None
         async with self._updating if call.updates else contextlib.nullcontext():
-            answers = await self._send_to_all(call, aborts=aborts)
-            if version is not None:
-                # A worker that may have restarted in the meantime has the weights of its disk.
-                same = {(worker.id, worker.doubts) for worker in self._pool.list()}
-                taken_by = {answer.id for answer in answers if answer.done and (answer.id, answer.doubts) in same}
-                reached = {answer.id for answer in answers if answer.done or answer.unsure}
-                self._pool.new_version(version, taken_by, unsure=reached - taken_by)
-        await _answer(send, answers)
+            if aborts or call.updates or known.pauses:
+                begun = CallBegan(secrets.token_hex(8), path, aborts=aborts, updates=call.updates)
+                heard = await self.peers.take_turn(begun)
+                over = CallOver(begun.call)
+                try:
+                    answers = await self._send_to_all(call, begun)
+                    if version is not None:
+                        over = await self._updated(begun, version, answers, announced=known.names_version)
+                finally:
+                    # What begins behind the answer has the new weights, and is not meant by the abort.
+                    wait = UNTIL_GONE if over.version is not None else MOMENT if aborts else 0.0
+                    last = await self.peers.tell(over, seconds=wait)
+                heard = heard if heard.error is not None else last
+            else:
+                await self.peers.catch_up()
+                answers, heard = await self._send_to_all(call), Heard()
+        await self._answer(send, answers, heard)
 
-    async def _send_to_all(self, call: FleetCall, *, aborts: bool) -> list[WorkerAnswer]:
-        """Return the answers, in the order of the pool."""
+    async def _updated(
+        self, call: CallBegan, version: str, answers: Sequence[WorkerAnswer], *, announced: bool
+    ) -> CallOver:
+        """Note what an update has set, and return what the other routers are told of it."""
+        # A worker that may have restarted in the meantime has the weights of its disk.
+        same = {(worker.id, worker.doubts) for worker in self._pool.list()}
+        taken_by = {answer.id for answer in answers if answer.done and (answer.id, answer.doubts) in same}
+        reached = {answer.id for answer in answers if answer.done or answer.unsure}
+        self._pool.new_version(version, taken_by, unsure=reached - taken_by)
+        if announced and all(answer.done for answer in answers):
+            await self.peers.on_version(version)
+        return CallOver(call.call, version, tuple(sorted(taken_by)), tuple(sorted(reached - taken_by)))
+
+    async def _send_to_all(self, call: FleetCall, begun: CallBegan | None = None) -> list[WorkerAnswer]:
+        """Return the answers, in the order of the pool. `begun`: what the other routers know of the call."""
+        aborts = begun is not None and begun.aborts
         workers = self._pool.list()
         if not workers:
             raise NoWorkerError("there is no worker to tell: add one with POST /add_worker?url=http://HOST:PORT")
@@ -166,10 +197,44 @@ class Fleet:
             # Generations that begin while the router waits for the unhealthy workers do not end.
             with self.in_flight.ending() if aborts else contextlib.nullcontext():
                 await asyncio.gather(*(asked[worker] for worker in first))
+            if begun is not None and aborts and last:
+                await self.peers.tell(AbortsOver(begun.call), seconds=0.0)
             return await asyncio.gather(*(asked[worker] for worker in workers))
         finally:
             for task in asked.values():
                 task.cancel()  # some are left only when the router is stopped
+
+    # What other routers tell ------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Take over what the routers' log says: the weight version, and calls in progress."""
+        state = self.peers.log.state
+        self._pool.version = state.version
+        for call in state.calls.values():
+            await self._began_elsewhere(call, 0, False)
+
+    async def _began_elsewhere(self, call: CallBegan, _: int, own: bool) -> None:
+        if call.aborts and not own:
+            ending = self._ending[call.call] = contextlib.ExitStack()
+            ending.enter_context(self.in_flight.ending())
+
+    async def _over_elsewhere(self, event: AbortsOver | CallOver, _: int, own: bool) -> None:
+        if own:
+            return
+        self._ending.pop(event.call, contextlib.ExitStack()).close()
+        if isinstance(event, CallOver) and event.version is not None:
+            self._pool.new_version(event.version, frozenset(event.taken), frozenset(event.unsure))
+            await self.peers.on_version(None)
+
+    def _end_all(self) -> None:
+        with self.in_flight.ending():
+            pass
+
+    async def may_retry(self) -> bool:
+        """Hear of all aborts that were asked for at any router; return whether that was possible, or is not necessary."""
+        return await self.peers.catch_up() or self.peers.alone
+
+    # Aborts of single generations --------------------------------------------------------------------------------------
 
     def _headers(self, scope: Scope) -> HeaderList:
         return request_headers(scope, forward_authorization=self._forward_authorization)
@@ -193,6 +258,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Wait a moment for the last aborts."""
+        await self._named.close()
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=1.0)
 
@@ -202,7 +268,7 @@ class Fleet:
 
         async def send_some() -> None:
             for rid in left:
-                answer = await self._sender.send(worker, self._abort_call(scope, {"rid": rid}), ABORT_SECONDS)
+                answer = await self._sender.send(worker, abort_call(self._headers(scope), {"rid": rid}), ABORT_SECONDS)
                 if answer.status != 200:
                     failed.append(answer.failure)
 
@@ -216,32 +282,40 @@ class Fleet:
                 failed[0],
             )
 
-    def _abort_call(self, scope: Scope, body: dict[str, Any]) -> FleetCall:
-        return FleetCall("POST", "/abort_request", self._headers(scope), msgspec.json.encode(body), lasting=True)
+    async def _answer(self, send: Send, answers: Sequence[WorkerAnswer], heard: Heard) -> None:
+        routers = {} if self.peers.kind is None else {"routers": heard.shown()}
+        await _answer(send, answers, routers)
+
+
+class _OfEngine:
+    """A call that only the workers of one engine have."""
+
+    def __init__(self, name: str, engine: Callable[[], str], call: ASGIApp, others: ASGIApp) -> None:
+        self._name = name
+        self._engine = engine
+        self._call = call
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._call if self._engine() == self._name else self._others
+        await app(scope, receive, send)
 
 
 class _Everywhere:
-    """A call to all workers, which ends all generations if `aborts(body)` says so."""
+    """A call to all workers."""
 
-    def __init__(self, fleet: Fleet, aborts: Callable[[dict[str, Any]], bool]) -> None:
+    def __init__(self, fleet: Fleet, path: FleetPath) -> None:
         self._fleet = fleet
-        self._aborts = aborts
+        self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._fleet._max_body_bytes)
-        if not body and scope["method"] == "POST" and scope["path"] in _WANT_AN_OBJECT:
+        if not body and scope["method"] == "POST" and self._path.wants_object:
             body = b"{}"
             kept = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope = {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
-        await self._fleet.everywhere(scope, send, body, aborts=self._aborts(_object(body)))
-
-
-def _never(_: dict[str, Any]) -> bool:
-    return False
-
-
-def _aborts_all(body: dict[str, Any]) -> bool:
-    return body.get("abort_all_requests") is True
+        aborts = self._path.aborts(_object(body), QueryParams(scope["query_string"]))
+        await self._fleet.everywhere(scope, send, body, aborts=aborts)
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -258,7 +332,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-async def _answer(send: Send, answers: Sequence[WorkerAnswer]) -> None:
+async def _answer(send: Send, answers: Sequence[WorkerAnswer], more: dict[str, Any]) -> None:
     """Send 200 if all succeeded, their status if all refused alike, 207 if they differ, 502 if no worker answered."""
     failed = [answer for answer in answers if not answer.done]
     statuses = {answer.status for answer in failed}
@@ -272,5 +346,5 @@ async def _answer(send: Send, answers: Sequence[WorkerAnswer]) -> None:
     message = f"{len(answers) - len(failed)} of {len(answers)} workers did it"
     if failed:
         message += ", and not " + ", ".join(answer.failure for answer in failed[:_NAMED])
-    body = {"success": not failed, "message": message, "workers": [answer.shown() for answer in answers]}
+    body = {"success": not failed, "message": message, "workers": [answer.shown() for answer in answers], **more}
     await send_json(send, status, msgspec.json.encode(body))

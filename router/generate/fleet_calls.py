@@ -25,6 +25,9 @@ PAUSES = 4
 
 LONGEST_PAUSE = 10.0
 
+_WORDS = 300
+"""Characters of a worker's own message in the one line that says why it did not do a call."""
+
 
 class FleetCall(msgspec.Struct, frozen=True):
     """A call to workers.
@@ -73,10 +76,13 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
 
     @property
     def failure(self) -> str:
-        """Why the call was not done, in one line."""
+        """Why the call was not done, in one line. A worker may have done a part of it, which only its own message says."""
         said = self.error or f"status {self.status}"
         if self.status is not None and self.status < 300:
             said += " and no success"
+        words = self.body.get("message") if isinstance(self.body, dict) else None
+        if isinstance(words, str) and words.strip():
+            said += ": " + " ".join(words[:_WORDS].split())
         return f"{self.url} ({said})"
 
 
@@ -87,7 +93,7 @@ class CallSender:
         """`seconds`: `--fleet-timeout`."""
         self._upstream = upstream
         self._prober = prober
-        self._seconds = seconds
+        self.seconds = seconds
 
     async def send(self, worker: Worker, call: FleetCall, seconds: float | None = None) -> WorkerAnswer:
         """Return one worker's answer. `seconds`: another limit than `--fleet-timeout`, for a call that is no transfer."""
@@ -95,12 +101,12 @@ class CallSender:
         try:
             if call.transfer:
                 return await self._while_it_answers(worker, sent)
-            async with patience(self._seconds if seconds is None else seconds):
+            async with patience(self.seconds if seconds is None else seconds):
                 return await sent.run()
         except UpstreamFailure as failure:
             return sent.unanswered(str(failure))
         except TimeoutError:
-            return sent.unanswered(f"no answer within {seconds or self._seconds:g} s")
+            return sent.unanswered(f"no answer within {seconds or self.seconds:g} s")
 
     async def _while_it_answers(self, worker: Worker, sent: _SentCall) -> WorkerAnswer:
         """Raise TimeoutError when the worker has not answered any probe for `--fleet-timeout`."""
@@ -117,10 +123,10 @@ class CallSender:
             await asyncio.wait((answered, heard))
 
     async def _until_silent(self, worker: Worker) -> None:
-        pause = min(self._seconds / PAUSES, LONGEST_PAUSE)
+        pause = min(self.seconds / PAUSES, LONGEST_PAUSE)
         try:
             while True:
-                async with patience(self._seconds):
+                async with patience(self.seconds):
                     silent = True
                     while silent:
                         await asyncio.sleep(pause)

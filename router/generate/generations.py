@@ -11,6 +11,8 @@ at once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from time import monotonic
 from typing import cast, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +21,7 @@ from router.config.abort import AbortConfig, AbortPolicy
 from router.config.server import ServerConfig
 from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.worker_request import WorkerRequest
-from router.errors import BadRequestError, ClientDisconnectedError
+from router.errors import BadRequestError, ClientDisconnectedError, EndedInQueueError
 from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
 from router.http.bodies import read_json
@@ -27,7 +29,7 @@ from router.http.headers import header
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import CollectedReply, EditedReply, send_whole
-from router.http.request_state import RequestState, request_state, with_state
+from router.http.request_state import RequestState, request_state
 from router.observability.metrics import RouterMetrics
 from router.proxy.in_flight import InFlight, with_in_flight
 from router.proxy.request_ids import with_private_ids
@@ -58,7 +60,8 @@ class Generations:
         self._others = others
         self._isolated = isolated
         self._fleet = fleet
-        self._retries = Retries(abort, metrics)
+        self._retries = Retries(abort, metrics, fleet.may_retry)
+        self._peers = fleet.peers
         self._metrics = metrics
         self._policy = abort.policy
         self._max_body_bytes = server.max_body_bytes
@@ -72,55 +75,77 @@ class Generations:
         if scope["method"] not in ("POST", "PUT"):
             await self._app(scope, receive, send)
             return
+        if self._peers.until < monotonic():
+            await self._peers.look_again()
         asked = header(scope, b"x-abort-policy")
         policy = self._policy if asked is None else _checked(asked)
         state = request_state(scope)
         body = await read_json(scope, receive, self._max_body_bytes, ids=True)
         request = state.request
-        if request is None or request.body is not body:
+        if request is None or body is not request.body:
             if len(body) <= LIGHT:
                 request = WorkerRequest.parse(body, self._limits)
             else:
                 request = await offload(True, WorkerRequest.parse, body, self._limits)
+            body = body if request is None else request.body
         names = () if request is None else request.rids
         if self._isolated and not _made_up_here(state, request):
             body, request, ids = with_private_ids(body, request)
+            body = body if request is None else request.body
             send = send if ids is None else EditedReply(ids, send).send
         in_flight = InFlight(
             names,
             None if request is None else request.rids,
             tenant=state.caller.tenant,
-            body=body if request is None else request.body,
+            body=body,
             request=request,
         )
-        inner = with_in_flight(with_state(scope, body_read=True), in_flight)
+        in_flight.scope = scope
+        inner = with_in_flight(scope, in_flight)
         self._fleet.in_flight.begin(in_flight)
-        outcome = _Outcome(send)
+        outcome = "failed"
         try:
-            if request is None or policy == "return" or (request.stream and request.listed):
-                await self._app(inner, receive, outcome.send)
-            elif request.stream:
-                await AbortedStream(self._app, self._retries, inner, receive, in_flight).serve(outcome.send)
-            else:
+            if request is not None and not request.stream and policy == "retry":
                 reply = CollectedReply()
                 await self._app(inner, receive, reply.send)
                 if reply.start["status"] == 200 and b'"abort"' in reply.body:
                     again = AbortedReplies(self._app, self._retries, inner, receive, in_flight)
                     reply = await again.made_good(reply)
-                await send_whole(outcome.send, reply.start, reply.body)
+                await send_whole(send, reply.start, reply.body)
+                outcome = "answered" if reply.start["status"] < 400 else "failed"
+            else:
+                watched = _Outcome(send)
+                try:
+                    if request is None or policy == "return" or request.listed:
+                        await self._app(inner, receive, watched.send)
+                    else:
+                        await AbortedStream(self._app, self._retries, inner, receive, in_flight).serve(watched.send)
+                finally:
+                    outcome = watched.word
+        except EndedInQueueError:
+            if request is None:
+                raise
+            await _send_ended(send, request, in_flight.names)
+            outcome = "answered"
         except (ClientDisconnectedError, asyncio.CancelledError):
-            outcome.word = "orphaned"
+            outcome = "orphaned"
             self._fleet.abandon(in_flight, scope)
             raise
         finally:
             self._fleet.in_flight.over(in_flight)
-            self._metrics.generated(outcome.word, 1 if request is None else request.replies)
+            self._metrics.generations.counts[outcome,] += 1 if request is None else request.prompts * request.samples
 
 
 def _checked(policy: str) -> AbortPolicy:
     if policy not in get_args(AbortPolicy):
         raise BadRequestError(f"x-abort-policy must be one of {', '.join(get_args(AbortPolicy))}, not {policy!r}")
     return cast(AbortPolicy, policy)
+
+
+async def _send_ended(send: Send, request: WorkerRequest, names: Sequence[str]) -> None:
+    kind = b"text/event-stream; charset=utf-8" if request.stream else b"application/json"
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]}
+    await send_whole(send, start, request.ended_in_queue(names))
 
 
 def _made_up_here(state: RequestState, request: WorkerRequest | None) -> bool:

@@ -13,12 +13,12 @@ from starlette.types import Message, Receive, Scope
 
 from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError
 from router.http.disconnect import ClientMessages
-from router.http.headers import header
 from router.http.json_cost import LIGHT, check_weight
 from router.http.offload import offload
 from router.http.request_state import request_state, with_state
 
 _ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
+_ENVELOPE_OF_JSON = _ENVELOPE | {b"content-type"}
 
 
 async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False) -> bytes:
@@ -29,8 +29,12 @@ async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = F
         BadRequestError, ClientDisconnectedError: as `read_body` does.
     """
     if request_state(scope).body_read:
-        return await gather_body(scope, receive, limit)
-    body = await read_body(scope, receive, limit)
+        if isinstance(receive, Replay) and (body := receive.unread) is not None:
+            receive.unread = None
+            return body
+        return await _gather(receive, sys.maxsize)
+    _check_head(scope, limit, readable=True)
+    body = await _gather(receive, limit)
     if len(body) > LIGHT:
         await offload(True, check_weight, body, ids=ids)
     return body
@@ -43,10 +47,10 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         BadRequestError: the body is compressed.
         BodyTooLargeError, ClientDisconnectedError: as `gather_body` does.
     """
-    encoding = header(scope, b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
-        raise BadRequestError(f"content-encoding {encoding!r} is not supported here: send the body uncompressed")
-    return await gather_body(scope, receive, limit)
+    if request_state(scope).body_read:
+        limit = sys.maxsize
+    _check_head(scope, limit, readable=True)
+    return await _gather(receive, limit)
 
 
 async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
@@ -58,10 +62,22 @@ async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """
     if request_state(scope).body_read:
         limit = sys.maxsize
-    else:
-        announced = header(scope, b"content-length")
-        if announced is not None and announced.isdecimal() and int(announced) > limit:
-            raise _too_large(limit)
+    _check_head(scope, limit, readable=False)
+    return await _gather(receive, limit)
+
+
+def _check_head(scope: Scope, limit: int, *, readable: bool) -> None:
+    """Raise BodyTooLargeError for a body that is announced too long, and BadRequestError for one that must be `readable`."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if value.isdigit() and int(value) > limit:
+                raise _too_large(limit)
+        elif name == b"content-encoding" and readable and value.strip().lower() not in (b"", b"identity"):
+            encoding = value.decode("latin-1")
+            raise BadRequestError(f"content-encoding {encoding!r} is not supported here: send the body uncompressed")
+
+
+async def _gather(receive: Receive, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     more = True
@@ -82,27 +98,41 @@ def _too_large(limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"the request body is larger than {limit} bytes (--max-body-bytes)")
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the whole body once, and then the messages of the real one: a disconnect is still seen."""
-    given = False
+class Replay(ClientMessages):
+    """A `receive` that gives the whole body once, and then the messages of the real one: a disconnect is still seen.
 
-    async def replaying() -> Message:
-        nonlocal given, body
-        if given:
-            return await receive()
-        # Drop the reference: a cancelled task that waits here keeps what it holds until the next garbage collection.
-        given, whole, body = True, body, b""
-        return {"type": "http.request", "body": whole, "more_body": False}
+    Attributes:
+        unread: the body; None once it was given. A cancelled task that waits here would keep it for long.
+    """
 
-    return ClientMessages(replaying, receive.client) if isinstance(receive, ClientMessages) else replaying
+    __slots__ = ("unread",)
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._receive = receive
+        self.client = receive.client if isinstance(receive, ClientMessages) else None
+        self.unread: bytes | None = body
+
+    async def __call__(self) -> Message:
+        body = self.unread
+        if body is None:
+            return await super().__call__()
+        self.unread = None
+        return {"type": "http.request", "body": body, "more_body": False}
 
 
-def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:
+def with_body(scope: Scope, body: bytes, *, json: bool = False, **changes: Any) -> Scope:
     """Return a copy of the scope whose headers describe `body`, to send a rewritten request onward.
 
-    `changes`: further attributes of the `RequestState` that goes along.
+    Args:
+        scope: that of the request.
+        body: what is sent instead of its own.
+        json: whether to call the body JSON, whatever the client called it.
+        changes: further attributes of the `RequestState` that goes along.
     """
     inner = with_state(scope, body_read=True, **changes)
-    inner["headers"] = [pair for pair in scope["headers"] if pair[0] not in _ENVELOPE]
-    inner["headers"].append((b"content-length", b"%d" % len(body)))
-    return inner
+    replaced = _ENVELOPE_OF_JSON if json else _ENVELOPE
+    headers = [pair for pair in scope["headers"] if pair[0] not in replaced]
+    headers.append((b"content-length", b"%d" % len(body)))
+    if json:
+        headers.append((b"content-type", b"application/json"))
+    return {**inner, "headers": headers}

@@ -52,11 +52,14 @@ def served_client(scope: Mapping[str, Any]) -> ServedClient | None:
 
 
 class ClientMessages:
-    """A `receive` for a request that has come as a whole: nothing but the client's end can follow, which `client` tells too."""
+    """A `receive` for a request that has come as a whole: nothing but the client's end can follow.
+
+    `client` tells of that end, too; it is None where the server tells nothing.
+    """
 
     __slots__ = ("_receive", "client")
 
-    def __init__(self, receive: Receive, client: ServedClient) -> None:
+    def __init__(self, receive: Receive, client: ServedClient | None) -> None:
         self._receive = receive
         self.client = client
 
@@ -93,7 +96,8 @@ class ClientConnection:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop_watching()
+        if self._watching:
+            self.stop_watching()
         if (
             self._reason is not None
             and self._task.uncancel() <= self._cancelling

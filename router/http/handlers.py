@@ -17,9 +17,9 @@ class ByMethod:
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = handlers
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one request. Raises MethodNotAllowedError."""
-        await self.handler(scope)(scope, receive, send)
+        return self.handler(scope)(scope, receive, send)
 
     def handler(self, scope: Scope) -> Handler:
         """Return the handler for the method of a request. Raises MethodNotAllowedError with the methods that there are."""

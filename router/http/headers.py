@@ -5,7 +5,7 @@ Nothing here needs a framework: a middleware uses the same functions as the prox
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from starlette.types import Scope
@@ -39,6 +39,7 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
     b"x-router-worker",
     b"x-router-reason",
 }
+_OURS = (b"x-radix-", b"x-group-", b"x-rollout-")
 _NOT_TO_WORKER_BUT_TO_US = _NOT_TO_WORKER | {b"authorization", b"x-api-key"}
 
 
@@ -73,22 +74,28 @@ def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:
     costs more than it saves.
     """
     dropped = _NOT_TO_WORKER if forward_authorization else _NOT_TO_WORKER_BUT_TO_US
-    kept = [pair for pair in _passing(scope["headers"], dropped) if not pair[0].startswith(b"x-radix-")]
+    kept = _passing(scope["headers"], dropped, _OURS)
     kept.append((b"accept-encoding", b"identity"))
     return kept
 
 
-def reply_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
+def reply_headers(headers: Sequence[tuple[bytes, bytes]]) -> HeaderList:
     """Return the headers of a worker's reply that go to the client, names in lower case."""
-    return _passing([(name.lower(), value) for name, value in headers], _NOT_TO_CLIENT)
+    return _passing(headers, _NOT_TO_CLIENT)
 
 
-def _passing(headers: HeaderList, dropped: frozenset[bytes]) -> HeaderList:
-    """Return the headers that are not dropped, nor named by a `connection` header."""
+def _passing(
+    headers: Sequence[tuple[bytes, bytes]], dropped: frozenset[bytes], dropped_beginnings: tuple[bytes, ...] = ()
+) -> HeaderList:
+    """Return the headers that are not dropped, nor named by a `connection` header; their names in lower case."""
     for name, value in headers:
-        if name == b"connection":
+        if len(name) == len(b"connection") and name.lower() == b"connection":
             dropped = dropped.union(token.strip().lower() for token in value.split(b","))
-    return [pair for pair in headers if pair[0] not in dropped]
+    return [
+        (lower, value)
+        for name, value in headers
+        if (lower := name.lower()) not in dropped and not lower.startswith(dropped_beginnings)
+    ]
 
 
 def has_body(scope: Scope) -> bool:

@@ -40,9 +40,8 @@ class CollectedReply:
         body: all that has come of the body.
     """
 
-    def __init__(self) -> None:
-        self.start: Message = {}
-        self.body = b""
+    start: Message
+    body = b""
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -64,8 +64,9 @@ def request_state(scope: Mapping[str, Any]) -> RequestState:
 
 def with_state(scope: Scope, **changes: Any) -> Scope:
     """Return a copy of the scope whose state differs from the present one in these attributes."""
-    state = msgspec.structs.replace(request_state(scope), **changes)
-    return {**scope, "state": {**(scope.get("state") or {}), _KEY: state}}
+    given = scope.get("state") or {}
+    state = msgspec.structs.replace(given.get(_KEY) or request_state(scope), **changes)
+    return {**scope, "state": {**given, _KEY: state}}
 
 
 def first_state(scope: Scope, record: RequestRecord) -> dict[str, Any]:

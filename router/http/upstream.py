@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from operator import itemgetter
 from types import TracebackType
 from typing import Protocol
 
@@ -178,9 +179,7 @@ class AiohttpUpstream:
             raise NotHttpError(f"not a valid HTTP reply: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
-        if not 200 <= response.status < 600 or _CONTROL.search(
-            b"\t".join([value for _, value in response.raw_headers])
-        ):
+        if not 200 <= response.status < 600 or _CONTROL.search(b"\t".join(map(_value_of, response.raw_headers))):
             response.close()
             raise NotHttpError(
                 f"not a valid HTTP reply: status {response.status}, or a header that no client may be sent"
@@ -213,6 +212,7 @@ class AiohttpUpstream:
         )
 
 
+_value_of = itemgetter(1)
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Bytes that no value of a header may hold."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from router.engines.sglang.kv_events import kv_source
+from router.engines.sglang.kv_events import SGLANG_KV, KvReader
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.workers.pool import WorkerPool
@@ -22,8 +24,16 @@ class KvWatch:
     """A context for the lifetime of an application that follows the workers of a pool. Without an index it does nothing."""
 
     def __init__(
-        self, pool: WorkerPool, prober: Prober, index: KvIndex | None, *, look_seconds: float = LOOK_SECONDS
+        self,
+        pool: WorkerPool,
+        prober: Prober,
+        index: KvIndex | None,
+        *,
+        readers: Mapping[str, KvReader] = MappingProxyType({}),
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
+        """`readers`: how workers tell where they publish, by the name of their engine; others do as SGLang's."""
+        self._readers = readers
         self._pool = pool
         self._prober = prober
         self._index = index
@@ -64,11 +74,12 @@ class KvWatch:
         await asyncio.gather(*(self._ask(subscriptions, workers[url]) for url in new))
 
     async def _ask(self, subscriptions: KvSubscriptions, worker: Worker) -> None:
-        info = await self._prober.server_info(worker.url)
+        reader = self._readers.get(worker.engine or "", SGLANG_KV)
+        info = await self._prober.description(worker.url, reader.paths)
         if worker.state not in ROUTABLE:
             self._asked.discard(worker.url)
             return
-        source = None if info is None else kv_source(worker.url, info)
+        source = None if info is None else reader.source(worker.url, info)
         if source is None:
             logger.info("worker %s does not publish KV events (--kv-events-config)", worker.url)
             subscriptions.stop(worker.url)

@@ -14,10 +14,10 @@ from router.http.upstream import UpstreamFailure
 from router.observability.requests import REQUEST_ID
 
 
-def configure_logging(level: str, log_format: LogFormat = "text") -> None:
-    """Send the log to stderr. A root logger that has handlers keeps them."""
+def configure_logging(level: str, log_format: LogFormat = "text", process: int | None = None) -> None:
+    """Send the log to stderr. A root logger that has handlers keeps them. `process` is the number of one of several."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if log_format == "json":
         logging.captureWarnings(True)
@@ -40,15 +40,21 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One line with a JSON object: `time`, `level`, `logger`, `message`, and `request_id`, `exception` where there are any."""
+    """One line with a JSON object: `time`, `level`, `logger`, `message`, and maybe `process`, `request_id`, `exception`."""
+
+    def __init__(self, process: int | None = None) -> None:
+        super().__init__()
+        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
+        entry: dict[str, str | int] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._process is not None:
+            entry["process"] = self._process
         request_id = REQUEST_ID.get()
         if request_id is not None:
             entry["request_id"] = request_id
@@ -62,8 +68,8 @@ class JsonFormatter(logging.Formatter):
             return msgspec.json.encode({key: _encodable(value) for key, value in entry.items()}).decode()
 
 
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+def _encodable(value: str | int) -> str | int:
+    return value if isinstance(value, int) else value.encode("utf-8", "backslashreplace").decode()
 
 
 def _without_known_tracebacks(record: logging.LogRecord) -> bool:

@@ -47,6 +47,8 @@ def route_class(path: str) -> str:
     found = _ROUTE_CLASSES.get(path)
     if found is not None:
         return found
+    if path.startswith("/trajectories"):
+        return "trajectories"
     if path.startswith("/sessions"):
         return "turn" if path.endswith(("/chat/completions", "/messages")) else "sessions"
     return "workers" if path.startswith("/workers/") else "other"
@@ -55,22 +57,22 @@ def route_class(path: str) -> str:
 class RouterMetrics:
     """The metrics that the parts of the router count."""
 
-    def __init__(self, registry: CollectorRegistry, policy: str = "") -> None:
-        self._requests = CountTally(
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = CountTally(
             registry,
             "tito_router_requests",
             "Requests that ended, by kind of route and status; client_left and broken (after the head of the reply) count as"
             " statuses.",
             ("route", "status"),
         )
-        self._durations = HistogramTally(
+        self.durations = HistogramTally(
             registry,
             "tito_router_request_duration_seconds",
             "From the head of a request to the end of its reply.",
             ("route",),
             _REQUEST_SECONDS,
         )
-        self._first_bytes = HistogramTally(
+        self.first_bytes = HistogramTally(
             registry,
             "tito_router_time_to_first_byte_seconds",
             "From the head of a request to the head of its reply, which comes with the first piece of the body.",
@@ -108,7 +110,7 @@ class RouterMetrics:
             "reason",
             *("connect", "lost", "timeout", "error", "busy", "no_engine"),
         )
-        self._decisions = CountTally(
+        self.decisions = CountTally(
             registry,
             "tito_router_decisions",
             "Choices of a worker, by reason: policy (one of several), only_one, trial (of an open breaker), last_resort (it "
@@ -116,7 +118,6 @@ class RouterMetrics:
             "gives continued, cached, spilled, imbalance, least_loaded or no_prompt.",
             ("policy", "reason"),
         )
-        self._policy = policy
         self._breakers = Counter(
             "tito_router_breaker_changes",
             "Changes of circuit breakers, by the new state: open, half_open, closed.",
@@ -133,7 +134,7 @@ class RouterMetrics:
         )
         for outcome in ("served", "full", "timeout", "left"):
             self._queue.labels(outcome)
-        self._generations = CountTally(
+        self.generations = CountTally(
             registry,
             "tito_router_generations",
             "Generations that ended: answered, failed (an error, or a reply that broke off), or orphaned (the client left, or "
@@ -141,20 +142,13 @@ class RouterMetrics:
             ("outcome",),
         )
         for outcome in ("answered", "failed", "orphaned"):
-            self._generations.counts[outcome,] = 0
+            self.generations.counts[outcome,] = 0
         self.abort_retries = counter(
             "tito_router_abort_retries",
             "Retries of requests with aborted generations: retried (once per further attempt), given_up (after the last one).",
             "outcome",
             *("retried", "given_up"),
         )
-
-    def decided(self, reason: str) -> None:
-        self._decisions.counts[self._policy, reason] += 1
-
-    def generated(self, outcome: str, count: int) -> None:
-        """Count generations that ended: answered, failed or orphaned."""
-        self._generations.counts[outcome,] += count
 
     def breaker_moved(self, worker: Worker, state: BreakerState) -> None:
         self._breakers.labels(worker.url, state.value).inc()
@@ -164,14 +158,6 @@ class RouterMetrics:
 
     def waited(self, seconds: float, outcome: str) -> None:
         self._queue.labels(outcome).observe(seconds)
-
-    def answering(self, route: str, seconds: float) -> None:
-        """Count the beginning of a reply, `seconds` after the beginning of its request."""
-        self._first_bytes.observe((route,), seconds)
-
-    def ended(self, route: str, status: str, seconds: float) -> None:
-        self._requests.counts[route, status] += 1
-        self._durations.observe((route,), seconds)
 
 
 class WorkerCollector(Collector):

@@ -55,23 +55,18 @@ class RequestRecord:
     def sent_to(self, worker: str) -> None:
         self.worker = worker
         self.attempts += 1
-        self.enter(RequestPhase.AT_WORKER)
+        self.phase = RequestPhase.AT_WORKER
+        self.since = time.monotonic()
 
 
 class Requests:
-    """All requests in flight, oldest first."""
+    """All requests in flight, oldest first. Who serves a request adds it to `records`, and removes it."""
 
     def __init__(self) -> None:
-        self._records: dict[int, RequestRecord] = {}
+        self.records: dict[RequestRecord, None] = {}
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
     def __iter__(self) -> Iterator[RequestRecord]:
-        return iter(tuple(self._records.values()))
-
-    def begin(self, record: RequestRecord) -> None:
-        self._records[id(record)] = record
-
-    def over(self, record: RequestRecord) -> None:
-        self._records.pop(id(record), None)
+        return iter(tuple(self.records))

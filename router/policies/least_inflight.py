@@ -15,6 +15,8 @@ class LeastInflight:
         self._next = 0
 
     def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
+        if len(workers) == 1:
+            return workers[0]
         loads = [worker.inflight for worker in workers]
         least, start = min(loads), self._next % len(loads)
         try:

@@ -34,6 +34,9 @@ MAX_LOST = 3
 BUSY = frozenset({429, 503})
 FAULTY = frozenset({500, 502, 504})
 
+_JITTER = random.Random()
+_NONE: frozenset[str] = frozenset()
+
 Failure = Literal["connect", "lost", "timeout", "error", "busy", "no_engine"]
 
 
@@ -49,6 +52,7 @@ class Attempts:
         fresh: whether the next attempt needs a new connection.
         asked: ids of the workers that have seen the request.
         count: the number of attempts.
+        engine: that of the worker in the last attempt, as far as it was known then.
         reason: how the last attempt failed.
     """
 
@@ -58,7 +62,7 @@ class Attempts:
         retry: RetryConfig,
         *,
         repeatable: bool,
-        draw: Callable[[float, float], float] = random.uniform,
+        draw: Callable[[float, float], float] = _JITTER.uniform,
     ) -> None:
         """`repeatable`: sending the request twice does no harm. `draw(low, high)`: for the jitter."""
         self._pool = pool
@@ -76,11 +80,14 @@ class Attempts:
         self.fresh = not repeatable
         self.asked: set[str] = set()
         self.count = 0
+        self.engine: str | None = None
         self.reason: Failure | None = None
 
     @property
     def exclude(self) -> frozenset[str]:
         """The workers that failed, and those that were full as long as there are others."""
+        if not self._tried and not self._full:
+            return _NONE
         both = self._tried | self._full
         return frozenset(both if self._full and self._pool.has_other(both) else self._tried)
 
@@ -119,9 +126,17 @@ class Attempts:
         return True
 
     def goes_on_without_engine(self, worker: Worker, status: int) -> bool:
-        """Note that a worker does not generate at all. Return whether another one is asked; otherwise that is the reply."""
+        """Note that a worker does not generate at all. Return whether another one is asked; otherwise that is the reply.
+
+        Raises NoWorkerError for a worker whose engine was not known: it was asked in the words of another one.
+        """
         goes_on = self._repeatable and self._pool.has_other(self._tried | {worker.id})
         self.failed(worker, "no_engine", f"status {status}: it does not generate")
+        self._pool.does_not_generate(worker)
+        if not goes_on and (self.engine is None or self.engine != worker.engine):
+            raise NoWorkerError(
+                f"it was not known which engine worker {worker.url} runs: try again", headers=(("retry-after", "1"),)
+            )
         return goes_on
 
     def wait_after_busy(self, worker: Worker, status: int, retry_after: float | None) -> float | None:

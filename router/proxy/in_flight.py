@@ -10,10 +10,12 @@ import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from starlette.types import Scope
 
 from router.engines.sglang.worker_request import WorkerRequest
+from router.errors import EndedInQueueError
 from router.workers.worker import Worker
 
 _KEY = "router.in_flight"
@@ -33,6 +35,8 @@ class InFlight:
         whole: whether the client waits for a reply in one piece.
         body: the body of the present attempt.
         request: the same body as the router understands it; None if only a worker can decide what it means.
+        scope: of the client's request; None where it does not matter.
+        line: gets its lease, since it first waited for a worker with room.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class InFlight:
         self.body = body
         self.request = request
         self.whole = request is not None and not request.stream
+        self.scope: Scope | None = None
+        self.line: asyncio.Future[Any] | None = None
         self._to_end: set[int] = set()
         self._all_to_end = False
         self._changed: asyncio.Event | None = None  # made when something waits for it
@@ -69,6 +75,8 @@ class InFlight:
             self._to_end.update(positions)
         if self._changed is not None:
             self._changed.set()
+        if self.line is not None and self.unwanted and not self.line.done():
+            self.line.set_exception(EndedInQueueError("the generation was aborted before a worker had room for it"))
 
     def to_end(self, position: int) -> bool:
         """Return whether a generation is to end."""

@@ -109,7 +109,7 @@ class Proxy:
 
         Raises:
             NoWorkerError: no worker takes requests.
-            QueueFullError, QueueTimeoutError: none has room.
+            QueueFullError, QueueTimeoutError, EndedInQueueError: none has room.
             UpstreamError, UpstreamTimeoutError: the workers that were tried gave no reply.
             UpstreamBrokenError: a worker broke off after `http.response.start` was sent, or ended a stream without `[DONE]`.
             ClientDisconnectedError: the client left; the worker's request is cancelled.
@@ -124,7 +124,7 @@ class Proxy:
                 lease = await self._lease(request, attempts)
                 if lease is None:
                     continue
-                self._metrics.decided(lease.reason)
+                self._metrics.decisions.counts[self._config.policy, lease.reason] += 1
                 if attempts.reason is not None:
                     self._metrics.retries.labels(attempts.reason).inc()
                 with lease, self._tracer.span("upstream", worker=lease.worker.url) as span:
@@ -139,8 +139,12 @@ class Proxy:
         try:
             if not request.limited:
                 return self._pool.lease(request.query, attempts.exclude, limited=False)
+            if (lease := self._queue.at_once(request.query, attempts.exclude)) is not None:
+                return lease
             request.state.record.enter(RequestPhase.QUEUED)
-            return await self._queue.lease(request.key, request.query, attempts.exclude, again=attempts.count > 0)
+            return await self._queue.lease(
+                request.key, request.query, attempts.exclude, again=attempts.count > 0, waiting=request.in_flight
+            )
         except NoWorkerError as error:
             attempts.no_worker_left(error)
             return None
@@ -161,10 +165,10 @@ class Proxy:
             if worker.id in attempts.asked:
                 request.renew_ids()
         attempts.asked.add(worker.id)
+        attempts.engine, attempts.count = worker.engine, attempts.count + 1
         request.state.record.sent_to(worker.url)
-        attempts.count += 1
         try:
-            reply = await self._ask_in_time(request, attempts, worker, span.inject(request.headers))
+            reply = await self._ask(request, attempts, worker, span.inject(request.headers))
         except UpstreamFailure as failure:
             why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
             span.fail(why)
@@ -194,45 +198,31 @@ class Proxy:
             await self._relay(request, lease, reply, send, client)
         return None
 
-    async def _ask_in_time(
-        self, request: OutboundRequest, attempts: Attempts, worker: Worker, headers: HeaderList
-    ) -> _BegunReply:
-        """Return what `_ask` does. Raise TimeoutError when a reply took too long, or its worker was quarantined."""
-        waiting = self._unanswered.setdefault(worker, set())
-        timeout = asyncio.timeout(self._config.request_timeout)
-        waiting.add(timeout)
-        try:
-            async with timeout:
-                return await self._ask(request, attempts, worker, headers)
-        finally:
-            waiting.discard(timeout)
-            if not waiting:
-                self._unanswered.pop(worker, None)
-
     async def _ask(
         self, request: OutboundRequest, attempts: Attempts, worker: Worker, headers: HeaderList
     ) -> _BegunReply:
         """Return a reply with a whole event of a stream, or all of the body where the client waits for all of it.
 
         A client has no use for less; and if the reply breaks off before that, another worker can still start over.
+        Raises TimeoutError when the reply took too long, or its worker was quarantined, and UpstreamFailure.
         """
-        response = await self._upstream.send(
-            request.method, worker.url + request.target, headers, request.body, fresh=attempts.fresh
-        )
+        waiting = self._unanswered.setdefault(worker, set())
+        timeout = asyncio.timeout(self._config.request_timeout)
+        waiting.add(timeout)
         try:
-            stream, status = is_event_stream(response.headers), response.status
-            first = piece = await response.read()
-            in_flight = request.in_flight
-            if in_flight is not None and (in_flight.whole or stream):
-                first, piece = await _more(response, first, whole=in_flight.whole)
-                if not piece and status == 200 and stream and not has_ended(first):
-                    raise UpstreamBrokenError("its stream ended before its end")
-            if status == 200 and stream:
-                status = refusal_status(first) or 200
-            return _BegunReply(response, stream, status, first, not piece)
-        except BaseException:
-            response.close()
-            raise
+            async with timeout:
+                response = await self._upstream.send(
+                    request.method, worker.url + request.target, headers, request.body, fresh=attempts.fresh
+                )
+                try:
+                    return await _begun(response, request.in_flight)
+                except BaseException:
+                    response.close()
+                    raise
+        finally:
+            waiting.discard(timeout)
+            if not waiting:
+                self._unanswered.pop(worker, None)
 
     def _give_up_on(self, worker: Worker) -> None:
         """Send the requests that a hanging worker has not begun to answer to another worker, if there is one."""
@@ -314,15 +304,26 @@ class Proxy:
             ) from None
 
 
-async def _more(response: UpstreamResponse, first: bytes, *, whole: bool) -> tuple[bytes, bytes]:
-    """Read on behind the `first` piece, to the end of an event or of the `whole` body. Return it all, and the last piece."""
-    begun, piece = [first], first
-    last = b""  # byte of the piece before: an event may end between two pieces
-    while piece and (whole or (last + piece).find(b"\n\n") < 0):
-        last = piece[-1:]
-        piece = await response.read()
-        begun.append(piece)
-    return b"".join(begun), piece
+async def _begun(response: UpstreamResponse, in_flight: InFlight | None) -> _BegunReply:
+    """Read a reply until enough of it has come: a piece, a whole event of generations, or the whole body.
+
+    Raises UpstreamBrokenError.
+    """
+    stream, status = is_event_stream(response.headers), response.status
+    first = piece = await response.read()
+    if in_flight is not None and (in_flight.whole or stream):
+        begun = [first]
+        last = b""  # byte of the piece before: an event may end between two pieces
+        while piece and (in_flight.whole or (last + piece).find(b"\n\n") < 0):
+            last = piece[-1:]
+            piece = await response.read()
+            begun.append(piece)
+        first = b"".join(begun)
+        if not piece and status == 200 and stream and not has_ended(first):
+            raise UpstreamBrokenError("its stream ended before its end")
+    if status == 200 and stream:
+        status = refusal_status(first) or 200
+    return _BegunReply(response, stream, status, first, not piece)
 
 
 def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:

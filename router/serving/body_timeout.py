@@ -7,11 +7,12 @@ minutes, and the client is not at fault while the router does not read.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RequestTimeoutError
-from router.http.disconnect import ClientMessages, ServedClient, served_client
+from router.http.disconnect import ClientMessages, served_client
 
 
 class BodyTimeout:
@@ -21,16 +22,13 @@ class BodyTimeout:
         self._app = app
         self._seconds = seconds
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
-            receive = self._limited(receive, served_client(scope))
-        await self._app(scope, receive, send)
-
-    def _limited(self, receive: Receive, client: ServedClient | None) -> Receive:
-        """Return a `receive` with the limit. Nearly all requests are here as a whole when their turn comes, and need none."""
-        if client is not None and client.all_here:
-            return ClientMessages(receive, client)
-        return self._in_time(receive)
+            client = served_client(scope)
+            # Nearly all requests are here as a whole when their turn comes, and need no limit.
+            here = client is not None and client.all_here
+            receive = ClientMessages(receive, client) if here else self._in_time(receive)
+        return self._app(scope, receive, send)
 
     def _in_time(self, receive: Receive) -> Receive:
         more = True

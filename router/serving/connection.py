@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import TimerHandle
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -50,14 +51,23 @@ class Limits:
         max_connections: how many connections may be open at once.
         header_seconds: how long a head may take from its first byte, how long that byte may take, and how long the rest of a
             body may take whose request is answered.
+        on_count: called with the number of open connections at each change.
     """
 
-    def __init__(self, *, max_header_bytes: int, max_connections: int, header_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        *,
+        max_header_bytes: int,
+        max_connections: int,
+        header_seconds: float = 60.0,
+        on_count: Callable[[int], None] | None = None,
+    ) -> None:
         self.max_header_bytes = max_header_bytes
         self.max_connections = max_connections
         self.header_seconds = header_seconds
         self._connected: set[LimitedConnection] = set()
         self._full = False
+        self._on_count = on_count
 
     def let_in(self, connection: LimitedConnection) -> bool:
         """Add a connection and return True, if there is room for it."""
@@ -67,10 +77,16 @@ class Limits:
         self._full = full
         if not full:
             self._connected.add(connection)
+        self._counted()
         return not full
 
     def let_go(self, connection: LimitedConnection) -> None:
         self._connected.discard(connection)
+        self._counted()
+
+    def _counted(self) -> None:
+        if self._on_count is not None:
+            self._on_count(len(self._connected))
 
 
 class LimitedConnection(HttpToolsProtocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 import time
+from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,6 +22,7 @@ from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
 from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
 from router.observability.tracing import OFF, Span, Tracer
+from router.random_ids import random_id
 
 logger = logging.getLogger(__name__)
 
@@ -36,41 +37,35 @@ class ErrorBoundary:
     """
 
     def __init__(self, app: ASGIApp, metrics: RouterMetrics, requests: Requests, tracer: Tracer = OFF) -> None:
-        self._app = app
+        self.app = app
+        self.requests = requests
+        self.tracer = tracer
         self._metrics = metrics
-        self._requests = requests
-        self._tracer = tracer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            try:
-                await self._app(scope, receive, send)
-            except RouterError as error:
-                if scope["type"] != "lifespan":
-                    raise
-                await send({"type": "lifespan.startup.failed", "message": error.message})
-            return
+            return self._outside(scope, receive, send)
         headers, request_id = _identified(scope["headers"])
         record = RequestRecord(request_id, scope["method"], scope["path"])
         scope = {**scope, "headers": headers, "state": first_state(scope, record)}
         # Never reset: the request's task ends with it, and what the server logs about its end belongs to it, too.
         REQUEST_ID.set(request_id)
-        served = _ServedRequest(record, self._metrics, send)
-        self._requests.begin(record)
-        with self._tracer.receive(
-            headers, method=record.method, path=record.path, route=served.route, request_id=request_id
-        ) as span:
-            try:
-                await served.serve(self._app, scope, receive)
-            finally:
-                self._requests.over(record)
-                served.over(span)
+        return _ServedRequest(record, self._metrics, send).serve(self, scope, receive)
+
+    async def _outside(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is no request: the lifespan, and websockets."""
+        try:
+            await self.app(scope, receive, send)
+        except RouterError as error:
+            if scope["type"] != "lifespan":
+                raise
+            await send({"type": "lifespan.startup.failed", "message": error.message})
 
 
 class _ServedRequest:
     """One request, and its outcome for metrics and traces."""
 
-    __slots__ = ("_metrics", "_outcome", "_record", "_send", "_status", "route")
+    __slots__ = ("_metrics", "_outcome", "_record", "_route", "_send", "_status")
 
     def __init__(self, record: RequestRecord, metrics: RouterMetrics, send: Send) -> None:
         self._record = record
@@ -78,47 +73,55 @@ class _ServedRequest:
         self._send = send
         self._status: int | None = None
         self._outcome: str | None = BROKEN  # until the request ends otherwise
-        self.route = route_class(record.path)
+        self._route = route_class(record.path)
 
-    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
-        record = self._record
-        try:
-            await app(scope, receive, self.send)
-            self._outcome = None
-        except ClientDisconnectedError:
-            self._outcome = CLIENT_LEFT
-        except asyncio.CancelledError as cancelled:
-            # Only a server whose time to finish is over cancels a request.
-            if self._status is not None:
-                raise UpstreamBrokenError("the router was stopped before the reply had ended") from cancelled
-            stopped = StoppedError("the router was stopped before there was a reply: send it again")
-            await send_error(self.send, stopped, record.path)
-            self._outcome = None
-        except Exception as error:
-            if not isinstance(error, RouterError | UpstreamBrokenError):
-                logger.exception("%s %s failed", record.method, record.path)
-            if self._status is not None:
-                raise
-            await send_error(self.send, _answerable(error), record.path)
-            self._outcome = None
+    async def serve(self, boundary: ErrorBoundary, scope: Scope, receive: Receive) -> None:
+        record, in_flight = self._record, boundary.requests.records
+        in_flight[record] = None
+        with boundary.tracer.receive(
+            scope["headers"], method=record.method, path=record.path, route=self._route, request_id=record.id
+        ) as span:
+            try:
+                await boundary.app(scope, receive, self.send)
+                self._outcome = None
+            except ClientDisconnectedError:
+                self._outcome = CLIENT_LEFT
+            except asyncio.CancelledError as cancelled:
+                # Only a server whose time to finish is over cancels a request.
+                if self._status is not None:
+                    raise UpstreamBrokenError("the router was stopped before the reply had ended") from cancelled
+                stopped = StoppedError("the router was stopped before there was a reply: send it again")
+                await send_error(self.send, stopped, record.path)
+                self._outcome = None
+            except Exception as error:
+                if not isinstance(error, RouterError | UpstreamBrokenError):
+                    logger.exception("%s %s failed", record.method, record.path)
+                if self._status is not None:
+                    raise
+                await send_error(self.send, _answerable(error), record.path)
+                self._outcome = None
+            finally:
+                del in_flight[record]
+                self._over(span)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             record = self._record
             self._status = message["status"]
-            record.enter(RequestPhase.ANSWERING)
-            self._metrics.answering(self.route, record.since - record.begun)
+            record.phase, record.since = RequestPhase.ANSWERING, time.monotonic()
+            self._metrics.first_bytes.observe((self._route,), record.since - record.begun)
             headers = [header for header in message.get("headers", ()) if header[0] != b"x-request-id"]
             headers.append((b"x-request-id", record.id.encode("ascii")))
             message = {**message, "headers": headers}
         await self._send(message)
 
-    def over(self, span: Span) -> None:
+    def _over(self, span: Span) -> None:
         """Report the outcome of the request."""
         record, status = self._record, self._status
         outcome = str(status or BROKEN) if self._outcome is None else self._outcome
         seconds = time.monotonic() - record.begun
-        self._metrics.ended(self.route, outcome, seconds)
+        self._metrics.requests.counts[self._route, outcome] += 1
+        self._metrics.durations.observe((self._route,), seconds)
         logger.debug("%s %s %s %.3f s %s", record.method, record.path, outcome, seconds, record.worker)
         if status is not None:
             span.set(status=status)
@@ -130,10 +133,13 @@ class _ServedRequest:
 
 def _identified(headers: HeaderList) -> tuple[HeaderList, str]:
     """Return the headers with exactly one `x-request-id`, and its value: the client's, if it is one short word."""
-    given = [value for name, value in headers if name == b"x-request-id"]
+    given: list[bytes] = []
+    for name, value in headers:
+        if name == b"x-request-id":
+            given.append(value)
     if len(given) == 1 and _sane(given[0]):
         return headers, given[0].decode("ascii")
-    request_id = secrets.token_hex(16)
+    request_id = random_id()
     kept = [header for header in headers if header[0] != b"x-request-id"] if given else headers
     return [*kept, (b"x-request-id", request_id.encode("ascii"))], request_id
 

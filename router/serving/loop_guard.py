@@ -7,6 +7,7 @@ A new worker is probed with the id of this process in a header. If the probe com
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,10 +19,10 @@ INSTANCE = b"x-tito-router-instance"
 
 
 class Instance:
-    """The id of this process, which goes along with probes."""
+    """The id of this router, which goes along with probes. Processes that share a port share it, too."""
 
-    def __init__(self) -> None:
-        self.headers: HeaderList = [(INSTANCE, secrets.token_hex(16).encode())]
+    def __init__(self, name: bytes | None = None) -> None:
+        self.headers: HeaderList = [(INSTANCE, secrets.token_hex(16).encode() if name is None else name)]
         """For a probe of a worker."""
 
 
@@ -32,8 +33,7 @@ class LoopGuard:
         self._app = app
         self._mark = instance.headers[0]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and self._mark in scope["headers"]:
-            await send_error(send, LoopError("this is the router that asks"))
-        else:
-            await self._app(scope, receive, send)
+            return send_error(send, LoopError("this is the router that asks"))
+        return self._app(scope, receive, send)

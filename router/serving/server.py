@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import math
 import socket
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Protocol
 
@@ -14,16 +17,17 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from router.config.server import ServerConfig
-from router.errors import BadRequestError
 from router.serving.connection import Limits, limited_by
 from router.serving.descriptors import connections_for, raise_limit
+from router.serving.listening import url_of
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
-
 CANNOT_START = 2
 """The exit code of an application that could not start, as for a bad configuration."""
+
+STOP_SECONDS = 2.0
+"""How long the end may take after a second signal."""
 
 GC_THRESHOLDS = (20_000, 20, 50)
 """New containers before a collection of the youngest generation, then collections of one before one of the next."""
@@ -38,15 +42,17 @@ class DrainingApp(Protocol):
         """Answer that nothing new should come. Called in a signal handler."""
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """Return the listening socket. Raise BadRequestError if the address is not available."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise BadRequestError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error} (--host, --port; port 0 takes a free one)"
-        ) from error
+class Entrance(Protocol):
+    """Where connections come from, in the place of a listening socket of the server's own."""
+
+    def count(self, connections: int) -> None:
+        """Note how many connections there are now."""
+
+    def begin(self, connect: Callable[[], asyncio.Protocol]) -> None:
+        """Take connections in the running loop from now on, or from some later moment; `connect` makes the protocol of one."""
+
+    def end(self) -> None:
+        """Take no more connections."""
 
 
 def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> int:
@@ -56,14 +62,21 @@ def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> in
     return 1 if server.force_exit else 0
 
 
-def _limits(config: ServerConfig) -> Limits:
+def serve_from(entrance: Entrance, app: DrainingApp, config: ServerConfig) -> int:
+    """Like `serve`, for connections that come through an entrance."""
+    server = _DrainingServer(app, config, entrance)
+    server.run(sockets=[])
+    return 1 if server.force_exit else 0
+
+
+def _limits(config: ServerConfig, on_count: Callable[[int], None] | None) -> Limits:
     possible = connections_for(raise_limit())
     most = possible if config.max_connections is None else config.max_connections
     if most > possible:
         logger.warning(
             "--max-connections is %d: open files are enough for %d, and one to a worker each", most, possible
         )
-    return Limits(max_header_bytes=config.max_header_bytes, max_connections=most)
+    return Limits(max_header_bytes=config.max_header_bytes, max_connections=most, on_count=on_count)
 
 
 def _spare_the_collector() -> None:
@@ -81,14 +94,15 @@ def _spare_the_collector() -> None:
 class _DrainingServer(uvicorn.Server):
     """Drains at the first signal, stops at the second. After draining, the exit code is 0 and not the signal's."""
 
-    def __init__(self, app: DrainingApp, config: ServerConfig) -> None:
+    def __init__(self, app: DrainingApp, config: ServerConfig, entrance: Entrance | None = None) -> None:
         self._app = app
+        self._entrance = entrance
         self._grace = config.shutdown_grace
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="auto" if sys.platform == "win32" else "uvloop",
-                http=limited_by(_limits(config)),
+                http=limited_by(_limits(config, None if entrance is None else entrance.count)),
                 ws="none",
                 interface="asgi3",
                 lifespan="on",
@@ -108,14 +122,34 @@ class _DrainingServer(uvicorn.Server):
             # uvicorn's way to end where the application could not start. The log says why.
             sys.exit(CANNOT_START)
         _spare_the_collector()
+        if self._entrance is not None:
+            self._entrance.begin(self._connection)
         for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
-            logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+            logger.info("listening on %s", url_of(listener))
+
+    def _connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, as uvicorn makes it."""
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._entrance is not None:
+            self._entrance.end()
         logger.info("stopping: %d requests in flight have %g s to finish", len(self.server_state.tasks), self._grace)
         await super().shutdown(sockets)
+        if self.force_exit:
+            await self._stop_now()
         logger.info("stopped")
+
+    async def _stop_now(self) -> None:
+        """End what is in flight, and release everything, in a moment. uvicorn leaves both to the end of the event loop."""
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Set flags and do nothing else: this runs in a signal handler."""

@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from router.errors import BadRequestError
 from router.http.time_limits import patience
 from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
-from router.workers.probe import Finding, Prober
-from router.workers.worker import Worker, normalize_url
+from router.workers.probe import Prober
+from router.workers.worker import Finding, Worker, normalize_url
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,18 @@ class Admission:
     async def admit(self, url: str) -> Worker:
         """Register a worker and return it. Raise BadRequestError for a bad URL or a worker that is refused."""
         url = normalize_url(url)
+        return self.take_in(url, await self.examine(url))
+
+    async def check(self, url: str, found: Finding | None = None) -> None:
+        """Raise BadRequestError for a (normalized) URL at which no worker may be, or at which this was found."""
         await self._allowed.check(url)
+        refused = None if found is None else self._prober.checked(url, found).refusal
+        if refused is not None:
+            raise BadRequestError(refused)
+
+    async def examine(self, url: str) -> Finding:
+        """Return what there is at a (normalized) URL. Raise BadRequestError if it is refused."""
+        await self.check(url)
         try:
             async with patience(self._patience):
                 found = await self._prober.introduction(url)
@@ -58,7 +71,7 @@ class Admission:
             found = _SILENT
         if found.refusal is not None:
             raise BadRequestError(found.refusal)
-        return self._take_in(url, found)
+        return found
 
     async def admit_all(self, urls: Iterable[str]) -> None:
         """Register several workers in this order. Refused ones are logged and left out."""
@@ -69,14 +82,19 @@ class Admission:
         for url, answer in asked.items():
             if not answer.done():
                 answer.cancel()  # the health checks ask again
-                self._take_in(url, _SILENT)
+                self.take_in(url, _SILENT)
             elif (refusal := answer.result().refusal) is not None:
                 logger.error("not routed to: %s", refusal)
             else:
-                self._take_in(url, answer.result())
+                self.take_in(url, answer.result())
 
-    def _take_in(self, url: str, found: Finding) -> Worker:
+    def take_in(self, url: str, found: Finding) -> Worker:
+        """Register a worker of which this was found, and begin to probe it."""
         worker = self._pool.add(url)
+        # Another engine may have come in since the question. The health checks ask again, and then it is refused.
+        found = replace(found, complaint=self._prober.checked(url, found).refusal or found.complaint)
+        if found.complaint is None:
+            self._pool.introduced(worker, found)
         self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
         if found.complaint is not None:
             logger.warning("worker %s cannot be reached yet: %s", url, found.complaint)

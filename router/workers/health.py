@@ -17,7 +17,7 @@ from collections.abc import Callable
 from router.config.workers import HealthConfig
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
-from router.workers.worker import Worker, WorkerState
+from router.workers.worker import Finding, Worker, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class HealthChecks:
         self._prober = prober
         self._config = config
         self._on_probe = on_probe
+        self._jitter = random.Random()
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._wake: dict[Worker, asyncio.Event] = {}
 
@@ -78,8 +79,12 @@ class HealthChecks:
             del self._tasks[worker], self._wake[worker]
 
     async def _look_at(self, worker: Worker) -> None:
-        if worker.state is WorkerState.STARTING:
+        if worker.state is WorkerState.STARTING or worker.was_away:
             found = await self._prober.introduction(worker.url)
+        elif worker.stranger:
+            found = await self._prober.introduction(worker.url)
+            if found.refusal is not None:  # it may be somebody else's page for a moment
+                found = Finding(complaint=found.refusal)
         else:
             found = await self._prober.probe(
                 worker.url, wants_version=self._config.version_gate or worker.version is None
@@ -92,6 +97,7 @@ class HealthChecks:
             logger.error("no longer routed to: %s", found.refusal)
             self._pool.remove(worker.id)
         else:
+            self._pool.introduced(worker, found)
             self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
 
     async def _until_due(self, worker: Worker) -> None:
@@ -100,6 +106,6 @@ class HealthChecks:
         if worker.state in (WorkerState.STARTING, WorkerState.QUARANTINED):
             interval = min(DOWN_INTERVAL, interval)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(interval * random.uniform(0.9, 1.1)):
+            async with asyncio.timeout(interval * self._jitter.uniform(0.9, 1.1)):
                 await wake.wait()
         wake.clear()

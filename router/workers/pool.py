@@ -10,13 +10,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from types import TracebackType
 
 from router.config.workers import BreakerConfig, HealthConfig
 from router.errors import NotFoundError, NoWorkerError
 from router.policies.base import Decision, ForgetsWorkers, LearnsReplies, PinsKeys, Policy, RouteQuery
 from router.workers.breaker import Breaker, BreakerState
-from router.workers.worker import ROUTABLE, Worker, WorkerState, normalize_url, worker_id
+from router.workers.worker import ROUTABLE, Finding, Worker, WorkerState, normalize_url, worker_id
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Lease:
         if listener is not None:
             listener.replied(self.worker, self._query, beginning)
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         if self._held:
             self._held = False
             if self._trial:
@@ -64,10 +63,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()
+    __exit__ = release
 
     def __repr__(self) -> str:
         return f"<Lease {'held' if self._held else 'released'} {self.worker!r}>"
@@ -110,6 +106,8 @@ class WorkerPool:
         self._inflight = 0
         self.version: str | None = None
         """The weight version of the fleet, which a call through this router set last."""
+        self.on_engine: Callable[[str], None] = _nothing
+        """Called with the engine of each worker that has introduced itself. All have the same (`FleetEngine`)."""
         self.on_room: Callable[[], None] = _nothing
         """Called when a full worker may have room again."""
         self.on_breaker: Callable[[Worker, BreakerState], None] = _nothing
@@ -158,6 +156,13 @@ class WorkerPool:
         """The workers that get new requests."""
         return self._routable
 
+    def introduced(self, worker: Worker, found: Finding) -> None:
+        """Note what a worker said about its engine, if it did."""
+        if found.engine is not None:
+            worker.engine, worker.abilities = found.engine, found.abilities
+            worker.stranger = False
+            self.on_engine(found.engine)
+
     def probed(
         self, worker: Worker, complaint: str | None, version: str | None = None, *, absent: bool = False
     ) -> None:
@@ -199,6 +204,10 @@ class WorkerPool:
         """Note a failure by the worker's own fault."""
         worker.breaker.failed()
 
+    def does_not_generate(self, worker: Worker) -> None:
+        """Note that the worker has no path to generate: it is asked again what it is."""
+        worker.stranger = True
+
     def may_have_restarted(self, worker: Worker) -> None:
         """Note that connections to the worker broke: a new process may be there, with unknown weights."""
         worker.version = None
@@ -223,7 +232,9 @@ class WorkerPool:
             FullError: all workers that are left are at their limit.
             KeeperFullError: the worker that the policy keeps for this request is at its limit.
         """
-        workers, reason = self._candidates(exclude)
+        workers, reason = self._routable, "policy"
+        if exclude or self._resting or not workers:
+            workers, reason = self._candidates(exclude)
         if not workers:
             raise self.no_worker_error()
         if limited and self._max_inflight is not None and self._inflight >= self._max_inflight:
@@ -237,7 +248,7 @@ class WorkerPool:
                 raise FullError
         chosen = self._policy.select(workers, query)
         worker, why = chosen if isinstance(chosen, Decision) else (chosen, "policy")
-        trial = worker.breaker.begin()
+        trial = worker.breaker.state is not BreakerState.CLOSED and worker.breaker.begin()
         if trial:
             reason = "trial"
         elif reason == "policy":
@@ -291,7 +302,8 @@ class WorkerPool:
         if self._keeping is not None:
             self._keeping.over(query)
         assert worker.inflight >= 0, worker
-        self._forget_if_drained(worker)
+        if worker.state is WorkerState.DRAINING:
+            self._forget_if_drained(worker)
         self.on_room()
 
     def _forget_if_drained(self, worker: Worker) -> None:

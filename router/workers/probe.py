@@ -9,14 +9,18 @@ JSON, or asks for a key before it does, or at least accepts a request to generat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from router.engines.engine import SGLANG, Answer, Engine, Introduction
 from router.engines.json import JSON_ERRORS
 from router.errors import LoopError
 from router.http.time_limits import patience
 from router.http.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch
+from router.workers.worker import Finding
 
 _SERVER_INFO = ("/server_info", "/get_server_info")
 """The second is the name before SGLang 0.5."""
@@ -29,6 +33,9 @@ also in a pause, when /health and /ready answer with an error (SGLang 0.5.23).""
 _ENGINE = (*_SERVER_INFO, "/model_info", "/get_model_info", "/v1/models")
 """Where an engine describes itself in JSON. Engines other than SGLang have the last path too."""
 
+_QUICK = 0.25
+"""Seconds after which a description is late."""
+
 _LIMIT = 16 * 1024 * 1024
 _SHOWN = 200
 """The most bytes of an answer to show in an error message."""
@@ -38,24 +45,6 @@ _REFUSES_US = frozenset({401, 403, 429})
 
 NONE_SUCH = frozenset({404, 405, 501})
 """The statuses of a server that lacks a path, or a method there."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """The result of a probe.
-
-    Attributes:
-        complaint: what is wrong with the worker for now; None if it is well.
-        refusal: why it can never be used; None if it can.
-        version: its weight version, if it reported one.
-        absent: whether there was no connection.
-        silent: whether there was no answer in time.
-    """
-
-    complaint: str | None = None
-    refusal: str | None = None
-    version: str | None = None
-    absent: bool = False
-    silent: bool = False
 
 
 class _NoSuchPath(msgspec.Struct, frozen=True):
@@ -72,16 +61,84 @@ class _Description(msgspec.Struct):
 class Prober:
     """Probes workers. A failure is a `Finding`, never an exception."""
 
-    def __init__(self, upstream: Upstream, *, seconds: float, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """`seconds` is the time limit of a probe; `headers` are added to each of its requests."""
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        seconds: float,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        engines: Iterable[Engine] = (),
+        checked: Callable[[str, Finding], Finding] = lambda _, found: found,
+    ) -> None:
+        """Ask workers over `upstream`.
+
+        Args:
+            seconds: the time limit of a probe.
+            headers: are added to each of its requests.
+            engines: those that a worker may run beside the native one.
+            checked: makes a refusal of a finding at a URL, if its engine cannot be in this fleet.
+        """
+        self.checked = checked
+        self._engines = tuple(engines)
+        own = (engine.version_path for engine in self._engines if engine.version_path)
+        self._versions = (*_MODEL_INFO[:-1], *own, _MODEL_INFO[-1])
         self._headers = [(b"accept-encoding", b"identity"), *headers]
         self._upstream = upstream
         self._seconds = seconds
         self._mute: set[str] = set()  # URLs of engines that do not describe themselves
 
     async def introduction(self, url: str) -> Finding:
-        """Ask a new worker what it is. The finding is a refusal if it is no engine, or cannot serve text."""
-        found = await self._ask(url, _ENGINE, _is_object)
+        """Ask a new worker what it is. The finding is a refusal if it is no engine, one of another kind, or of no use."""
+        engine, found = await self._recognised(url)
+        if engine is not None:
+            return self.checked(url, await self._introduced(url, engine))
+        return self.checked(url, await self._native_introduction(url, found))
+
+    async def _recognised(self, url: str) -> tuple[Engine | None, bytes | _NoSuchPath | Finding]:
+        """Return the engine of a worker, None if it is the native one or none, and what the worker said.
+
+        Marks are asked for only where the description is late (a vLLM in development mode takes seconds), or says nothing.
+        """
+        described = asyncio.create_task(self._ask(url, _ENGINE, _is_object))
+        try:
+            await asyncio.wait((described,), timeout=_QUICK)
+            if not described.done() and (engine := await self._marked(url)) is not None:
+                return engine, b""
+            found = await described
+        finally:
+            described.cancel()
+        if isinstance(found, bytes):
+            return next((engine for engine in self._engines if engine.recognises(found)), None), found
+        if isinstance(found, Finding) and (found.complaint is not None or found.refusal is not None):
+            return None, found
+        return await self._marked(url), found
+
+    async def _marked(self, url: str) -> Engine | None:
+        """Return the engine whose mark a worker has."""
+        for engine in self._engines:
+            if engine.mark:
+                said = await self._ask(url, (engine.mark,), _is_object)
+                if isinstance(said, bytes) and engine.recognises(said):
+                    return engine
+        return None
+
+    async def _introduced(self, url: str, engine: Engine) -> Finding:
+        answers: dict[str, Answer] = {}
+        try:
+            async with patience(self._seconds):
+                for method, path, body in engine.questions:
+                    headers = [*self._headers, *([] if body is None else [(b"content-type", b"application/json")])]
+                    status, content = await fetch(
+                        self._upstream, method, url + path, headers, body, fresh=True, limit=_LIMIT
+                    )
+                    answers[path] = Answer(status, content)
+        except (UpstreamFailure, TimeoutError) as error:
+            return self._failed(error)
+        found: Introduction = engine.introduction(answers)
+        refusal = None if found.refusal is None else f"worker {url} {found.refusal}"
+        return Finding(refusal=refusal, version=found.version, engine=engine.name, abilities=found.abilities)
+
+    async def _native_introduction(self, url: str, found: bytes | _NoSuchPath | Finding) -> Finding:
         if isinstance(found, _NoSuchPath):
             return await self._try_to_generate(url, found)
         if isinstance(found, bytes):
@@ -91,18 +148,18 @@ class Prober:
                     refusal=f"worker {url} runs with --skip-tokenizer-init: it neither takes nor returns text;"
                     " start it without that flag"
                 )
-            return Finding(version=info.weight_version)
+            return Finding(version=info.weight_version, engine=SGLANG.name)
         # The description comes from the worker's scheduler, which may be busy for long; a ping does not.
-        return await self.probe(url) if found.complaint is not None else found
+        return await self.probe(url) if found.complaint is not None else replace(found, engine=SGLANG.name)
 
-    async def server_info(self, url: str) -> bytes | None:
-        """Return the worker's own description (JSON); None if there is none."""
-        found = await self._ask(url, _SERVER_INFO, _is_object)
+    async def description(self, url: str, paths: Sequence[str]) -> bytes | None:
+        """Return what a worker says (a JSON object) at the first of these paths that it has; None if there is nothing."""
+        found = await self._ask(url, paths, _is_object)
         return found if isinstance(found, bytes) else None
 
     async def probe(self, url: str, *, wants_version: bool = False) -> Finding:
         """Ask a worker whether it is well. One that asks for a key (401) is; one that answers with a 5xx is not."""
-        found = await self._ask(url, _MODEL_INFO if wants_version else _PING, _is_no_page)
+        found = await self._ask(url, self._versions if wants_version else _PING, _is_no_page)
         if isinstance(found, _NoSuchPath) and url not in self._mute:
             found = await self._ask(url, _ENGINE, _is_object)
         if isinstance(found, _NoSuchPath):
@@ -124,13 +181,13 @@ class Prober:
         if status not in NONE_SUCH:
             if status == 500 or _is_json(body):
                 self._mute.add(url)
-                return Finding()
+                return Finding(engine=SGLANG.name)
             if status > 500:
                 return Finding(f"POST /generate is answered with {status}")
         return _no_engine(url, f"{found.said}, {_answer('POST /generate', status, body)}")
 
     async def _ask(
-        self, url: str, paths: tuple[str, ...], is_answer: Callable[[bytes], bool]
+        self, url: str, paths: Sequence[str], is_answer: Callable[[bytes], bool]
     ) -> bytes | _NoSuchPath | Finding:
         """Return the first body that is an answer (status 200), or what there was instead."""
         missing = None

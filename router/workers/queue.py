@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Protocol
 
 from router.config.workers import QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
@@ -36,6 +37,12 @@ class _Waiter:
     in_line: bool = True
 
 
+class Waiting(Protocol):
+    """Whoever waits. It may end the waiting by an error in its `line`."""
+
+    line: asyncio.Future[Lease] | None
+
+
 class RequestQueue:
     """Leases workers, and lets requests wait for one."""
 
@@ -53,8 +60,23 @@ class RequestQueue:
     def __len__(self) -> int:
         return self._waiting
 
+    def at_once(self, query: RouteQuery, exclude: AbstractSet[str] = frozenset()) -> Lease | None:
+        """Return a lease if there is room, and nobody waits for it; else None. Raises NoWorkerError."""
+        if self._waiting:
+            return None
+        try:
+            return self._pool.lease(query, exclude)
+        except FullError:
+            return None
+
     async def lease(
-        self, key: Key, query: RouteQuery, exclude: AbstractSet[str] = frozenset(), *, again: bool = False
+        self,
+        key: Key,
+        query: RouteQuery,
+        exclude: AbstractSet[str] = frozenset(),
+        *,
+        again: bool = False,
+        waiting: Waiting | None = None,
     ) -> Lease:
         """Return a lease, at once or when there is room.
 
@@ -63,17 +85,17 @@ class RequestQueue:
             query: what the policy knows of the request.
             exclude: ids of workers that must not get it.
             again: whether a worker had it before and failed: it goes to the head of its line, even if the queue is full.
+            waiting: who waits.
 
         Raises:
             NoWorkerError: no worker is left for the request.
             QueueFullError: the queue is full.
             QueueTimeoutError: no worker had room in time.
+            EndedInQueueError, or whatever else `waiting` ended it with.
         """
-        if not self._waiting:
-            try:
-                return self._pool.lease(query, exclude)
-            except FullError:
-                pass
+        found = self.at_once(query, exclude)
+        if found is not None:
+            return found
         if self._waiting >= self._config.size and not again:
             self._report(0.0, "full")
             raise QueueFullError(
@@ -81,6 +103,8 @@ class RequestQueue:
                 headers=(("retry-after", "1"),),
             )
         waiter = self._line_up(key, query, exclude, first=again)
+        if waiting is not None:
+            waiting.line = waiter.future
         begun, outcome = time.monotonic(), "left"
         try:
             self._serve()
@@ -115,7 +139,7 @@ class RequestQueue:
         while self._waiting and passed_over < len(self._lines):
             key, line = next(iter(self._lines.items()))
             waiter = line[0]
-            if waiter.future.cancelled():
+            if waiter.future.done():
                 self._leave(waiter)
                 continue
             try:

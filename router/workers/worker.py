@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+import msgspec
+
 from router.errors import BadRequestError
 from router.workers.breaker import Breaker, BreakerState, Thresholds
 
@@ -43,8 +45,30 @@ ROUTABLE = frozenset({WorkerState.HEALTHY, WorkerState.SUSPECT})
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """The result of a probe.
+
+    Attributes:
+        complaint: what is wrong with the worker for now; None if it is well.
+        refusal: why it can never be used; None if it can.
+        version: its weight version, if it reported one.
+        absent: whether there was no connection.
+        silent: whether there was no answer in time.
+        engine: the name of its engine; None if it did not introduce itself.
+        abilities: what its engine's adapter may use (`router/engines/engine.py`).
+    """
+
+    complaint: str | None = None
+    refusal: str | None = None
+    version: str | None = None
+    absent: bool = False
+    silent: bool = False
+    engine: str | None = None
+    abilities: frozenset[str] = frozenset()
+
+
 class Worker:
-    """An SGLang server. Only the pool that holds it changes it.
+    """An inference server. Only the pool that holds it changes it.
 
     Attributes:
         inflight: the number of requests that it is serving.
@@ -53,11 +77,14 @@ class Worker:
         breaker: its circuit breaker.
         complaint: why its last probe was bad; None after a good one.
         outdated: whether its weights differ from those that the fleet should have.
+        engine: the name of its engine; None until it has introduced itself.
+        abilities: what its engine's adapter may use.
+        stranger: whether it does not generate as its engine does: there may be another engine by now.
     """
 
     __slots__ = (
         *("_absent", "_bad", "_gone", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
-        *("outdated", "state", "url", "version"),
+        *("abilities", "engine", "outdated", "state", "stranger", "url", "version"),
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
@@ -71,6 +98,9 @@ class Worker:
         self.breaker = breaker or Breaker()
         self.complaint: str | None = None
         self.outdated = False
+        self.engine: str | None = None
+        self.abilities: frozenset[str] = frozenset()
+        self.stranger = False
         self._good = self._bad = 0
         self._absent = self._gone = False
 
@@ -102,6 +132,11 @@ class Worker:
             if self.state is WorkerState.SUSPECT and self._bad >= config.failure_threshold:
                 self.move_to(WorkerState.QUARANTINED)
         return self.state is not before
+
+    @property
+    def was_away(self) -> bool:
+        """Whether its last probe found nobody: what comes back is another process, perhaps with other flags."""
+        return self._absent
 
     @property
     def worth_a_try(self) -> bool:

@@ -1,4 +1,4 @@
-"""One request, as bytes: as a server would hand it to the application, and as somebody would paste it to see it again."""
+"""One request, as bytes: as a server would hand it to the application, and as a developer would paste it to send it again."""
 
 from __future__ import annotations
 

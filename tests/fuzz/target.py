@@ -99,7 +99,7 @@ class Target:
         self.around = Surroundings(found, (*workers, dead), _KEYS if keys else ())
         self._troubles = Troubles()
         boundary = only(self.app, ErrorBoundary)
-        self._requests, self._flights = boundary._requests, only(self.app, Fleet).in_flight
+        self._requests, self._flights = boundary.requests, only(self.app, Fleet).in_flight
         self._queue = only(self.app, RequestQueue)
         self._tree = next((part.tree for part in parts(self.app) if isinstance(part, RadixTreeMiddleware)), None)
         self._usual: Counter[str] = Counter()
@@ -240,6 +240,8 @@ def quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

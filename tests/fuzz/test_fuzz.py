@@ -1,4 +1,4 @@
-"""Whatever somebody sends, the router answers: no 500 of its own, no hang, nothing left behind.
+"""Whatever a client sends, the router answers: no 500 of its own, no hang, nothing left behind.
 
 Hypothesis draws a router, a route, what is to be spoilt, and a number; a batch of requests is made from that, a few
 microseconds each, and sent at the same time. A few thousand of them belong to every run of the tests, the same ones each time;

@@ -1,6 +1,7 @@
 """What the integration tests share.
 
-Real workers and real routers are for the tests marked `sglang`, one set per session: a worker takes half a minute to start.
+Real workers and real routers are for the tests marked `sglang` or `vllm`, one set per session: a worker takes half a minute to
+start. A module says in `ENGINES` on which engines its tests run; without it that is SGLang.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import sglang_server
+from tests.support import engines
 from tests.support.asking import Asking
 from tests.support.client import call
-from tests.support.sglang_server import SGLangServer
+from tests.support.engine_server import EngineServer, free_port
+from tests.support.engines import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,21 +46,46 @@ def space() -> str:
     return uuid.uuid4().hex
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what needs an `engine` on each engine of its module, marked with its name, but for what `CANNOT` lists."""
+    if "engine" not in metafunc.fixturenames:
+        return
+    names = getattr(metafunc.module, "ENGINES", ("sglang",))
+    test = f"{metafunc.module.__name__.rpartition('.')[2]}.{metafunc.function.__name__}"
+    found = [
+        pytest.param(engines.ENGINES[name], id=name, marks=[getattr(pytest.mark, name), pytest.mark.slow])
+        for name in names
+        if not engines.cannot(name, test)
+    ]
+    metafunc.parametrize("engine", found, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def sglang_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SGLangServer]]:
-    """Two real workers: the first streams cumulatively, the second in deltas."""
-    if not sglang_server.is_installed():
-        pytest.skip(f"no SGLang in {sglang_server.sglang_dir()}: run tests/sglang_cpu/setup.sh")
-    flags = [[], ["--incremental-streaming-output"]]
-    with sglang_server.sglang_servers(flags, log_dir=tmp_path_factory.mktemp("sglang")) as servers:
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def workers(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineServer]]:
+    """Two real workers; of SGLang the first streams cumulatively, the second in deltas."""
+    if not engine.kit.is_installed:
+        pytest.skip(f"no {engine.kit.name} in {engine.kit.directory}: run {engine.kit.setup}")
+    with engine.kit.servers(engine.flags, log_dir=tmp_path_factory.mktemp(engine.kit.name.lower())) as servers:
         yield servers
 
 
+@pytest.fixture(scope="session")
+def sglang_workers(workers: list[EngineServer]) -> list[EngineServer]:
+    """For tests of SGLang alone."""
+    return workers
+
+
 @contextlib.contextmanager
-def _router(urls: list[str], log_path: Path, flags: Sequence[str] = ()) -> Iterator[str]:
-    port = sglang_server.free_port()
+def _router(urls: list[str], model: Path, log_path: Path, flags: Sequence[str] = ()) -> Iterator[str]:
+    port = free_port()
     command = [sys.executable, "-m", "router", "--port", str(port), "--worker-urls", *urls]
-    command += ["--tokenizer-path", str(sglang_server.model_path()), "--shutdown-grace", "5", *flags]
+    command += ["--tokenizer-path", str(model), "--shutdown-grace", "5", *flags]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -88,7 +115,9 @@ RouterFor = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
-def router_for(sglang_workers: list[SGLangServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterFor]:
+def router_for(
+    engine: Engine, workers: list[EngineServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RouterFor]:
     """`router_for(0)`: the URL of a router in front of the first worker; `router_for(0, 1)`: of both. Started once each."""
     started: dict[tuple[object, ...], str] = {}
     with contextlib.ExitStack() as stack:
@@ -96,9 +125,9 @@ def router_for(sglang_workers: list[SGLangServer], tmp_path_factory: pytest.Temp
         def start(*numbers: int, flags: tuple[str, ...] = ()) -> str:
             key = (*numbers, *flags)
             if key not in started:
-                urls = [sglang_workers[number].url for number in numbers]
+                urls = [workers[number].url for number in numbers]
                 log_path = tmp_path_factory.mktemp("router") / "router.log"
-                started[key] = stack.enter_context(_router(urls, log_path, flags))
+                started[key] = stack.enter_context(_router(urls, engine.kit.model, log_path, flags))
             return started[key]
 
         yield start
@@ -108,3 +137,12 @@ def router_for(sglang_workers: list[SGLangServer], tmp_path_factory: pytest.Temp
 def router(router_for: RouterFor) -> str:
     """A router in front of both workers."""
     return router_for(0, 1)
+
+
+@pytest.fixture
+def own_weights(engine: Engine, workers: list[EngineServer], router: str) -> Iterator[None]:
+    """A test may give the workers other weights: they get theirs back, all of them under the first one's version."""
+    version = engine.version(workers[0])
+    yield
+    update = {"model_path": str(engine.kit.model), "weight_version": version, "abort_all_requests": True}
+    assert call(f"{router}/update_weights_from_disk", update).json()["success"]

@@ -25,8 +25,8 @@ from router.config import AbortConfig, RadixConfig, RouterConfig, ServerConfig, 
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.doc_pages import ROOT, Block, Piece, same
+from tests.support.engine_server import free_port
 from tests.support.serving import serve
-from tests.support.sglang_server import free_port
 
 BLOCK_SECONDS = 30
 TOKENS_PER_SECOND = 200  # the default of `tito-router demo-worker`

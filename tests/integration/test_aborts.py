@@ -1,4 +1,4 @@
-"""Generations that are aborted: sent again where nobody asked for it, ended at once where somebody did, and never lost."""
+"""Generations that are aborted: sent again where no client asked for the abort, ended at once where one did, and never lost."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_worker_that_refuses_has_not_aborted(served: Stack, fault: Any) -> Non
 def test_a_refusal_of_the_second_attempt_is_no_answer(
     served: Stack, space: str, fault: Any, stream: StreamStyle | None
 ) -> None:
-    """A third attempt is better than somebody's full queue, which in a stream comes with status 200."""
+    """A third attempt is better than another worker's full queue, which in a stream comes with status 200."""
     scripts(served, (("Hel",), "abort"))
     served.workers[0].script(fault=fault)
     scripts(served, (("sum",), "eos"))
@@ -489,7 +489,7 @@ def test_the_reply_names_the_worker_that_gave_it(served: Stack, space: str) -> N
     assert reply.answer.headers["x-router-worker"] == giver.url
 
 
-# -- aborts that somebody asked for --------------------------------------------------------------------------------------
+# -- aborts that a client asked for --------------------------------------------------------------------------------------
 
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("/abort_request", {"abort_all": True}),
@@ -624,7 +624,7 @@ def test_what_was_asked_to_end_while_it_waited_is_not_sent_again_with_the_others
 
 @on("patient")
 def test_others_are_left_alone(served: Stack, asks: list[Asking], space: str) -> None:
-    """An abort by id means that one, though another's begins with it; a prefix means all that begin so."""
+    """An abort by id means one generation, though another's begins with it; a prefix means all that begin so."""
     worker = served.workers[0]
     names = [f"{space}-1", f"{space}-12", uuid.uuid4().hex]
     worker.hold(after=1)
@@ -818,7 +818,7 @@ def test_a_second_attempt_goes_past_a_worker_that_died(served: Stack, asks: list
 
 @on("patient")
 def test_all_workers_may_die_while_a_retry_waits(served: Stack, asks: list[Asking], space: str) -> None:
-    """The client still gets what was sampled, as soon as somebody asks for the end of it."""
+    """The client still gets what was sampled, as soon as a client aborts it."""
     worker = served.workers[0]
     asking = waiting(served, asks, {"text": "A:", "rid": space}, space)
     record = worker.log[-1]

@@ -287,7 +287,7 @@ def embedded() -> Iterator[list[EmbeddedWorker]]:
         ]
 
 
-def send(url: str, ask: Ask, timeout: float = 60) -> Answered:
+def send(url: str, ask: Ask, timeout: float = 300) -> Answered:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     try:
@@ -346,6 +346,9 @@ def test_the_shapes_are_the_same(
     real, copy = shape(sglang_workers[number].url, ask), shape(embedded[number].url, ask)
     if ask.path in PARTIAL:
         real = replace(real, content={key: real.content.get(key) for key in copy.content})
+    if ask.name == "no parameters":  # by what a random reply ends is chance
+        for one in (real, copy):
+            one.content["meta_info"]["finish_reason"] = "any"
     assert copy == real
     assert json.dumps(copy.content) == json.dumps(real.content)
     assert embedded[number].dead is None

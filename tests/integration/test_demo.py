@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.client import call
-from tests.support.sglang_server import free_port
+from tests.support.engine_server import free_port
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "router", "demo"]

@@ -5,29 +5,31 @@ A block that cannot run here says why in a comment in front of it, in the form t
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from tokenizers import Tokenizer
 
 from middleware_hub import sessions_middleware
+from middleware_hub.client import Client
 from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig
 from router.embedded.models.ngram import shipped_tokenizer
 from router.policies.base import RouteQuery
 from router.workers.worker import Worker
-from tests.integration import trainer_classes
 from tests.integration.doc_pages import COMMANDS, ROOT, pieces, same
 from tests.integration.doc_runner import Reading, reading
 from tests.support.client import call
+from tests.trainers import trainers
 
 PIECES = {piece.name: piece for piece in pieces()}
 # The model often ends a line, so a conversation has turns; the seed makes it the same conversation each time.
@@ -36,13 +38,13 @@ QUESTION = "Question: Which of the two is longer, the Elbe or the Rhine?\n"
 
 
 @pytest.fixture
-def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reading]]:
+def read(tmp_path: Path) -> Iterator[Callable[..., Reading]]:
     """Return `read(name)`, which runs all blocks of a page, or of a section of docs/trainers.md."""
     with ExitStack() as stack:
 
         def run(name: str, **options: Any) -> Reading:
             reader = stack.enter_context(reading(tmp_path, **options))
-            trainer_classes.install(monkeypatch, reader.router, lambda: [worker.url for worker in reader.workers])
+            stack.enter_context(trainers.installed())
             reader.read(PIECES[name])
             return reader
 
@@ -55,7 +57,7 @@ def test_what_a_page_says_happens(read: Callable[..., Reading], name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["docs/trainers.md#what-all-have-in-common", "docs/trainers.md#a-loop-of-your-own"], ids=lambda name: name
+    "name", ["docs/trainers.md#what-all-have-in-common", "docs/trainers.md#how-much-is-lost-without-it"]
 )
 def test_what_a_section_says_happens(read: Callable[..., Reading], name: str) -> None:
     read(name)
@@ -110,127 +112,87 @@ def environment(observations: int) -> Callable[[str], Any]:
     """Return an `act` that gives this many observations, then None."""
     left = iter(range(observations))
 
-    async def act(_reply: str) -> str | None:
+    async def act(_turn: str, _sample: Any = None) -> str | None:
         return "\nObservation: about 1,094 km\n" if next(left, None) is not None else None
 
     return act
 
 
-async def aborted(reader: Reading, generation: Any, after: int) -> Any:
-    """Await a call whose first reply is aborted at its worker, as slime does it, after this many tokens."""
-    worker, *others = reader.workers
-    for other in others:
-        call(f"{reader.router}/remove_worker", {"url": other.url})
-    worker.hold(after)
-    running = asyncio.ensure_future(generation)
-    await asyncio.to_thread(worker.wait_for_arrivals, 1)
-    await asyncio.to_thread(call, f"{worker.url}/abort_request", {"abort_all": True})
-    worker.release()
-    return await running
-
-
-def slime(reader: Reading, **flags: Any) -> Any:
-    host, _, port = reader.router.removeprefix("http://").partition(":")
-    args = {"partial_rollout": False, "mask_offpolicy_in_partial_rollout": False, **flags}
-    return SimpleNamespace(sglang_router_ip=host, sglang_router_port=port, **args)
-
-
 RETURN = AbortConfig(policy="return")
 
 
-@pytest.mark.parametrize("page", ["docs/trainers.md#slime", "docs/user-guide.md"])
-def test_the_rollout_function_for_slime_is_exact(read: Callable[..., Reading], page: str) -> None:
-    reader = read(page, abort=RETURN)
+@pytest.mark.parametrize("name", ["slime", "miles"])
+def test_the_function_of_a_trainers_section_is_exact(read: Callable[..., Reading], name: str) -> None:
+    reader = read(f"docs/trainers.md#{name}", abort=RETURN)
     reader.forget()
-    reader.namespace["act"] = environment(3)
-    sample = trainer_classes.Sample(QUESTION)
-    asyncio.run(reader.namespace["generate"](slime(reader), sample, SAMPLING))
-    assert sample.status is sample.Status.COMPLETED
-    assert not sample.remove_sample
-    assert sample.response.count("Observation") == 3
-    cut = len(sample.tokens) - sample.response_length
-    check(reader, sample.tokens[:cut], sample.tokens[cut:], sample.loss_mask, sample.rollout_log_probs)
-    assert sample.weight_versions == ["default"] * 4
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_function_for_slime_goes_on_after_an_abort(read: Callable[..., Reading], masked: bool) -> None:
-    reader = read("docs/trainers.md#slime", abort=RETURN)
-    generate = reader.namespace["generate"]
-    reader.namespace["act"] = environment(2)
-    args = slime(reader, partial_rollout=True, mask_offpolicy_in_partial_rollout=masked)
-    sample = trainer_classes.Sample(QUESTION)
-
-    asyncio.run(aborted(reader, generate(args, sample, SAMPLING), after=5))
-    assert sample.status is sample.Status.ABORTED
-    assert sample.response_length == sum(sample.loss_mask) == 5
-    reader.workers[0].set_weight_version("1")
-    asyncio.run(generate(args, sample, SAMPLING))
-
-    assert sample.status is sample.Status.COMPLETED
-    assert not sample.remove_sample
-    assert sample.weight_versions == ["default", "1", "1", "1"]
-    mask = [1] * 5 + sample.loss_mask[5:]
-    assert sample.loss_mask[:5] == [0 if masked else 1] * 5
-    cut = len(sample.tokens) - sample.response_length
-    check(reader, sample.tokens[:cut], sample.tokens[cut:], mask, sample.rollout_log_probs)
-
-
-@pytest.mark.parametrize("abort", [False, True])
-def test_the_agent_loop_for_verl_is_exact(read: Callable[..., Reading], abort: bool) -> None:
-    reader = read("docs/trainers.md#verl", abort=RETURN)
-    reader.namespace["act"] = environment(2)
-    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(response_length=500)))
-    loop = reader.namespace["TextAgentLoop"](config, trainer_classes.Template(), router=reader.router)
-    # verl's own registration is what adds the workers.
-    for worker in reader.workers:
-        call(f"{reader.router}/remove_worker", {"url": worker.url})
-    if abort:
-        del reader.workers[1:]  # the one worker is the one that aborts
-    running = loop.run(
-        {**SAMPLING, "logprobs": True}, raw_prompt=[{"role": "user", "content": "How long is the Elbe?"}]
-    )
-    out = asyncio.run(aborted(reader, running, after=1) if abort else running)
-    check(reader, out.prompt_ids, out.response_ids, out.response_mask, out.response_logprobs)
-    assert out.num_turns == 6
-    assert sum(len(worker.log) for worker in reader.workers) == 3 + abort
-    turns = 1 + len([sampled for sampled, _ in groupby(out.response_mask) if not sampled])
-    assert turns == 3
-    assert len(out.extra_fields["weight_versions"]) == 3
-
-
-def test_the_function_for_miles_is_exact(read: Callable[..., Reading]) -> None:
-    reader = read("docs/trainers.md#miles", abort=RETURN)
-    reader.namespace["act"] = environment(2)
-    for prompt in (QUESTION, [{"role": "user", "content": "How long is the Elbe?"}]):
-        sample = trainer_classes.Sample(prompt)
-        given = SimpleNamespace(
-            args=SimpleNamespace(partial_rollout=False),
-            sample=sample,
-            state=SimpleNamespace(tokenizer=trainer_classes.Template()),
-            sampling_params=SAMPLING,
-        )
+    trainer = trainers.Trainer(name)
+    generate = trainer.module.text_rollout(environment(3))
+    sample = trainer.Sample(index=0, prompt=QUESTION)
+    for function in (generate, reader.namespace["generate"]):  # that of the page ends after one turn
         reader.forget()
-        made = asyncio.run(reader.namespace["generate"](given)).samples
-        assert made is sample
-        assert made.status is made.Status.COMPLETED
-        assert not made.remove_sample
-        cut = len(made.tokens) - made.response_length
-        check(reader, made.tokens[:cut], made.tokens[cut:], made.loss_mask, made.rollout_log_probs)
+        sample = trainer.Sample(index=0, prompt=QUESTION)
+        trainer.generate(function, trainer.args(reader.router, rollout_max_response_len=900), sample, SAMPLING)
+        cut = len(sample.tokens) - sample.response_length
+        check(reader, sample.tokens[:cut], sample.tokens[cut:], sample.loss_mask, sample.rollout_log_probs)
+        assert not sample.remove_sample
+    reader.forget()
+    asked = trainer.Sample(index=0, prompt="How long is the Elbe?")
+    (one,) = trainer.generate(reader.namespace["generate_agent"], trainer.args(reader.router), asked, SAMPLING)
+    assert one.reward == 1.0
+    if name == "slime":  # the agent of miles' section asks nothing
+        cut = len(one.tokens) - one.response_length
+        check(reader, one.tokens[:cut], one.tokens[cut:], one.loss_mask, one.rollout_log_probs)
+
+
+def test_the_loops_of_verls_section_are_classes(read: Callable[..., Reading]) -> None:
+    reader = read("docs/trainers.md#verl", abort=RETURN)
+    (text,) = [block.text for block in PIECES["docs/trainers.md#verl"].blocks if block.language == "yaml"]
+    loops = importlib.import_module("middleware_hub.integrations.verl")
+    for entry in yaml.safe_load(text):
+        module, _, name = entry["_target_"].rpartition(".")
+        assert module == loops.__name__
+        own = {key: value for key, value in entry.items() if key not in ("name", "_target_")}
+        for key in ("act", "agent"):
+            if key in own:
+                own[key] = reader.namespace[own[key].removeprefix("my_env.")]
+        config = trainers.Config({"actor_rollout_ref": trainers.Config({"rollout": trainers.Config()})})
+        data = SimpleNamespace(config={})
+        assert getattr(loops, name)(SimpleNamespace(config=config), trainers.Words(), data, **own).router
+
+
+def test_the_functions_of_trls_section_fit(read: Callable[..., Reading]) -> None:
+    """`tests/trainers/test_trl.py` has the exactness; here the page's environment and its reward function meet."""
+    reader = read("docs/trainers.md#trl", abort=RETURN)
+    fields: dict[str, Any] = {"prompt": QUESTION}
+    assert reader.namespace["act"]("1,094 km.", fields) is None
+    told = {"completions": ["1,094 km.", "?"], "correct": [fields["correct"], None], "finish": ["stop", "stop"]}
+    assert reader.namespace["reward"](usable=[True, False], **told) == [1.0, None]
+    assert callable(reader.namespace["rollout_func"])
+
+
+def test_the_rollout_of_the_user_guide_is_exact(read: Callable[..., Reading]) -> None:
+    reader = read("docs/user-guide.md", abort=RETURN)
+    reader.forget()
+    left = iter(["\nObservation: about 1,094 km\n"] * 3)
+    with Client(reader.router) as client:
+        found = reader.namespace["rollout"](client, QUESTION, SAMPLING, lambda _turn: next(left, None))
+    assert len(found.turns) == 4
+    cut = found.prompt_length
+    check(reader, found.tokens[:cut], found.tokens[cut:], found.loss_mask[cut:], found.logprobs[cut:])
 
 
 def test_the_plain_loop_is_exact(read: Callable[..., Reading]) -> None:
     """Two groups of four, under the default abort policy, without aborts."""
     reader = read("docs/trainers.md#a-loop-of-your-own")
     params = {**SAMPLING, "sampling_seed": None}
-    texts, names = reader.namespace["rollout"](
-        ["Question: How long is the Elbe?\n", QUESTION], 4, params, lambda _reply: "\nObservation: 42\n", turns=3
-    )
-    samples = [reader.namespace["sample"](text, name) for text, name in zip(texts, names, strict=True)]
+    observation = "\nObservation: 42\n"
+    prompts = ["Question: How long is the Elbe?\n", QUESTION]
+    talks = reader.namespace["rollout"](prompts, 4, params, lambda _turn: observation, turns=3)
+    samples = [reader.namespace["sample"](talk) for talk in talks]
     assert len(samples) == 8
     for sample in samples:
         check(reader, sample["prompt"], sample["response"], sample["mask"], sample["logprobs"], alone=False)
-    reader.namespace["http"].close()
+    reader.namespace["client"].close()
 
 
 # -- what agents do is what was sampled --------------------------------------------------------------------------------
@@ -327,7 +289,9 @@ def test_what_is_not_run_says_why_and_is_little() -> None:
     for block in left_out:
         print(f"{block.place} is not run: {block.not_run}")
     assert all(len(str(block.not_run).split()) > 3 for block in left_out)
-    assert not any(block.language == "python" for block in left_out)
+    python = {block.place.partition(":")[0] for block in left_out if block.language == "python"}
+    # Tests run these: tests/deploy/test_ray.py, and tests/integration/test_real_training_loop.py, where torch is.
+    assert python == {"docs/ray.md", "docs/training-loop.md"}
     assert len(left_out) < len(blocks) / 3
 
 

@@ -18,16 +18,18 @@ import pytest
 
 from router.config import AbortConfig
 from router.embedded.engine.records import GenerationRecord
-from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
+from router.embedded.models.vocabulary import load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
-from tests.support import sglang_server
 from tests.support.client import Answer, call
+from tests.support.engine_server import EngineServer
+from tests.support.engines import SGLANG, VLLM, Engine
 from tests.support.forms import BATCHES, FAULTS, Form, Json, Prompt, replies, table, view
 from tests.support.oracle import Speller, versions_of
 from tests.support.sglang_contract import contract
-from tests.support.sglang_server import SGLangServer
 from tests.support.stack import STYLES, Stack, stack
+
+ENGINES = ("sglang", "vllm")
 
 # shape, prompt, delivery, logprobs, end, trim, rid, params, pace, vocabulary: see `Form`.
 FORMS = table("""
@@ -466,7 +468,9 @@ RANDOM = {"e2e_latency", "cached_tokens", "cached_tokens_details"}
 class OnEngine:
     """A form on a real worker, which samples greedily, and so says the same twice."""
 
-    def __init__(self, form: Form, vocabulary: EngineVocabulary, worker: SGLangServer) -> None:
+    def __init__(self, form: Form, engine: Engine, worker: EngineServer) -> None:
+        vocabulary = load_vocabulary(str(engine.kit.model))
+        self.engine = engine
         self.form = form
         self.headers = {"x-abort-policy": "return", "x-radix-namespace": str(form)}
         self.worker = worker
@@ -479,29 +483,34 @@ class OnEngine:
 
     def ask(self, url: str, name: str) -> dict[int, Json]:
         """The replies; a request has another name each time, for SGLang ends who takes that of a stream just over."""
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(call, f"{url}/generate", self._body(name), headers=self.headers)
-            if self.form.end == "aborted":
-                self._abort(url, name, asked)
-            answer = asked.result()
+        answer = self.answer(url, name)
         assert answer.status == 200, answer.content
         found = replies(self.form, view(answer))
         if url != self.worker.url:
             assert answer.headers["x-radix-recorded"] == recorded_header(self.form, found)
         return found
 
+    def answer(self, url: str, name: str) -> Answer:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(call, f"{url}/generate", self._body(name), headers=self.headers)
+            if self.form.end == "aborted":
+                self._abort(url, name, asked)
+            return asked.result()
+
     def _body(self, name: str) -> Json:
         the, eos = self._vocabulary.encode(" the")[0], self._vocabulary.eos_id
-        always = {"logit_bias": {str(the): 1000}}
+        always = {"logit_bias": {str(the): 100}}
         params: dict[str, Json] = {
-            "eos": {"min_new_tokens": 3, "logit_bias": {str(eos): 1000}},
+            "eos": {"min_new_tokens": 3, "logit_bias": {str(eos): 100}},
             "stop_id": {"min_new_tokens": 3, "stop_token_ids": [the], **always},
             "stop": {"stop": ["e th", "never"], **always},
             "regex": {"stop_regex": "e [t]h", **always},
             "length": {"max_new_tokens": 6},
             "aborted": {"max_new_tokens": 3000, "ignore_eos": True},
         }
-        params = {"temperature": 0, "max_new_tokens": 64, **params.get(self.form.end, {})}
+        # To be asked twice, it has to say the same twice. vLLM takes no `n` with it, and is asked once.
+        greedy = {"temperature": 0} if self.engine is SGLANG else {}
+        params = {**greedy, "max_new_tokens": 64, **params.get(self.form.end, {})}
         return {**self.form.body(self._prompts, params, name), "return_prompt_token_ids": True}
 
     def _abort(self, url: str, name: str, asked: Future[Answer]) -> None:
@@ -551,28 +560,50 @@ def check_kept_of_engine(row: OnEngine, url: str, number: int, reply: Json) -> N
     if row.form.wants_logprobs(number):
         logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
         assert json.dumps(found["rollout_logp"]) == json.dumps([0.0] * len(sent) + logprobs)
+    if row.engine is VLLM and "weight_versions" not in meta:  # it tells none together with logprobs of other tokens
+        spans = [{"version": meta["weight_version"], "start": 0, "end": len(sampled)}]
+    else:
+        spans = meta["weight_versions"]
     assert dict(versions_of(found["weight_versions"])) == {
-        len(sent) + at: version for at, version in versions_of(meta["weight_versions"])
+        len(sent) + at: version for at, version in versions_of(spans)
     }
     assert (found["exact"], found["exact_chars"]) == (True, len(body["text"]))
     assert found["reasons"] == []
 
 
-@pytest.mark.sglang
-@pytest.mark.slow
+def refused(form: Form) -> str | None:
+    """The name of what a vLLM worker is not asked for; None if the form can be had there."""
+    if form.end == "regex":
+        return "stop_regex"
+    if form.logprobs in ("start", "all", "some") and form.streams:
+        return "logprob_start_len"
+    return "token_ids_logprob" if form.logprobs == "all" else None
+
+
 @pytest.mark.parametrize("form", REAL, ids=str)
-def test_so_it_is_on_a_real_engine(form: Form, router_for: RouterFor, sglang_workers: list[SGLangServer]) -> None:
+def test_so_it_is_on_a_real_engine(
+    form: Form, engine: Engine, router_for: RouterFor, workers: list[EngineServer]
+) -> None:
+    """With SGLang as the worker itself would answer; with vLLM in the same words, or refused by name."""
     place = int(form.delivery == "incremental")
-    url, worker = router_for(place), sglang_workers[place]
-    row = OnEngine(form, load_vocabulary(str(sglang_server.model_path())), worker)
+    worker, flags = workers[place], ()
+    if engine is VLLM and form.delivery == "incremental":
+        flags = ("--incremental-streaming-output",)
+    url = router_for(place, flags=flags)
+    row = OnEngine(form, engine, worker)
+    if engine is VLLM and (name := refused(form)) is not None:
+        answer = row.answer(url, f"refused {form}")
+        assert (answer.status, f"`{name}`" in answer.content.decode()) == (400, True), answer.content
+        return
     found = row.ask(url, f"routed {form}")
-    expected = row.ask(worker.url, f"direct {form}")
     if form.rids():
         assert [reply["meta_info"]["id"] for reply in found.values()] == form.rids(f"routed {form}")
     check_end(form, found)
-    if form.end == "aborted":  # how far they came is another thing each time
-        assert list(map(keys, found.values())) == list(map(keys, expected.values()))
-    else:
-        assert same(unnamed(found), unnamed(expected)), (found, expected)
     for number, reply in found.items():
         check_kept_of_engine(row, url, number, reply)
+    if engine is SGLANG:
+        expected = row.ask(worker.url, f"direct {form}")
+        if form.end == "aborted":  # how far they came is another thing each time
+            assert list(map(keys, found.values())) == list(map(keys, expected.values()))
+        else:
+            assert same(unnamed(found), unnamed(expected)), (found, expected)

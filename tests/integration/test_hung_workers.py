@@ -78,7 +78,7 @@ def timed(fleet: Fleet, path: str, body: dict[str, Any]) -> tuple[float, Answer]
 
 
 def assert_named(answer: Answer, well: Program, hung: Program) -> dict[str, Any]:
-    """The answer is a 207, and says that one did it and why the other one did not. Returns what is said of that."""
+    """The answer is a 207, and says that one worker did it and why the other did not. Returns what it says of the other."""
     found = answer.json()
     assert (answer.status, found["success"]) == (207, False), found
     by_url = {one["url"]: one for one in found["workers"]}

@@ -66,7 +66,7 @@ def chains(served: Stack) -> dict[str, list[int]]:
 
 @pytest.fixture(params=[False, True], ids=["whole", "stream"])
 def agent(request: pytest.FixtureRequest, served: Stack, chains: dict[str, list[int]]) -> AgentSession:
-    """Its second turn tells nothing; the other second one tells all anew, and the third only the end."""
+    """Its second turn tells nothing; the other second event repeats all, and the third tells only the end."""
     begin = len(chains["second"]) + 1
     rows = {
         "first": rows_of(chains["first"], 1),

@@ -1,6 +1,6 @@
 """Prompts in segments: what the worker reads is the sum of their parts, and what was sampled stays what it was.
 
-A transcript that is rendered anew is the case that they are for: texts of a template with sampled ids in between.
+A transcript that is rendered again is the case that they are for: texts of a template with sampled ids in between.
 """
 
 from __future__ import annotations

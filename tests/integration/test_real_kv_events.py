@@ -21,6 +21,7 @@ from router.kv_cache.subscriptions import KvSubscriptions
 from tests.router.kv_cache.recount import check
 from tests.support import sglang_server
 from tests.support.client import call
+from tests.support.engine_server import free_port
 from tests.support.sglang_server import SGLangServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -33,7 +34,7 @@ ROOM = 2_000  # tokens: a few conversations, so that others are evicted
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangServer]:
     if not sglang_server.is_installed():
         pytest.skip(f"no SGLang in {sglang_server.sglang_dir()}: run tests/sglang_cpu/setup.sh")
-    events, replays = sglang_server.free_port(), sglang_server.free_port()
+    events, replays = free_port(), free_port()
     config = {"publisher": "zmq", "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replays}"}
     flags = ("--page-size", str(PAGE), "--max-total-tokens", str(ROOM), "--kv-events-config", json.dumps(config))
     with sglang_server.sglang_server(*flags, log_dir=tmp_path_factory.mktemp("sglang")) as server:

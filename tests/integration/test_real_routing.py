@@ -16,6 +16,7 @@ from router.kv_cache.index import KvIndex
 from router.policies.cache_aware import CacheAware
 from tests.support import sglang_server
 from tests.support.client import call
+from tests.support.engine_server import free_port
 from tests.support.serving import serve
 from tests.support.sglang_server import SGLangServer
 
@@ -30,7 +31,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SGLangSer
         pytest.skip(f"no SGLang in {sglang_server.sglang_dir()}: run tests/sglang_cpu/setup.sh")
     flags = []
     for _ in range(2):
-        ports = {"endpoint": sglang_server.free_port(), "replay_endpoint": sglang_server.free_port()}
+        ports = {"endpoint": free_port(), "replay_endpoint": free_port()}
         config = {"publisher": "zmq", **{name: f"tcp://*:{port}" for name, port in ports.items()}}
         flags.append(("--page-size", "16", "--kv-events-config", json.dumps(config)))
     with sglang_server.sglang_servers(flags, log_dir=tmp_path_factory.mktemp("sglang")) as servers:

@@ -1,4 +1,4 @@
-"""Text in, exact tokens out, against real SGLang workers: what is retrieved is what the worker itself says it read and said.
+"""Text in, exact tokens out, against real workers: what is retrieved is what the worker itself says it read and said.
 
 The judge is the worker: `return_prompt_token_ids` makes it tell which ids it was sent, `output_ids` and
 `output_token_logprobs` which it sampled. A tiny random model is a hard case: nearly every reply has bytes that are no
@@ -17,19 +17,19 @@ import pytest
 from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
-from tests.support import sglang_server
 from tests.support.client import call, stream
-from tests.support.sglang_server import SGLangServer
+from tests.support.engine_server import EngineServer
+from tests.support.engines import SGLANG, Engine
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+ENGINES = ("sglang", "vllm")
 
 Json = dict[str, Any]
 WANTED = {"return_logprob": True, "return_prompt_token_ids": True}
 
 
 @pytest.fixture(scope="module")
-def vocabulary(sglang_workers: list[SGLangServer]) -> EngineVocabulary:
-    return load_vocabulary(str(sglang_server.model_path()))
+def vocabulary(engine: Engine) -> EngineVocabulary:
+    return load_vocabulary(str(engine.kit.model))
 
 
 @dataclass
@@ -160,11 +160,18 @@ def test_a_batch_is_recorded_item_by_item(router: str) -> None:
         Truth().after(reply).check(retrieve(router, prompt + reply["text"]))
 
 
+def ends_inside_a_character(vocabulary: EngineVocabulary, with_a_character: bool) -> list[int]:
+    """The tokens whose bytes end inside a character: with a whole one before it, or without."""
+    spelled = {id: vocabulary.decode([id], skip_special_tokens=False) for id in range(vocabulary.size)}
+    half = {id: text for id, text in spelled.items() if text.endswith("\ufffd")}
+    return [id for id, text in half.items() if bool(text.strip("\ufffd")) is with_a_character]
+
+
 class TestEnds:
     def test_eos_at_once(self, router: str, vocabulary: EngineVocabulary) -> None:
         """An empty reply is one sampled token, and its prompt alone still encodes as a prompt."""
         prompt, eos = user("Say nothing."), vocabulary.eos_id
-        reply = generate(router, prompt, sampling_params={"logit_bias": {str(eos): 1000.0}})
+        reply = generate(router, prompt, sampling_params={"logit_bias": {str(eos): 100.0}})
         assert (reply["text"], reply["output_ids"]) == ("", [eos])
         Truth().after(reply).check(retrieve(router, prompt, request_id=reply["meta_info"]["id"]))
         again = generate(router, prompt, sampling_params={"max_new_tokens": 4})
@@ -177,7 +184,8 @@ class TestEnds:
         self, router: str, vocabulary: EngineVocabulary, spelled: bool
     ) -> None:
         text, truth, ended = user(f"Spelled: {spelled}"), Truth(), 0
-        params = {"max_new_tokens": 60, "logit_bias": {str(vocabulary.eos_id): 8.0}}
+        # At least two tokens: a reply without text is not continued by a text that does not spell its end.
+        params = {"max_new_tokens": 60, "min_new_tokens": 2, "logit_bias": {str(vocabulary.eos_id): 8.0}}
         for turn in range(40):
             reply = generate(router, text, sampling_params=params)
             truth = truth.after(reply)
@@ -208,39 +216,65 @@ class TestEnds:
             reply = generate(router, prompt, sampling_params=params)
             Truth().after(reply).check(retrieve(router, prompt + reply["text"]))
 
-    def test_inside_a_character(self, router: str) -> None:
-        """Short replies to emoji and CJK: many end, and begin, with bytes that are half a character."""
-        cut = 0
+    @pytest.mark.parametrize("with_a_character", [False, True], ids=["bytes alone", "behind a character"])
+    def test_inside_a_character(self, router: str, vocabulary: EngineVocabulary, with_a_character: bool) -> None:
+        """Replies that end, and begin, with bytes that are half a character, by themselves or in a token with a whole one."""
+        half = ends_inside_a_character(vocabulary, with_a_character)
+        bias = dict.fromkeys(map(str, half), 20.0 if with_a_character else 8.0)
+        params = {"max_new_tokens": 3, "temperature": 2.0, "logit_bias": bias}
         prompts = [f"{text}{number} " for number in range(12) for text in ("😀🚀", "你好世", "ё—“", "émigré")]
-        for length in (1, 2, 3):
-            replies = at_once(router, prompts, sampling_params={"max_new_tokens": length, "temperature": 2.0})
-            for prompt, reply in zip(prompts, replies, strict=True):
-                found = retrieve(router, prompt + reply["text"], request_id=reply["meta_info"]["id"])
-                Truth().after(reply).check(found)
-                cut += reply["text"].endswith("\ufffd")
-        assert cut
+        cut = 0
+        for prompt, reply in zip(prompts, at_once(router, prompts, sampling_params=params), strict=True):
+            found = retrieve(router, prompt + reply["text"], request_id=reply["meta_info"]["id"])
+            Truth().after(reply).check(found)
+            cut += reply["output_ids"][-1] in half
+        assert cut > 10
+
+    @pytest.mark.parametrize("with_a_character", [False, True], ids=["bytes alone", "behind a character"])
+    def test_turns_that_end_inside_a_character_are_one_sequence(
+        self, router: str, vocabulary: EngineVocabulary, with_a_character: bool
+    ) -> None:
+        """What no text spells stays in the ids, whether the engine shows U+FFFD, the character before it, or neither."""
+        half, plain = ends_inside_a_character(vocabulary, with_a_character), vocabulary.encode(" the")[0]
+        text, truth, cut = "<|im_start|>system\nEnds inside.<|im_end|>\n" + user("你好"), Truth(), 0
+        wanted = 94.0
+        for turn in range(60):
+            bias = dict.fromkeys(map(str, half), wanted) | {str(plain): 94.0}  # nothing else is sampled
+            params = {"max_new_tokens": 2 + turn % 3, "temperature": 2.0, "logit_bias": bias}
+            reply = generate(router, text, sampling_params=params)
+            truth.after(reply).check(retrieve(router, text + reply["text"], request_id=reply["meta_info"]["id"]))
+            ends_inside = reply["output_ids"][-1] in half
+            if not reply["text"]:  # only a text that spells its tail continues it, and no text spells half a character
+                wanted -= 1.5
+                continue
+            wanted += 0.0 if ends_inside else 1.0
+            truth, text = truth.after(reply), text + reply["text"] + "<|im_end|>\n" + user(f"Turn {turn}: 你好")
+            cut += ends_inside
+        assert cut > 5
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["cumulative", "incremental"])
 def test_an_update_in_mid_generation_is_seen_token_by_token(
-    router_for: RouterFor, sglang_workers: list[SGLangServer], number: int
+    router_for: RouterFor, engine: Engine, workers: list[EngineServer], number: int
 ) -> None:
     """`weight_version` names the last one only; each token keeps the version it was sampled under."""
-    url, worker = router_for(number), sglang_workers[number].url
-    before = call(f"{worker}/model_info").json()["weight_version"]
-    after = f"update-{number}"
+    url, worker = router_for(number), workers[number]
+    versions: list[str] = []
+    for length in (300, 900, 2700):  # an engine may have said a short reply before it hears of the update
+        before, after = engine.version(worker), f"update-{number}-{length}"
 
-    def update(event: int) -> None:
-        if event == 5:
-            body = {"new_version": after, "abort_all_requests": False}
-            assert call(f"{worker}/update_weight_version", body).status == 200
+        def update(event: int, after: str = after) -> None:
+            if event == 5:
+                engine.set_version(worker, after)
 
-    prompt = user("A long answer.")
-    reply = streamed(url, prompt, on_event=update, sampling_params={"max_new_tokens": 300, "ignore_eos": True})
-    assert [span["version"] for span in reply["meta_info"]["weight_versions"]] == [before, after]
-    found = retrieve(url, prompt + reply["text"])
-    Truth().after(reply).check(found)
-    assert set(_per_token(found["weight_versions"]).values()) == {before, after}
+        prompt = user(f"An answer of {length} tokens.")
+        params: Json = {"max_new_tokens": length, "ignore_eos": True}
+        reply = streamed(url, prompt, on_event=update, sampling_params=params)
+        Truth().after(reply).check(retrieve(url, prompt + reply["text"]))
+        versions = [span["version"] for span in reply["meta_info"]["weight_versions"]]
+        if len(versions) > 1:
+            break
+    assert versions == [before, after]
 
 
 def test_a_text_client_sees_what_it_would_have_seen_without_the_router(router: str) -> None:
@@ -251,11 +285,12 @@ def test_a_text_client_sees_what_it_would_have_seen_without_the_router(router: s
 
 
 def test_what_would_kill_a_worker_does_not_reach_it(
-    router: str, vocabulary: EngineVocabulary, sglang_workers: list[SGLangServer]
+    router: str, vocabulary: EngineVocabulary, workers: list[EngineServer]
 ) -> None:
-    for body in ({"text": ""}, {"input_ids": [vocabulary.size]}, {"input_ids": [-1]}, {"input_ids": []}):
+    bodies: list[Json] = [{"text": ""}, {"input_ids": [vocabulary.size]}, {"input_ids": [-1]}, {"input_ids": []}]
+    for body in bodies:
         assert call(f"{router}/generate", body).status == 400, body
-    assert all(worker.alive() for worker in sglang_workers)
+    assert all(worker.alive() for worker in workers)
 
 
 CASES: list[Json] = [
@@ -275,7 +310,7 @@ CASES: list[Json] = [
 @pytest.mark.parametrize("streaming", [False, True], ids=["reply", "stream"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_embedded_engine_says_the_same_about_the_same_ids(
-    sglang_workers: list[SGLangServer], vocabulary: EngineVocabulary, case: Json, streaming: bool, number: int
+    workers: list[EngineServer], vocabulary: EngineVocabulary, case: Json, streaming: bool, number: int
 ) -> None:
     """All other tests rest on it: given the ids a real worker sampled, its text and its end are the real ones."""
     params = {key: value for key, value in case.items() if key != "logit_bias_eos"}
@@ -283,9 +318,9 @@ def test_the_embedded_engine_says_the_same_about_the_same_ids(
         params["logit_bias"] = {str(vocabulary.eos_id): case["logit_bias_eos"]}
     style: Any = ("cumulative", "incremental")[number]
     ask = streamed if streaming else generate
-    with EmbeddedWorker(sglang_server.model_path(), stream_style=style) as embedded:
+    with EmbeddedWorker(SGLANG.kit.model, stream_style=style) as embedded:
         for prompt in ("Hello", "你好世界 😀", "def f(x):\n", user("Hi")):
-            real = ask(sglang_workers[number].url, prompt, sampling_params=params)
+            real = ask(workers[number].url, prompt, sampling_params=params)
             script = tuple(entry[0] for entry in real["meta_info"]["output_token_logprobs"])
             embedded.script(real["output_ids"], finish=None, logprobs=script)
             copy = ask(embedded.url, prompt, sampling_params=params)

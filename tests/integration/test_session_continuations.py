@@ -192,7 +192,7 @@ class TestExact:
         assert (only["exact"], only["num_turns"], ids_of(only)) == (True, 2, last.chain)
 
     def test_the_visible_part_of_the_only_token(self, opens: Opens) -> None:
-        """A stop string cut it in the middle: its beginning is encoded anew, and the turn goes on behind that."""
+        """A stop string cut it in the middle: its beginning is encoded again, and the turn goes on behind it."""
         agent = opens("qwen3")
         cut = agent.must(user("a"), says=" answer", stop=["wer"])
         assert (cut.message["content"], len(cut.sampled)) == (" ans", 1)

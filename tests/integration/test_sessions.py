@@ -214,7 +214,7 @@ class TestWarmStarts:
 
 
 class TestToolLoops:
-    """Calls whose arguments come back printed anew."""
+    """Calls whose arguments come back printed differently."""
 
     def test_a_hundred_turns_keep_every_id(self, whole: Stack) -> None:
         agent = AgentSession.make(whole, tools=TOOLS)
@@ -278,7 +278,7 @@ class TestManyAtOnce:
 
 
 class TestSentAgain:
-    """The same request another time: after a time-out, or by somebody else."""
+    """The same request another time: after a time-out, or by another client."""
 
     def test_an_orphan_is_adopted(self, agent: AgentSession, asks: list[Asking]) -> None:
         worker = agent.stack.workers[0]

@@ -16,6 +16,7 @@ import pytest
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from tests.support.programs import Program
+from tests.support.redis_server import empty_redis
 
 KILLS = 10
 CLIENTS = 4
@@ -69,8 +70,8 @@ def _read_stream(answer: http.client.HTTPResponse) -> dict[str, Any]:
     raise ConnectionError("the stream was cut off")
 
 
-@pytest.mark.parametrize("durability", ["process"])
-def test_what_was_answered_survives_every_kill(tmp_path: Path, durability: str) -> None:
+@pytest.mark.parametrize(("kind", "durability"), [("sqlite", "process"), ("redis", "process")])
+def test_what_was_answered_survives_every_kill(tmp_path: Path, kind: str, durability: str) -> None:
     with EmbeddedWorker(token_delay=0.0005) as worker:
         router = Program(
             "router",
@@ -79,7 +80,7 @@ def test_what_was_answered_survives_every_kill(tmp_path: Path, durability: str) 
             "--worker-urls",
             worker.url,
             "--store",
-            f"sqlite:{tmp_path / 'store'}",
+            empty_redis() if kind == "redis" else f"sqlite:{tmp_path / 'store'}",
             "--durability",
             durability,
             folder=tmp_path,

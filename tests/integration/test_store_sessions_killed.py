@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from tests.support.programs import Program
+from tests.support.redis_server import empty_redis
 
 KILLS = 3
 AGENTS = 4
@@ -61,7 +64,8 @@ class Agent:
             self._messages = [*asked, {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}]
 
 
-def test_sessions_go_on_after_every_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_sessions_go_on_after_every_kill(tmp_path: Path, kind: str) -> None:
     with EmbeddedWorker(token_delay=0.0005) as worker:
         router = Program(
             "router",
@@ -70,7 +74,7 @@ def test_sessions_go_on_after_every_kill(tmp_path: Path) -> None:
             "--worker-urls",
             worker.url,
             "--store",
-            f"sqlite:{tmp_path / 'store'}",
+            empty_redis() if kind == "redis" else f"sqlite:{tmp_path / 'store'}",
             folder=tmp_path,
         )
         with router:

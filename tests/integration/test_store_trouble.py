@@ -100,7 +100,7 @@ class TestRefusedAtStart:
         try:
             self.refused(router(worker, f"{stored}/store/", stored), "update the router")
         finally:
-            change(stored, "PRAGMA user_version = 1")
+            change(stored, "PRAGMA user_version = 2")
 
     def test_a_file_of_something_else(self, worker: EmbeddedWorker, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("these are notes\n" * 1000)

@@ -479,7 +479,7 @@ def test_a_group_has_no_name(served: Stack) -> None:
 
 
 def test_a_second_attempt_keeps_the_name(asks: list[Asking]) -> None:
-    """And an abort by it finds that one."""
+    """And an abort by that id finds it."""
     with stack(
         "qwen", styles=("cumulative",), server={"api_keys": API_KEYS}, abort=AbortConfig(attempts=2, wait=0)
     ) as served:

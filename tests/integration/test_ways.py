@@ -11,19 +11,25 @@ import pytest
 
 from tests.support.ways import Way, ways
 
-LIMITS = {"generate": (53, 475, 402), "chat": (80, 670, 685)}
+LIMITS = {"generate": (54, 365, 280), "chat": (78, 505, 407)}
 """Files, runs, calls."""
 
 
-@pytest.fixture(scope="module")
-def shortest() -> dict[str, Way]:
-    """The shortest of three: a reply that comes in two pieces wakes every layer once more."""
-    found = [ways() for _ in range(3)]
-    return {name: min((one[name] for one in found), key=lambda way: len(way.runs)) for name in LIMITS}
+TRIES = 12
+"""A reply that comes in two pieces wakes every layer once more, and the router's own tasks come in between. A way that has
+grown is too long each time."""
 
 
-@pytest.mark.parametrize("name", LIMITS)
-def test_a_second_turn_takes_no_longer_way(name: str, shortest: dict[str, Way]) -> None:
-    way = shortest[name]
+def _too_long(name: str, way: Way) -> bool:
     found = len(way.files), len(way.runs), way.calls
-    assert all(one <= most for one, most in zip(found, LIMITS[name], strict=True)), str(way)
+    return any(one > most for one, most in zip(found, LIMITS[name], strict=True))
+
+
+def test_a_second_turn_takes_no_longer_way() -> None:
+    too_long: dict[str, Way] = {}
+    for _ in range(TRIES):
+        found = ways()
+        too_long = {name: found[name] for name in too_long or LIMITS if _too_long(name, found[name])}
+        if not too_long:
+            return
+    pytest.fail("\n".join(f"{name}: {way}" for name, way in too_long.items()))

@@ -149,6 +149,8 @@ def test_every_flag_arrives() -> None:
         ((*PLAIN, "--api-key", "a:k", "--admin-key", "k"), ("--admin-key", "'a'")),
         ((*PLAIN, "--api-key", "@/no/such/file"), ("--api-key", "/no/such/file")),
         ((*PLAIN, "--admin-key", "@/dev/null"), ("--admin-key", "no key in the file")),
+        ((*PLAIN, "--store", "@/dev/null"), ("--store", "no address in the file")),
+        ((*PLAIN, "--store", "@/no/such/file"), ("--store", "/no/such/file")),
         ((*PLAIN, "--worker-allow", "10.0.0.1/8"), ("--worker-allow", "10.0.0.1/8")),
         (
             (*PLAIN, "--worker-allow", "10.0.0.0/8", "--worker-urls", "http://127.0.0.1:1"),
@@ -353,7 +355,15 @@ def test_second_signal_stops_at_once() -> None:
             await process.line_with("stopping")
             process.signal(signal.SIGTERM)
             assert await process.exit_code() == 1
+            assert "Traceback" not in "".join(process.log), process.log
             with pytest.raises(aiohttp.ClientPayloadError):
                 await stream.read()
 
     asyncio.run(run())
+
+
+def test_the_address_of_a_store_may_stand_in_a_file(tmp_path: Path) -> None:
+    """It may have a password, which the list of processes would show."""
+    file = tmp_path / "store"
+    file.write_text("# of the run\nredis://:secret@valkey:6379/0\n")
+    assert config("--tokenizer-path", "m", "--store", f"@{file}").store.url == "redis://:secret@valkey:6379/0"

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router import plugins
 from router.errors import BadRequestError, NotFoundError
-from router.http.bodies import read_body, replay, with_body
+from router.http.bodies import Replay, read_body, with_body
 from router.http.request_state import RouteHint
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
@@ -56,7 +56,7 @@ class Rewriting:
             Outer.order.append("inner")
             body = (await read_body(scope, receive, self._limit)).upper() + b"!"
             hint = RouteHint(text="t", token_ids=[1], routing_key="k")
-            scope, receive = with_body(scope, body, hint=hint), replay(body, receive)
+            scope, receive = with_body(scope, body, hint=hint), Replay(body, receive)
         await self._app(scope, receive, send)
 
 

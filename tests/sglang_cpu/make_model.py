@@ -1,7 +1,8 @@
 """Make a tiny random Qwen3 (2 layers, hidden 64) with a byte-level BPE tokenizer of its own in DIR.
 
 The tokenizer is trained on the standard library's sources and has Qwen's special tokens and a
-plain ChatML template. Usage: make_model.py DIR
+plain ChatML template. Usage: make_model.py DIR [HEAD_DIM [EXPERTS]]: with experts, a Qwen3-MoE that asks two of them for
+each token.
 """
 
 import pathlib
@@ -10,7 +11,13 @@ import sysconfig
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 SPLIT = (
     r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
@@ -38,7 +45,7 @@ def corpus():
     yield from OTHER
 
 
-def main(out):
+def main(out, head_dim=16, experts=0):
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -67,14 +74,16 @@ def main(out):
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(out)
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    config = Qwen3Config(
+    sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 64} if experts else {}
+    config = (Qwen3MoeConfig if experts else Qwen3Config)(
+        **sparse,
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=4096,
         eos_token_id=eos,
         pad_token_id=pad,
@@ -82,7 +91,7 @@ def main(out):
         tie_word_embeddings=False,
     )
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config).float()
+    model = (Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM)(config).float()
     with torch.no_grad():
         model.lm_head.weight.normal_(0, 0.5)
     model.generation_config.eos_token_id = [eos, pad]
@@ -91,4 +100,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

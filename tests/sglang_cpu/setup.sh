@@ -15,7 +15,10 @@ dir=$(cd "$dir" && pwd)
 cd "$dir"
 
 say() { printf 'sglang-cpu: [%3ds] %s\n' "$SECONDS" "$*" >&2; }
-complete() { [ -f venv/.complete ] && [ -f model/config.json ]; }
+complete() { [ -f venv/.complete ] && [ -f venv/.trl ] && [ -f model/config.json ]; }
+pip() {
+  venv/bin/python -m pip "$1" --quiet --disable-pip-version-check --no-input --retries 5 --timeout 60 "${@:2}" 9>&-
+}
 
 complete && exit 0
 
@@ -29,9 +32,6 @@ if [ ! -f venv/.complete ]; then
   say "into $dir with $("$python" --version 2>&1) (3.5 GB, some minutes)"
   rm -rf venv
   "$python" -m venv venv 9>&-
-  pip() {
-    venv/bin/python -m pip "$1" --quiet --disable-pip-version-check --no-input --retries 5 --timeout 60 "${@:2}" 9>&-
-  }
   say "torch"
   pip install "torch==2.13.0"
   say "what SGLang needs beside it"
@@ -47,6 +47,12 @@ if [ ! -f venv/.complete ]; then
   cat "$here/torchvision_ops.py" "$ops" > ops.tmp
   mv ops.tmp "$ops"
   touch venv/.complete
+fi
+
+if [ ! -f venv/.trl ]; then
+  say "TRL, which trains on what SGLang samples"
+  pip install --no-deps trl==1.16.0 accelerate==1.15.0
+  touch venv/.trl
 fi
 
 if [ ! -f model/config.json ]; then

@@ -163,7 +163,7 @@ def deltas(answer: Answer) -> dict[str, Any]:
 
 
 def rewritten(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as agents send it back: arguments printed anew, reasoning dropped, empty fields added."""
+    """A message as agents send it back: arguments printed differently, reasoning dropped, empty fields added."""
     calls = [
         {
             **call,

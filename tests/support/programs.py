@@ -9,28 +9,28 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
-from tests.support.sglang_server import free_port
+from tests.support.engine_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 90.0
 STOP_SECONDS = 30.0
 
 
-class Program:
-    """One process at a time, always at the same URL."""
+class Process:
+    """One process of a command at a time, which may be frozen, killed and started again."""
 
-    def __init__(self, name: str, *arguments: str, folder: Path) -> None:
-        """`name` is what its logs are called; `arguments` are those of `tito-router`."""
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+    def __init__(self, name: str, *command: str, folder: Path, up: str) -> None:
+        """`name` is what its logs are called; it has come up when `up` is in its log."""
         self._name = name
-        self._arguments = (*arguments, "--port", str(self.port))
+        self._command = command
+        self._up = up
         self._folder = folder
         self._starts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -44,7 +44,7 @@ class Program:
         self._starts += 1
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "router", *self._arguments],
+                self._command,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -55,7 +55,7 @@ class Program:
     def wait_until_up(self) -> None:
         """Return when it listens. RuntimeError, with its log, if it does not."""
         deadline = time.monotonic() + START_SECONDS
-        while "listening on" not in self.log:
+        while self._up not in self.log:
             if not self.alive or time.monotonic() > deadline:
                 raise RuntimeError(f"{self!r} did not come up:\n{self.log[-3000:]}")
             time.sleep(0.02)  # a poll of another process: there is nothing to wait on
@@ -112,4 +112,15 @@ class Program:
         self._process.send_signal(number)
 
     def __repr__(self) -> str:
-        return f"<Program {self._name} {self.url} {'alive' if self.alive else 'ended'}>"
+        return f"<{type(self).__name__} {self._name} {'alive' if self.alive else 'ended'}>"
+
+
+class Program(Process):
+    """`tito-router`, always at the same URL."""
+
+    def __init__(self, name: str, *arguments: str, folder: Path) -> None:
+        """`name` is what its logs are called; `arguments` are those of `tito-router`."""
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = sys.executable, "-m", "router", *arguments, "--port", str(self.port)
+        super().__init__(name, *command, folder=folder, up="listening on")

@@ -25,6 +25,7 @@ async def serving(
     """
     config = uvicorn.Config(
         app,
+        interface="asgi3",
         http=protocol or "httptools",
         ws="none",
         log_config=None,

@@ -7,7 +7,6 @@ worker says. The file is taken out of the wheel once, and kept outside the check
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tests.support.vocabularies import cache_folder
+from tests.support.wheels import fetch
 
 WHEEL = "sglang==0.5.23"
 _FILE = "sglang/api/v1/api_types.py"
@@ -46,10 +46,5 @@ def contract_path() -> Path:
 
 
 def _fetch(folder: Path) -> bytes:
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check", "--no-input"]
-    done = subprocess.run([*pip, "--dest", str(folder), WHEEL], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"pip could not download {WHEEL}, which holds SGLang's contract:\n{done.stderr}")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(fetch(WHEEL, folder, "SGLang's contract")) as archive:
         return archive.read(_FILE)

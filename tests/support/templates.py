@@ -5,14 +5,13 @@ They are fetched once and kept outside of the checkout, as they are; none of the
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import zipfile
 from functools import cache
 from pathlib import Path
 
 from tests.support.vocabularies import cache_folder
+from tests.support.wheels import fetch
 
 WHEEL = "trl==1.16.0"
 _INSIDE = "trl/chat_templates/"
@@ -165,11 +164,7 @@ def _fetch(target: Path) -> None:
     """Unpack into a folder of our own and rename it: of several processes at once, the first one wins."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".trl-") as temporary:
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run([*pip, "--no-input", "--dest", temporary, WHEEL], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"pip could not download {WHEEL}, which holds the chat templates:\n{done.stderr}")
-        (wheel,) = Path(temporary).glob("*.whl")
+        wheel = fetch(WHEEL, Path(temporary), "the chat templates")
         made = Path(temporary) / "folder"
         made.mkdir()
         with zipfile.ZipFile(wheel) as archive:

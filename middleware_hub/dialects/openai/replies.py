@@ -22,7 +22,7 @@ UNLIKELY = -9999.0
 _encode = msgspec.json.encode
 
 
-def whole(head: ReplyHead, answers: Sequence[Answer]) -> bytes:
+def whole(_: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
     """Return a `chat.completion` with a choice for each answer."""
     return _encode(
         {
@@ -149,14 +149,19 @@ def usage(answers: Sequence[Answer], firsts: Sequence[Answer]) -> dict[str, Any]
         answers: all of them.
         firsts: the first sample of each prompt.
     """
-    prompt = sum(answer.prompt_tokens for answer in firsts)
-    completion = sum(answer.completion_tokens for answer in answers)
+    prompt = cached = completion = reasoning = 0
+    for answer in firsts:
+        prompt += answer.prompt_tokens
+        cached += answer.cached_tokens
+    for answer in answers:
+        completion += answer.completion_tokens
+        reasoning += answer.reasoning_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in firsts)},
-        "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)},
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 

@@ -62,7 +62,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     opened = open_body(body, memo)
     read = each_message(opened, _message)
     request = _read(opened.rest) if isinstance(opened.rest, Fields) else opened.rest
-    continues = _continues(request, read[-1][-1], _prefixed(opened.listed[-1]))
+    continues = _continues(request, read[-1][-1], opened.listed[-1])
     return whole_request(body, opened, request, read, memo, continue_final=continues)
 
 
@@ -97,12 +97,6 @@ def _read(fields: Fields) -> ChatRequest:
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )
-
-
-def _prefixed(last: Raw) -> bool:
-    """Return whether a message is a `prefix`, DeepSeek's name for the beginning of a reply."""
-    text = bytes(last)
-    return b'"prefix"' in text and decode_any(text).get("prefix") is True
 
 
 def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
@@ -196,9 +190,12 @@ def _choice(fields: Fields, tools: list[Tool] | None) -> str:
     return checked_choice(wanted or AUTO, False, tools)
 
 
-def _continues(request: ChatRequest, last: Message, prefixed: bool) -> bool:
+def _continues(request: ChatRequest, last: Message, wrote: Raw) -> bool:
     """Return whether the last message is to be continued. Raises BadRequestError if it cannot be."""
-    asked = request.continue_final or (prefixed and last["role"] == "assistant")
+    asked = request.continue_final
+    if not asked and last["role"] == "assistant":
+        text = bytes(wrote)  # with `prefix`, which is DeepSeek's name for the beginning of a reply
+        asked = b'"prefix"' in text and decode_any(text).get("prefix") is True
     if asked and (last["role"] != "assistant" or "tool_calls" in last):
         raise BadRequestError(
             "`continue_final_message` needs a last message of the assistant's, without tool calls",

@@ -1,6 +1,6 @@
-"""Trajectories in binary: arrays that trainers load without parsing a hundred megabytes of numbers.
+"""Trajectories in binary: arrays that trainers load without parsing a hundred megabytes of numbers. And as a tree, in JSON.
 
-Both formats need a library that is an extra (`pip install 'tito-router[arrow]'`, `[safetensors]`), imported on first use.
+The binary formats need a library that is an extra (`pip install 'tito-router[arrow]'`, `[safetensors]`), imported on first use.
 Everything but the arrays (messages, rewards, versions, ...) is JSON: one string for each trajectory.
 
     safetensors   tensors "0.prompt_ids", "0.response_ids", "0.response_mask", "0.response_logprobs", "1.prompt_ids", ...
@@ -21,6 +21,7 @@ import numpy as np
 
 from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory
 from middleware_hub.sessions.export.trajectory_json import described
+from middleware_hub.sessions.export.tree import tree
 from middleware_hub.spans.per_token import ROW_FIELDS
 from router.errors import BadRequestError
 
@@ -67,6 +68,7 @@ def arrow(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
 FORMATS: Mapping[str, tuple[bytes, Callable[[Sequence[BranchTrajectory], Mapping[str, Any]], bytes]]] = {
     "safetensors": (b"application/x-safetensors", safetensors),
     "arrow": (b"application/vnd.apache.arrow.stream", arrow),
+    "tree": (b"application/json", tree),
 }
 """The content type and the encoder of each format, by name."""
 

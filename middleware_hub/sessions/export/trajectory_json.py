@@ -22,11 +22,12 @@ def as_json(found: Iterable[BranchTrajectory], head: Mapping[str, Any]) -> Itera
     for number, trajectory in enumerate(found):
         if number:
             yield b","
-        yield from _trajectory_json(trajectory)
+        yield from trajectory_json(trajectory)
     yield b"]}"
 
 
-def _trajectory_json(trajectory: BranchTrajectory) -> Iterator[bytes]:
+def trajectory_json(trajectory: BranchTrajectory) -> Iterator[bytes]:
+    """Yield one trajectory in pieces."""
     fields = described(trajectory)
     for name in trajectory.per_token:
         del fields["extra_fields"][name]

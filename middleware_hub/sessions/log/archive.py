@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.persistence.weight_versions import VersionLog
-from middleware_hub.sessions.log.entry import Shelf
+from middleware_hub.sessions.log.entry import Appends, Shelf
 from middleware_hub.sessions.log.events import (
     DELETED,
     PREFIX,
@@ -65,13 +65,14 @@ class Archive:
     """See the top of this file.
 
     Args:
+        saving: appends to the store, and knows it.
         versions: the log of weight versions.
         holder: has the sessions of this process.
     """
 
     def __init__(
         self,
-        store: Store,
+        saving: Appends,
         serials: Serials,
         clock: VersionClock,
         versions: VersionLog,
@@ -79,7 +80,8 @@ class Archive:
         metrics: SessionMetrics,
         holder: Holder,
     ) -> None:
-        self._store = store
+        self._saving = saving
+        self._store: Store = saving.store
         self._versions = versions
         self._others = 0
         self._key = key
@@ -87,7 +89,7 @@ class Archive:
         self._told = -_TELL_SECONDS
         self._opened = time.time()
         self._swept = PREFIX
-        self._shelf = Shelf(store, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
+        self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
     def _failed(self, count: int, error: Exception) -> None:
         self._metrics.unsaved.inc(count)
@@ -110,7 +112,7 @@ class Archive:
         return None if newest is None or newest.closed >= DELETED else await self._load(tenant, newest)
 
     async def refresh(self, session: Session) -> bool:
-        """Let happen what happened to a session elsewhere; return whether it can be used. If not, it may be found anew."""
+        """Let happen what happened to a session elsewhere; return whether it can be used. If not, it may be found again."""
         log = session.log
         if not isinstance(log, StoredLog):
             return True
@@ -144,6 +146,7 @@ class Archive:
             response_budget=made.response_budget,
         )
         session.created_at = made.time
+        session.group = made.group
         log = StoredLog(self._shelf, session, info.log)
         session.log = log
         try:
@@ -180,6 +183,7 @@ class Archive:
             sampling=as_json(session.sampling),
             metadata=as_json(session.metadata),
             response_budget=session.response_budget,
+            group=session.group,
         )
         try:
             await log.begin(made)
@@ -189,12 +193,17 @@ class Archive:
 
     async def names(self, tenant: str) -> AsyncIterator[str]:
         """Yield the ids of all sessions of a tenant that have not ended, in the order of ids."""
+        async for name, _ in self.listed(tenant):
+            yield name
+
+    async def listed(self, tenant: str) -> AsyncIterator[tuple[str, int]]:
+        """Yield what `names` does, each with the number of the last event in its log."""
         after = before = ""
         while page := await self._store.logs(tenant_prefix(tenant), after=after, limit=_PAGE):
             for info in page:
                 name = id_of(info.log)
                 if name != before and info.closed < DELETED:
-                    yield name
+                    yield name, info.last
                 before = name
             after = page[-1].log
 
@@ -222,7 +231,7 @@ class Archive:
     async def _end(self, log: str, last: int, why: str) -> bool:
         """End a session of which nothing more has happened than its first `last` events."""
         try:
-            await self._store.append(Batch(events=stored(log, [Ended(time=time.time(), why=why)], last)))
+            await self._saving.write(Batch(events=stored(log, [Ended(time=time.time(), why=why)], last)))
         except (LogMovedError, ClosedLogError):
             return False
         return True

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from middleware_hub.sessions.log.events import AnyEvent
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.store.protocol import Store
+from middleware_hub.store.protocol import Batch, Mend, Over, Store
 from middleware_hub.store.records import Blob, Event, Serials, SpanRecord
 
 
@@ -47,21 +48,56 @@ class Entry:
             self.done.set_result(outcome)
 
 
+class Appends(Protocol):
+    """Appends to a store, see `persistence.saving`."""
+
+    @property
+    def store(self) -> Store:
+        """Return the store."""
+
+    @property
+    def incomplete(self) -> bool:
+        """Return whether the store is known to lack something that a dead router left behind."""
+        ...
+
+    async def save(
+        self,
+        batch: Batch,
+        *,
+        mend: Mend | None = None,
+        over: Over | None = None,
+    ) -> bool:
+        """Append a batch, or keep it in the spool; return whether it was acknowledged in time."""
+        ...
+
+    async def write(self, batch: Batch) -> None:
+        """Append a batch now or not at all."""
+
+    async def hand_over(self) -> bool:
+        """Append what waits in the spool; return whether all of it is in the store."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Shelf:
     """What the logs of one router share.
 
     Attributes:
+        saving: appends to the store.
         news: returns events of other logs that have to be appended with the next turn.
         failed: called with the number of events that could not be written, and why.
         held: called with the tokens that a turn of another router adds.
         closed: called with tenant and id of a session that was finalized or ended elsewhere.
     """
 
-    store: Store
+    saving: Appends
     serials: Serials
     clock: VersionClock
     news: Callable[[], Sequence[Event]]
     failed: Callable[[int, Exception], None]
     held: Callable[[int], None]
     closed: Callable[[str, str], None]
+
+    @property
+    def store(self) -> Store:
+        return self.saving.store

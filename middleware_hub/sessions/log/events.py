@@ -38,13 +38,18 @@ class SessionEvent(msgspec.Struct, tag_field="kind", array_like=True, kw_only=Tr
 
 
 class Created(SessionEvent, tag="created", frozen=True):
-    """The session was made; `root` is the record that all of its chains begin behind. Objects are JSON."""
+    """The session was made; `root` is the record that all of its chains begin behind. Objects are JSON.
+
+    Attributes:
+        group: its group's id, and the namespace of that.
+    """
 
     root: bytes
     ttl: float
     sampling: bytes
     metadata: bytes
     response_budget: int | None
+    group: tuple[str, str] | None = None
 
 
 class TurnCommitted(SessionEvent, tag="turn", frozen=True):
@@ -108,13 +113,13 @@ class Finalized(SessionEvent, tag="finalized", frozen=True):
 
 
 class Exported(SessionEvent, tag="exported", frozen=True):
-    """All `samples` samples reached somebody."""
+    """All `samples` samples reached a client."""
 
     samples: int
 
 
 class Touched(SessionEvent, tag="touched", frozen=True):
-    """A client asked for the session: its time to live begins anew."""
+    """A client asked for the session: its time to live begins again."""
 
 
 class Ended(SessionEvent, tag="ended", frozen=True):
@@ -124,6 +129,8 @@ class Ended(SessionEvent, tag="ended", frozen=True):
 
 
 AnyEvent = Created | TurnCommitted | BranchEnded | Rewarded | Completed | Finalized | Exported | Touched | Ended
+ENDS = Completed | Finalized | Ended
+"""Behind these, other events may happen than before."""
 
 
 class SampledTurn(msgspec.Struct, frozen=True):
@@ -190,7 +197,7 @@ class Archive(Protocol[S]):
         """Return a session as its log says; None if there is none."""
 
     async def refresh(self, session: S) -> bool:
-        """Let happen what happened to a session elsewhere; return whether it can be used. If not, find it anew."""
+        """Let happen what happened to a session elsewhere; return whether it can be used. If not, find it again."""
 
     async def create(self, session: S) -> None:
         """Write down a new session. Raises SessionExistsError."""

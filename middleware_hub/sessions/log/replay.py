@@ -28,4 +28,5 @@ def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[
         scaffold=turn.scaffold,
         reasons=turn.reasons,
         edited=turn.edited,
+        time=turn.time,
     )

@@ -95,19 +95,19 @@ class SpanBook:
         return made
 
     def _record(self, span: TokenSpan, kept: _Kept, stamp: str) -> SpanRecord:
+        """Return the record of a span: of one that is stored the same as before."""
+        old = span.stored
         made = record_of(
             span if span.flags == kept.flags else replace(span, flags=kept.flags),
             self._namespace(kept.lora),
-            serial=self._serials.next(),
-            stamp=stamp,
+            serial=self._serials.next() if old is None else old.serial,
+            stamp=stamp if old is None else old.stamp,
             line=self._root if span.parent is None else None,
             tail=kept.tail,
-            extras=tuple(kept.fields),
+            extras=tuple(kept.fields) if old is None else old.extras,
         )
-        if span.stored is None:
-            span.stored = Stored(made.id, made.root)
-        elif span.sampled:
-            made = replace(made, id=span.stored.id)
+        if old is None:
+            span.stored = Stored(made.id, made.root, made.serial, stamp=made.stamp, ends=made.ends, extras=made.extras)
         self._kept[made.id] = kept
         return made
 
@@ -132,7 +132,7 @@ class SpanBook:
 
     def blobs(self, records: Iterable[SpanRecord]) -> list[Blob]:
         """Return the further fields of replies among these records."""
-        return [Blob(one.id, name, *self._kept[one.id].fields[name]) for one in records for name in one.extras]
+        return [Blob(one.id, name, *field) for one in records for name, field in self._kept[one.id].fields.items()]
 
     # Out of the store --------------------------------------------------------------------------------------------------
 
@@ -145,11 +145,11 @@ class SpanBook:
         wanted = [one for one in dict.fromkeys(named) if one not in self]
         if not wanted:
             return {}
-        found = await self._store.get(wanted, known=self)
+        found = await self._store.get(wanted, known=self, roots=dict.fromkeys(wanted, self.root))
         records = {record.id: record for record in found.records}
         missing = tuple(one for one in wanted if one not in records)
         if missing:
-            root = await self._store.get([self.root])
+            root = await self._store.get([self.root], roots={self.root: self.root})
             if found.damaged or root.records:
                 raise DamagedRecordError("a session cannot be read whole: run `tito-router store verify` on the store")
             raise MissingRecordError(missing)
@@ -176,7 +176,7 @@ class SpanBook:
     async def fill(self, trie: MessageTrie) -> None:
         """Give the checkpoints of a trie the further fields of their replies. Raises StoreUnreachableError."""
         for generation, record in list(self._bare.items()):
-            blobs = {blob.name: blob for blob in await self._store.blobs(record.id)}
+            blobs = {blob.name: blob for blob in await self._store.blobs(record.id, root=record.root)}
             checkpoint = trie.checkpoint(generation)
             if checkpoint is not None and self._bare.pop(generation, None) is not None:
                 checkpoint.extra = {name: value_of(blobs[name]) for name in record.extras if name in blobs}

@@ -5,7 +5,7 @@
     read on  events that others appended -> they happen here, by the code that commits
 
 So all routers let the same events happen in the same order. While the store cannot be written, events happen here all the same
-and wait for it, in order.
+and wait for it in the spool, in order. They are handed over from there, behind what others have appended meanwhile.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from middleware_hub.sessions.log import replay
 from middleware_hub.sessions.log.entry import Entry, Shelf
 from middleware_hub.sessions.log.events import (
+    ENDS,
     AnyEvent,
     Created,
     Ended,
@@ -41,7 +44,6 @@ from middleware_hub.store.errors import (
     DamagedRecordError,
     LogMovedError,
     MissingRecordError,
-    StoreError,
     StoreUnreachableError,
 )
 from middleware_hub.store.protocol import Batch
@@ -68,7 +70,7 @@ class StoredLog:
         last: the number of the last event that has happened here.
         time: of that event, in seconds since 1970.
         unread: whether the store could not be asked what happened elsewhere.
-        crossed: whether events happened here before others that precede them in the log: then it has to be replayed.
+        crossed: whether events happened here that precede others, or are missing, in the log: then it has to be replayed.
     """
 
     def __init__(self, shelf: Shelf, session: Session, key: str) -> None:
@@ -81,7 +83,8 @@ class StoredLog:
         self._book = SpanBook(shelf.store, shelf.serials, session.tenant, key)
         self._lock = asyncio.Lock()
         self._waiting: list[Entry] = []
-        self._unsaved: list[Entry] = []
+        self._unsaved: list[AnyEvent] = []
+        """What happened here and waits for the store, or is there and was not read yet."""
         self._writing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -98,7 +101,7 @@ class StoredLog:
     async def begin(self, made: Created) -> None:
         """Write the first event. Raises LogMovedError if there is one, StoreUnreachableError."""
         root = [self._book.root_record(self._stamp)]
-        await self._shelf.store.append(Batch(root, self._book.paths(root), events=stored(self.key, [made], 0)))
+        await self._shelf.saving.write(Batch(root, self._book.paths(root), events=stored(self.key, [made], 0)))
         self.last, self.time = 1, made.time
 
     @property
@@ -175,8 +178,10 @@ class StoredLog:
     async def _write(self) -> None:
         try:
             async with self._lock:
-                while self._waiting or self._unsaved:
-                    entries, self._waiting = self._waiting, []
+                while self._waiting:
+                    ends = (at for at, entry in enumerate(self._waiting, 1) if isinstance(entry.event, ENDS))
+                    count = next(ends, None)  # what waits behind an end may not happen any more
+                    entries, self._waiting = self._waiting[:count], self._waiting[count:] if count else []
                     if not await self._append(entries):
                         break
         finally:
@@ -186,59 +191,79 @@ class StoredLog:
 
     async def hand_over(self) -> None:
         """Write what waits for the store, as far as it takes it."""
-        self._begin_writing()
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        await self._shelf.saving.hand_over()
+        await self.read_on()
 
     async def _append(self, entries: list[Entry]) -> bool:
-        """Append these behind what is unsaved, and let them happen; return whether the store took them."""
-        again: list[SpanRecord] = []
+        """Append these behind what is unsaved, and let them happen; return whether that was possible."""
         for _ in range(_TRIES):
             entries = [entry for entry in entries if self._wanted(entry)]
-            everything = self._unsaved + entries
-            if not everything:
+            if not entries:
                 return True
-            records = [*again, *(record for entry in everything for record in entry.records)]
+            records = [record for entry in entries for record in entry.records]
+            events = [entry.event for entry in entries]
             batch = Batch(
                 records,
                 self._book.paths(records),
-                [blob for entry in everything for blob in entry.blobs],
+                [blob for entry in entries for blob in entry.blobs],
                 [
-                    *stored(self.key, [entry.event for entry in everything], self.last),
-                    *(event for entry in everything for event in entry.news),
+                    *stored(self.key, events, self.last + len(self._unsaved)),
+                    *(event for entry in entries for event in entry.news),
                 ],
             )
             try:
-                await self._shelf.store.append(batch)
-            except (LogMovedError, ClosedLogError):
+                saved = await self._shelf.saving.save(batch, mend=self._mended, over=partial(self._over, events))
+                if not saved:
+                    self._unsaved += events
+                    self._shelf.failed(len(events), StoreUnreachableError("it takes no writes"))
+            except (LogMovedError, ClosedLogError) as moved:
+                if isinstance(moved, LogMovedError) and moved.last < self.last:
+                    self._cross(self.last - moved.last, "it was set back")
+                    return self._refuse(entries, StoreUnreachableError("the store has lost the end of this session"))
                 try:
                     await self._read()
                 except RouterError as error:
-                    return self._let_wait(entries, error)
-                if self._session.trie.closed:
-                    self._unsaved = self._still_unsaved()
-            except MissingRecordError as error:
-                # The store has forgotten the conversation, which goes on here.
-                missing = [one for one in error.missing if one not in {record.id for record in again}]
-                try:
-                    again = [*self._book.again(missing, self._stamp), *again]
-                except KeyError:
-                    return self._let_wait(entries, error)
-                if not missing:
-                    return self._let_wait(entries, error)
-            except StoreError as error:
-                return self._let_wait(entries, error)
-            except Exception as error:
-                logger.exception("the store failed")
-                return self._let_wait(entries, error)
+                    return self._refuse(entries, error)
+            except Exception as error:  # noqa: BLE001 - it goes to whoever waits
+                return self._refuse(entries, error)
             else:
-                self.last += len(everything)
-                self.time = everything[-1].event.time
-                self._unsaved.clear()
+                if saved:  # behind the number that was expected: so what was unsaved is in front of it
+                    self.last += len(self._unsaved) + len(events)
+                    self.time = events[-1].time
+                    self._unsaved.clear()
                 for entry in entries:
-                    self._happen(entry, saved=True)
+                    self._happen(entry, saved=saved)
                 return True
-        return self._let_wait(entries, StoreUnreachableError("other routers append without a pause"))
+        return self._refuse(entries, StoreUnreachableError("other routers append to the session without a pause"))
+
+    def _refuse(self, entries: list[Entry], error: Exception) -> bool:
+        """Let nothing happen: neither the store nor the spool has it."""
+        self._shelf.failed(len(entries), error)
+        for entry in entries:
+            entry.tell(error)
+        return False
+
+    def _mended(self, batch: Batch, error: MissingRecordError) -> Batch | None:
+        """Return a batch with records of the conversation, which goes on here although the store has forgotten it."""
+        missing = set(error.missing).difference(record.id for record in batch.records)
+        try:
+            again = self._book.again(missing, self._stamp)
+        except KeyError:
+            return None
+        if not again:
+            return None
+        return replace(batch, records=[*again, *batch.records], paths={**batch.paths, **self._book.paths(again)})
+
+    def _over(self, events: list[AnyEvent], saved: bool) -> None:
+        """Hear that events are in the store, or were given up: then the session is read again when nobody uses it."""
+        if saved or not any(event in self._unsaved for event in events):
+            return
+        self._unsaved = [event for event in self._unsaved if event not in events]
+        self._cross(len(events), "it could not be written")
+
+    def _cross(self, count: int, why: str) -> None:
+        self.crossed = True
+        logger.error("session %s: %d events that were answered are not in the store: %s", self._session.id, count, why)
 
     def _wanted(self, entry: Entry) -> bool:
         """Whether an event may and need still happen. If not, whoever waits for it hears of it."""
@@ -252,32 +277,13 @@ class StoredLog:
             return False
         return True
 
-    def _still_unsaved(self) -> list[Entry]:
-        """Return what may still be appended to a log that takes no more turns."""
-        kept = [entry for entry in self._unsaved if not isinstance(entry.event, TurnCommitted)]
-        if len(kept) < len(self._unsaved):
-            logger.error(
-                "session %s ended elsewhere: %d turns that were answered while the store could not be written are not in it",
-                self._session.id,
-                len(self._unsaved) - len(kept),
-            )
-        return [] if self._session.over else kept
-
-    def _let_wait(self, entries: list[Entry], error: Exception) -> bool:
-        self._shelf.failed(len(entries), error)
-        self._unsaved += [entry for entry in entries if not isinstance(entry.event, Touched)]
-        for entry in entries:
-            self._happen(entry, saved=False)
-        return False
-
     def _happen(self, entry: Entry, *, saved: bool) -> None:
         try:
             entry.act()
         except TrieClosedError as error:
             # Whoever asked for this turn is gone. It is in the log, so it is replayed like those of others.
-            event = entry.event
-            if isinstance(event, TurnCommitted) and not self._session.over:
-                self._replay(event, {record.id: record for record in entry.records}, entry.span)
+            if isinstance(entry.event, TurnCommitted) and not self._session.over:
+                self._replay(entry.event, {record.id: record for record in entry.records}, entry.span)
             entry.tell(error)
         except Exception as error:
             logger.exception("an event of session %s could not happen", self._session.id)
@@ -291,7 +297,7 @@ class StoredLog:
         async with self._lock:
             try:
                 await self._read()
-                self.unread = False
+                self.unread = self._shelf.saving.incomplete
             except StoreUnreachableError as error:
                 self.unread = True
                 self._shelf.failed(0, error)
@@ -307,19 +313,20 @@ class StoredLog:
             events = [(event.number, read(event)) for event in page]
             records = await self._book.fetch([event for _, event in events if isinstance(event, TurnCommitted)])
             for done, (number, event) in enumerate(events):
-                if self._unsaved and self._unsaved[0].event == event:
-                    del self._unsaved[0]  # it had been written after all
-                elif session.over:
-                    pass
+                if self._unsaved and self._unsaved[0] == event:
+                    del self._unsaved[0]  # it was handed over, or had been written after all
+                    self.last, self.time = number, event.time
+                    continue
+                self.crossed = self.crossed or bool(self._unsaved)
+                if session.over or (session.trie.closed and isinstance(event, TurnCommitted)):
+                    pass  # the second: this router has ended the session, and could not write that (`crossed`)
                 elif isinstance(event, TurnCommitted):
                     if done % _AT_ONCE == _AT_ONCE - 1:
                         await asyncio.sleep(0)
                     self._replay(event, records)
                 elif number > 1:
                     session.apply(event)
-                self.last = number
-                self.time = event.time
-            self.crossed = self.crossed or bool(self._unsaved)
+                self.last, self.time = number, event.time
             session.used = max(used, time.monotonic() - max(0.0, time.time() - self.time))
         if session.trie.closed and not before:
             self._shelf.closed(session.tenant, session.id)

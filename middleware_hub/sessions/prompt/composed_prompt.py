@@ -20,7 +20,7 @@ import msgspec
 
 from middleware_hub.sessions.prompt.prompt_ids import PromptIds
 from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.spans.chain import ID_BYTES, TokenSpan, links
+from middleware_hub.spans.chain import TokenSpan, links
 
 EDITED_TURN = "edited_turn"
 LEFT_OUT = "left_out"
@@ -34,7 +34,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         checkpoint: what it continues; None if it was encoded as a whole.
         span, take: the chain: the first `take` tokens of `span`, behind all spans before it.
-        ids: all of them.
+        ids: all of them, and in `tokens` how many.
         reused: how many of the ids were in the checkpoint's chain.
         reasons: see the top of this file.
         left_out: the number of sampled tokens at the end of the checkpoint that the prompt does not contain.
@@ -49,6 +49,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     span: TokenSpan
     take: int
     ids: PromptIds
+    tokens: int
     reused: int
     reasons: tuple[str, ...] = ()
     left_out: int = 0
@@ -69,7 +70,3 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     def holds(self, generation_id: str | None) -> bool:
         """Whether the prompt contains tokens of a generation as they were sampled."""
         return generation_id is not None and any(span.named(generation_id) for span, _ in links(self.span, self.take))
-
-    @property
-    def tokens(self) -> int:
-        return len(self.ids.packed) // ID_BYTES

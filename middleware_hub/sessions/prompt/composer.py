@@ -84,7 +84,11 @@ class Composer:
 
         `start` encodes prompts that are encoded as a whole; without it nothing of them is remembered.
         """
+        found = None if turn.elsewhere is None else await self._residents(turn.elsewhere, request)
+        reach = 0 if found is None or found.last is None else found.last.node.depth
         for echo in turn.edited:
+            if echo.at <= reach:
+                break  # other options have all of a turn there, not only its beginning
             kept = await _offload(request, partial(self._edited, turn, echo, request))
             if kept is not None:
                 edited, joined, all_kept = kept
@@ -93,10 +97,9 @@ class Composer:
                 how = manner(edited, request.messages[echo.at - 1])
                 reasons = (EDITED_TURN, *prompt.reasons)
                 return msgspec.structs.replace(prompt, reasons=reasons, apart=not all_kept, edited=how)
-        if turn.elsewhere is None:
+        if found is None:
             return await self._own(turn, request, start)
-        found = await self._residents(turn.elsewhere, request)
-        if turn.checkpoint is None or (found.last is not None and found.last.node.depth > turn.covered):
+        if turn.checkpoint is None or reach > turn.covered or (found.last is not None and turn.names(found.last)):
             return await self._spliced(found, turn, request, "setting", start)
         return _without(await self._own(turn, request, start), "setting", found.reason)
 
@@ -117,7 +120,7 @@ class Composer:
         ):
             why = "rewritten"
         else:
-            span = shared_contexts.find(turn, request, checkpoint.span)
+            span = shared_contexts.find(turn, request, checkpoint.span) if turn.node.contexts else None
             if span is not None:
                 return self._composed(checkpoint, span, span.count, await self._scaffold_at(span, request))
             try:
@@ -136,15 +139,18 @@ class Composer:
             prompt = await self._behind(checkpoint, joined, turn, request)
             # Only a trajectory of all checkpoints has the token that the turn had stopped with.
             return _with_reason(prompt, LEFT_OUT) if joined.left_out and not joined.recut else prompt
-        whole, new = self._tails.whole(request), self._tails.new(turn, request)
-        render = partial(self._tails.of, turn, request, whole=whole, compare=new)
-        tail = await _offload(request, render) if whole or new else render()
-        if new and tail.known:
-            self._tails.compared(turn, request)
+        whole, new = self._tails.way(turn, request)
+        if whole or new is not None:
+            render = partial(self._tails.of, turn, request, whole=whole, compare=new is not None)
+            tail = await _offload(request, render)
+            if new is not None and tail.known:
+                self._tails.compared(new)
+        else:
+            tail = self._tails.of(turn, request, whole=False, compare=False)
         joined = join(checkpoint, tail.text, self._codec)
         if joined.take == 0 and checkpoint.span.parent is None:
             return await self._started(turn, request, ("template_error",), start)
-        prompt = await self._behind(checkpoint, joined, turn, request, verify=True if new else None)
+        prompt = await self._behind(checkpoint, joined, turn, request, verify=None if new is None else True)
         return _with_reason(prompt, "rendered_whole") if tail.healed else prompt
 
     async def _behind(
@@ -162,9 +168,9 @@ class Composer:
         """
         span, take = checkpoint.span, joined.take
         if joined.text:
-            ids = await self._tokenizer.encode(joined.text, start=False)
+            ids = await self._tokenizer.encode_packed(joined.text, start=False)
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if joined.recut else SpanFlag.NONE)
-            span = shared_contexts.share(turn, request, TokenSpan(span, take, 0, pack_ids(ids), 0, flags=flags))
+            span = shared_contexts.share(turn, request, TokenSpan(span, take, 0, ids, 0, flags=flags))
             take = span.count
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
                 await _offload(request, partial(self._whole.verify, span, take, request, checkpoint, joined))
@@ -178,24 +184,25 @@ class Composer:
         None if the echo keeps no token of any turn.
         """
         vocabulary, echo = self._tokenizer.vocabulary, request.messages[edited.at - 1]
-        whole = ""
+        rendered = ""
         with suppress(RenderingError, BadRequestError):
-            whole = self._whole.text(request)
+            rendered = self._whole.text(request)
         found: list[KeptEcho] = []
         for checkpoint in filter(usable, edited.samples):
             prompt = prompt_of(checkpoint, vocabulary)
-            written = [Echo(whole[len(prompt) :], rendered=True)] if whole.startswith(prompt) else []
+            written = [Echo(rendered[len(prompt) :], rendered=True)] if rendered.startswith(prompt) else []
             if self._history == "keep":
                 written += echoes(checkpoint, echo, vocabulary)
             found += [keep(checkpoint, one, vocabulary) for one in written]
-        best = max(found, key=lambda one: one.take, default=None)
+        best = max(found, key=lambda one: (one.take, turn.names(one.checkpoint)), default=None)
         if best is None or not best.take:
             return None
         rest = best.text
         if not best.rendered:
             try:
                 at = msgspec.structs.replace(turn, covered=edited.at)
-                rest += self._tails.of(at, request, whole=self._tails.whole(request), compare=False).text
+                whole = self._template.reads(request.messages)
+                rest += self._tails.of(at, request, whole=whole, compare=False).text
             except RenderingError as error:
                 logger.info("the tail of an edited turn could not be rendered: %s", error)
                 return None
@@ -253,15 +260,16 @@ class Composer:
     def _composed(
         self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, scaffold: str, reasons: tuple[str, ...] = ()
     ) -> ComposedPrompt:
+        tokens = span.offset + take
         if checkpoint is None:
             ids = self._ids.of(span, take, None)
-            return ComposedPrompt(None, span, take, ids, 0, reasons, scaffold=scaffold)
+            return ComposedPrompt(None, span, take, ids, tokens, 0, reasons, scaffold=scaffold)
         if span.flags & SpanFlag.UNLIKE:
             reasons = (*reasons, "template_mismatch")
-        kept, sampled = take if span is checkpoint.span else span.take, len(checkpoint.span)
+        kept, sampled = take if span is checkpoint.span else span.take, checkpoint.span.count
         ids = self._ids.of(span, take, checkpoint if kept == sampled else None)
         reused = checkpoint.span.offset + kept
-        return ComposedPrompt(checkpoint, span, take, ids, reused, reasons, sampled - kept, scaffold=scaffold)
+        return ComposedPrompt(checkpoint, span, take, ids, tokens, reused, reasons, sampled - kept, scaffold=scaffold)
 
     async def _scaffold(self, text: str, request: ChatRequest) -> str:
         """Return the generation prompt at the end of a text: it is kept as it was sent, whatever other renderings write."""

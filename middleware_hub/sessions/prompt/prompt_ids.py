@@ -40,10 +40,6 @@ class PromptIds(NamedTuple):
         written = b",".join((memoryview(self.written)[:-1], memoryview(_encode(unpack_ids(packed)))[1:]))
         return PromptIds(self.packed + packed, written)
 
-    @property
-    def size(self) -> int:
-        return len(self.packed) + len(self.written)
-
 
 class PromptIdsCache:
     """The ids of checkpoints' prompts. A turn that continues one appends what was sampled behind it."""
@@ -66,8 +62,10 @@ class PromptIdsCache:
         """Remember the prompt of a new checkpoint in place of its parent's: most conversations only grow."""
         if checkpoint.parent is not None:
             gone = self._kept.pop(checkpoint.parent.id, None)
-            self._size -= 0 if gone is None else gone.size
+            if gone is not None:
+                self._size -= len(gone.packed) + len(gone.written)
         self._kept[checkpoint.id] = prompt
-        self._size += prompt.size
+        self._size += len(prompt.packed) + len(prompt.written)
         while self._size > self._room:
-            self._size -= self._kept.popitem(last=False)[1].size
+            _, gone = self._kept.popitem(last=False)
+            self._size -= len(gone.packed) + len(gone.written)

@@ -36,5 +36,7 @@ def _shareable(turn: PreparedTurn, request: ChatRequest, parent: TokenSpan | Non
     """Whether equal keys mean equal renderings: whether the keys cover everything that a template could write."""
     if request.continue_final:
         return False
-    encoded = request.messages[0 if parent is None else turn.covered :]
-    return all(message["role"] != "assistant" and message.keys() <= _KEYED for message in encoded)
+    for message in request.messages[0 if parent is None else turn.covered :]:
+        if message["role"] == "assistant" or not message.keys() <= _KEYED:
+            return False
+    return True

@@ -43,6 +43,18 @@ class Tail(NamedTuple):
     healed: bool = False
 
 
+class Way(NamedTuple):
+    """How a tail has to be rendered.
+
+    Attributes:
+        whole: with all messages, because the template may look for something in them.
+        new: the kind of the conversation if no turn of it was compared yet; else None.
+    """
+
+    whole: bool
+    new: Hashable | None
+
+
 class Tails:
     """Renders tails; see the top of this file."""
 
@@ -53,16 +65,21 @@ class Tails:
     def __repr__(self) -> str:
         return f"<Tails: {len(self._compared)} kinds compared>"
 
-    def whole(self, request: ChatRequest) -> bool:
-        """Whether all messages must be rendered, because the template may look for something in them."""
-        return self._template.reads(request.messages)
+    def way(self, turn: PreparedTurn, request: ChatRequest) -> Way:
+        """Return how the tail of a turn has to be rendered."""
+        # Strings cache their hash, so a long system prompt costs nothing at the next turn.
+        system: list[Hashable] = []
+        for message in request.messages:
+            if message["role"] not in ("system", "developer"):
+                break
+            content, name = message.get("content"), message.get("name")
+            system.append((hash(content), len(content), name) if isinstance(content, str) else canonical(message))
+        # The length counts as 0 up to `GROWN` messages, as 1 up to four times as many, and so on.
+        kind = turn.setting, tuple(system), ((len(request.messages) // GROWN).bit_length() + 1) // 2
+        return Way(self._template.reads(request.messages), None if kind in self._compared else kind)
 
-    def new(self, turn: PreparedTurn, request: ChatRequest) -> bool:
-        return _kind(turn, request) not in self._compared
-
-    def compared(self, turn: PreparedTurn, request: ChatRequest) -> None:
+    def compared(self, kind: Hashable) -> None:
         """Note that a turn of this kind was compared, or rendered whole."""
-        kind = _kind(turn, request)
         if kind not in self._compared and len(self._compared) >= KINDS:
             self._compared.popitem(last=False)
         self._compared[kind] = None
@@ -120,24 +137,3 @@ class Tails:
 
 
 _SHOWN = 200
-
-
-def _system(request: ChatRequest) -> Hashable:
-    """Return a key of the system prompt. Strings cache their hash, so a long one costs nothing at the next turn."""
-    found = []
-    for message in request.messages:
-        if message["role"] not in ("system", "developer"):
-            break
-        content, name = message.get("content"), message.get("name")
-        found.append((hash(content), len(content), name) if isinstance(content, str) else canonical(message))
-    return tuple(found)
-
-
-def _kind(turn: PreparedTurn, request: ChatRequest) -> Hashable:
-    """Return a key of what renders a conversation, how it begins, and about how long it is."""
-    return turn.setting, _system(request), _step(len(request.messages))
-
-
-def _step(messages: int) -> int:
-    """Return 0 up to `GROWN` messages, 1 up to four times as many, and so on."""
-    return ((messages // GROWN).bit_length() + 1) // 2

@@ -16,7 +16,7 @@ such a turn: it is compared like the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -82,7 +82,6 @@ def differences(
         All differences in text up to the first difference in special tokens, which comes last.
     """
     found: list[Difference] = []
-    assistants = _Header(header, special)
     theirs, ours = _cut(expected, special), _segments(chain, special)
     for index, ((wanted, wanted_token), segment) in enumerate(zip(theirs, ours, strict=False)):
         if wanted_token != segment.special:
@@ -93,39 +92,41 @@ def differences(
         if wanted != segment.text:
             # A generation prompt begins like an assistant's turn, but nothing may rewrite it.
             said = segment.special is not None or not asked
-            soft = segment.assistants or (said and assistants.opens(wanted) and assistants.opens(segment.text))
+            soft = segment.assistants or (said and _open(theirs[:index], (wanted, segment.text), header, special))
             kind: Literal["assistant", "context"] = "assistant" if soft else "context"
             found.append(Difference(kind, index, *_excerpts(wanted, segment.text)))
-        assistants.passed(wanted, wanted_token)
     return found
 
 
-class _Header:
-    """Tells whether a segment begins an assistant's turn, by its text and the special tokens in front of it."""
-
-    def __init__(self, header: str, special: re.Pattern[str]) -> None:
-        *_, last = [0, *(match.end() for match in special.finditer(header))]
-        self._front, self._text = header[:last], header[last:]
-        self._before = ""
-
-    def opens(self, text: str) -> bool:
-        """Whether this is the text of such a segment, behind what has passed."""
-        return bool(self._front) and self._before.endswith(self._front) and text.startswith(self._text)
-
-    def passed(self, text: str, token: str | None) -> None:
-        self._before = (self._before + text + (token or ""))[-len(self._front) :] if self._front else ""
+_Cut = tuple[str, str | None]
+"""A text, and the special token behind it; None at the end."""
 
 
-def _cut(text: str, special: re.Pattern[str]) -> Iterator[tuple[str, str | None]]:
+def _open(before: Sequence[_Cut], texts: Sequence[str], header: str, special: re.Pattern[str]) -> bool:
+    """Whether texts begin an assistant's turn, by themselves and by the special tokens in front of them."""
+    *_, last = [0, *[match.end() for match in special.finditer(header)]]
+    near = ""
+    for text, token in reversed(before):
+        if len(near) >= last:
+            break
+        near = text + (token or "") + near
+    opened = bool(last) and near.endswith(header[:last])
+    return opened and all(text.startswith(header[last:]) for text in texts)
+
+
+def _cut(text: str, special: re.Pattern[str]) -> list[_Cut]:
+    found: list[_Cut] = []
     at = 0
     for match in special.finditer(text):
-        yield text[at : match.start()], match[0]
+        found.append((text[at : match.start()], match[0]))
         at = match.end()
-    yield text[at:], None
+    found.append((text[at:], None))
+    return found
 
 
-def _segments(chain: Sequence[ChainPart], special: re.Pattern[str]) -> Iterator[_ChainSegment]:
-    """Yield the chain's segments. Parts are cut one by one: a literal that crosses two parts is text, not a token."""
+def _segments(chain: Sequence[ChainPart], special: re.Pattern[str]) -> list[_ChainSegment]:
+    """Return the chain's segments. Parts are cut one by one: a literal that crosses two parts is text, not a token."""
+    found: list[_ChainSegment] = []
     pieces: list[str] = []
     assistants = False  # a sampled character lies in this segment
     for part in chain:
@@ -134,9 +135,10 @@ def _segments(chain: Sequence[ChainPart], special: re.Pattern[str]) -> Iterator[
             assistants = assistants or (part.sampled and bool(text))
             if token is not None:
                 # A model that stops at once has sampled no character of the segment, which is its own all the same.
-                yield _ChainSegment("".join(pieces), token, assistants or part.sampled)
+                found.append(_ChainSegment("".join(pieces), token, assistants or part.sampled))
                 pieces, assistants = [], False
-    yield _ChainSegment("".join(pieces), None, assistants)
+    found.append(_ChainSegment("".join(pieces), None, assistants))
+    return found
 
 
 def _excerpts(expected: str, found: str) -> tuple[str, str]:

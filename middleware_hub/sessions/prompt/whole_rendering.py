@@ -146,7 +146,10 @@ class WholeRendering:
 
     def _parts(self, span: TokenSpan, take: int) -> Sequence[ChainPart]:
         spell = self._tokenizer.vocabulary.spell
-        parts = [ChainPart(spell(unpack_ids(part.ids)[:count]), part.sampled) for part, count in links(span, take)]
+        parts = [
+            ChainPart(spell(unpack_ids(part.ids)[:count]), part.versions is not None)
+            for part, count in links(span, take)
+        ]
         parts.reverse()
         return parts
 

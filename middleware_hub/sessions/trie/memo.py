@@ -51,20 +51,17 @@ class WalkedMessages(list[Message]):
     """The messages of a request, the first of which an earlier request may have walked along.
 
     Args:
-        front: keyed messages in front of the others (a system prompt that a dialect keeps elsewhere).
-        landmark: shared by requests of which one begins with the other, `front` left aside.
-        setting: `setting_of` their request; empty if it was not worked out.
+        known: the body they were read from. Bodies of which one begins with the other share its landmark.
+        around: the fields around them, and the messages in front of them (a system prompt that a dialect keeps elsewhere).
     """
 
     __slots__ = ("_front", "_landmark", "setting")
 
-    def __init__(
-        self, front: Sequence[KeyedMessage], messages: Sequence[Message], landmark: Landmark, setting: bytes = b""
-    ) -> None:
-        super().__init__((*front, *messages) if front else messages)
-        self.setting = setting
-        self._front = tuple(message.key for message in front)
-        self._landmark = landmark
+    def __init__(self, known: KnownBody, around: Around) -> None:
+        super().__init__((*around.front, *known.messages) if around.front else known.messages)
+        self.setting = around.setting
+        self._front = around.keys
+        self._landmark = known.landmark
 
     def walked(self, setting: bytes) -> MessageNode | None:
         """Return a node on the path of these messages, if one is known."""
@@ -82,7 +79,7 @@ class WalkedMessages(list[Message]):
 def setting_in(request: ChatRequest) -> bytes:
     """Return `setting_of(request)`, which may be known: its tools are the same at every turn, and may be long."""
     messages = request.messages
-    return (messages.setting if isinstance(messages, WalkedMessages) else b"") or setting_of(request)
+    return messages.setting if isinstance(messages, WalkedMessages) else setting_of(request)
 
 
 class Around(msgspec.Struct, frozen=True, eq=False):
@@ -90,12 +87,13 @@ class Around(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         request: as of `Memo.keep`.
-        front: its messages, which stand in front of all others.
+        front: its messages, which stand in front of all others, and in `keys` their keys.
         setting: `setting_of(request)`.
     """
 
     request: ChatRequest
     front: Sequence[KeyedMessage]
+    keys: tuple[MessageKey, ...]
     setting: bytes
 
 
@@ -111,6 +109,7 @@ class KnownBody(msgspec.Struct, eq=False):
         landmark: the place of these messages in the session's trie.
         rest: what stood behind the last message.
         around: the other fields, if it is certain where they stand: in front of `begin` and in `rest`.
+        size: the bytes that count for `MemoRoom`, which alone sets it.
     """
 
     text: bytes
@@ -121,10 +120,7 @@ class KnownBody(msgspec.Struct, eq=False):
     landmark: Landmark
     rest: bytes = b""
     around: Around | None = None
-
-    @property
-    def size(self) -> int:
-        return len(self.text) + len(self.rest)
+    size: int = 0
 
     def common(self, body: bytes) -> int:
         """Return how many of its messages a body begins with, together with everything in front of them."""
@@ -156,9 +152,8 @@ class MemoRoom:
         return len(self._used)
 
     def use(self, memo: MessageMemo, known: KnownBody, text: bytes) -> None:
-        """Note that a body was used just now, and that its text has grown to `text`."""
-        self.gone(known)
-        known.text = text
+        """Keep a body that is not there (any more), with the text that it has by now."""
+        known.text, known.size = text, len(text) + len(known.rest)
         self._used[id(known)] = memo, known
         self.size += known.size
         while self.size > self._room:
@@ -213,11 +208,12 @@ class MessageMemo:
         known = None if recalled is None else recalled.source
         around = known.around if isinstance(known, KnownBody) else None
         if around is None or around.request is not request:
-            around = Around(request, self._keyed(request.messages), setting_of(request))
+            front = [KeyedMessage(message, self._key(message)) for message in request.messages]
+            around = Around(request, front, tuple([message.key for message in front]), setting_of(request))
         if recalled is not None and isinstance(known, KnownBody):
             items = recalled.items
             if len(known.ends) == items + len(listed) and body.startswith(known.text):
-                return _walked(known, around)  # the same messages again
+                return WalkedMessages(known, around)  # the same messages again
             if items < len(known.ends):  # it continues differently
                 text, begin, ends, counts = known.text, known.begin, known.ends[:items], known.counts[:items]
                 old = list(recalled.messages)
@@ -227,10 +223,13 @@ class MessageMemo:
         self.drop(known)
         whole = True  # if the body has `messages` twice, its place may be that of the other
         for raw, messages in zip(listed, read, strict=True):
-            text = bytes(raw)
-            begin = known.begin if not known.ends else _next(body, known.ends[-1])
+            text, begin = bytes(raw), known.begin
+            if known.ends:
+                between = _BETWEEN.match(body, known.ends[-1])
+                begin = -1 if between is None else between.end()
             whole = whole and body.startswith(text, begin)
-            known.messages += self._keyed(messages)
+            for message in messages:
+                known.messages.append(KeyedMessage(message, self._key(message)))
             known.ends.append(begin + len(text))
             known.counts.append(len(known.messages))
         if whole:
@@ -241,10 +240,7 @@ class MessageMemo:
             self._room.use(self, known, body[: known.ends[-1]])
         if len(self._bodies) > self._most:
             self.drop(self._bodies[0])
-        return _walked(known, around)
-
-    def _keyed(self, messages: Sequence[Message]) -> list[KeyedMessage]:
-        return [KeyedMessage(message, self._key(message)) for message in messages]
+        return WalkedMessages(known, around)
 
     def _all_of_them(self, front: bytes, rest: bytes) -> bool:
         """Return whether what stands between these two is all that a body has as `messages`."""
@@ -261,16 +257,6 @@ class MessageMemo:
     def clear(self) -> None:
         for known in list(self._bodies):
             self.drop(known)
-
-
-def _walked(known: KnownBody, around: Around) -> WalkedMessages:
-    return WalkedMessages(around.front, known.messages, known.landmark, around.setting)
-
-
-def _next(body: bytes, end: int) -> int:
-    """Return where the message behind the one that ends at `end` begins; -1 if there is none."""
-    found = _BETWEEN.match(body, end)
-    return found.end() if found is not None else -1
 
 
 def _place(body: bytes, listed: Sequence[Raw]) -> int:

@@ -34,6 +34,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
             the tools or options differ or the template had rewritten earlier turns.
         edited: whether its path holds an edited echo in the place of `parent`'s message.
         reward: the reward attached to it.
+        time: when it was committed, in seconds since 1970.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     apart: bool = False
     edited: bool = False
     reward: dict[str, Any] | None = None
+    time: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.id}: turn {self.depth}, {self.span!r}>"
@@ -133,17 +135,21 @@ class BranchHandle(msgspec.Struct, gc=False, eq=False):
         """Set the checkpoint that the prompt turned out to continue, and whether it begins a branch all the same."""
         if not self.open:
             return
-        self.hold(checkpoint)
+        # It may hold just this one, of other options, and not continue it yet.
+        if self.checkpoint is not checkpoint or self.held != (checkpoint,):
+            self.hold(checkpoint)
         self.apart = apart and checkpoint is not None
 
     def hold(self, *checkpoints: Checkpoint | None) -> None:
         """Hold the checkpoints that it may continue, the likeliest first: a checkpoint that is held cannot be dropped."""
+        held = []
         for one in checkpoints:
             if one is not None:
                 one.users += 1
+                held.append(one)
         for one in self.held:
             one.users -= 1
-        self.held = tuple(one for one in checkpoints if one is not None)
+        self.held = tuple(held)
         self.checkpoint = checkpoints[0] if checkpoints else None
 
 

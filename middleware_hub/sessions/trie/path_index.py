@@ -56,7 +56,7 @@ class PathIndex:
             for found in () if known is None else reversed(known) if isinstance(known, dict) else (known,):
                 if found is not node:
                     # The hashes of two paths may collide. Then there is no need to look further.
-                    if _same_path(found, node):
+                    if same_path(found, node):
                         return found
                     break
         return None
@@ -69,7 +69,7 @@ def _places(node: MessageNode) -> tuple[int, int]:
     return node.path_hash, hash((node.path_hash, tools_of(node.setting)))
 
 
-def _same_path(one: MessageNode, other: MessageNode) -> bool:
+def same_path(one: MessageNode, other: MessageNode) -> bool:
     """Whether both nodes end the same messages, for the same adapter."""
     while one.depth and other.depth:
         if one is other:

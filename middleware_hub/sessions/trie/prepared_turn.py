@@ -35,9 +35,9 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
         checkpoint: the sample that it continues; None if nothing on its path was sampled here.
         covered: the number of its messages that the checkpoint's chain contains.
         ambiguous: whether several samples could have been continued, and the request did not name one.
-        unknown_parent: whether the request named a sample that is not on its path.
+        unknown_parent: whether the request named a sample that is not on its path under this setting.
         named: the name.
-        elsewhere: a deeper sample of the same messages under other tools or options, if there is one.
+        elsewhere: a sample of the same messages under other tools or options: the named one, or else a deeper one.
         edited: messages that may be edited echoes, last message first.
         setting: the key of the tools and options that render it.
     """
@@ -52,15 +52,19 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     edited: tuple[EditedMessage, ...] = ()
     setting: bytes = b""
 
+    def names(self, sample: Checkpoint) -> bool:
+        """Whether the request names this sample."""
+        return self.named is not None and sample.span.named(self.named)
+
 
 def choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
     """Return the sample of a node to continue, and whether others could be meant.
 
     It is the newest one, or the newest with the reasoning of the echo.
     """
-    samples = node.samples or []
-    reasoning = echo.get("reasoning_content") if len(samples) > 1 else None
-    equal = [sample for sample in samples if reasoning and sample.reasoning == reasoning] or samples
+    equal = samples = node.samples or []
+    if len(samples) > 1 and (reasoning := echo.get("reasoning_content")):
+        equal = [sample for sample in samples if sample.reasoning == reasoning] or samples
     return equal[-1], len(equal) > 1
 
 

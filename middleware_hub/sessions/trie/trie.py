@@ -34,7 +34,7 @@ from middleware_hub.sessions.trie.nodes import (
     mark_committed,
     unlink,
 )
-from middleware_hub.sessions.trie.path_index import PathIndex
+from middleware_hub.sessions.trie.path_index import PathIndex, same_path
 from middleware_hub.sessions.trie.prepared_turn import MOST_EDITED, PreparedTurn, choose, edited_messages
 from middleware_hub.spans.chain import TokenSpan, names_of
 
@@ -99,7 +99,7 @@ class MessageTrie:
 
         Args:
             setting: the key of the tools and options that render it.
-            parent: the id of the generation to continue, for the case that several could be meant.
+            parent: the id of the generation to continue, for the case that several could be meant. It wins wherever it is.
         """
         if self.closed:
             raise TrieClosedError
@@ -108,17 +108,21 @@ class MessageTrie:
         while deepest is not None and not deepest.samples:
             deepest = deepest.parent
         depth = 0 if deepest is None else deepest.depth
-        chosen = None if parent is None or deepest is None else self._on_path(deepest, parent)
-        unknown, ambiguous = parent is not None and chosen is None, False
-        if chosen is None and deepest is not None:
+        named = None if parent is None else self._named(node, parent)
+        chosen, elsewhere, ambiguous = None, named, False
+        if named is not None and named.node.setting == setting:
+            chosen, elsewhere = named, None
+        elif deepest is not None:
             chosen, ambiguous = choose(deepest, messages[depth - 1])
+        unknown = parent is not None and (named is None or chosen is not named)
         covered = 0 if chosen is None else chosen.node.depth
-        elsewhere = self._elsewhere(node, messages, covered) if len(self._roots) > 1 else None
+        if named is None and len(self._roots) > 1:
+            elsewhere = self._elsewhere(node, messages, covered)
         edited = tuple(islice(edited_messages(node, depth), MOST_EDITED))
         return PreparedTurn(node, chosen, covered, ambiguous, unknown, parent, elsewhere, edited, setting)
 
     def trace(self, node: MessageNode) -> tuple[str | None, list[MessageNode]]:
-        """Return how to find a node again: the id of a sample above it (or its own), and the nodes behind that one."""
+        """Return how to find a node again: the id of a sample above it (or its own), and the nodes behind that sample."""
         behind: list[MessageNode] = []
         for passed in node.ancestors():
             if passed.samples:
@@ -152,7 +156,9 @@ class MessageTrie:
         assert generation_id not in self._handles
         assert generation_id not in self._checkpoints
         handle = self._handles[generation_id] = BranchHandle(generation_id, turn.node)
-        edited = [sample for one in turn.edited for sample in one.samples]
+        edited: list[Checkpoint] = []
+        for one in turn.edited:
+            edited += one.samples
         handle.hold(turn.checkpoint, turn.elsewhere, *edited)
         turn.node.handles += 1
         return handle
@@ -263,10 +269,13 @@ class MessageTrie:
                 return choose(found, messages[passed.depth - 1])[0]
         return None
 
-    def _on_path(self, node: MessageNode, generation_id: str) -> Checkpoint | None:
-        """Return the sample of a generation, if it belongs to this node or to one above it."""
+    def _named(self, node: MessageNode, generation_id: str) -> Checkpoint | None:
+        """Return the sample of a generation, if it ends the messages up to this node or to one above it, under any setting."""
         found = self.checkpoint(generation_id)
-        return found if found is not None and any(passed is found.node for passed in node.ancestors()) else None
+        if found is None:
+            return None
+        passed = next((one for one in node.ancestors() if one.depth == found.node.depth), None)
+        return found if passed is not None and same_path(found.node, passed) else None
 
     def _attach(self, node: MessageNode, key: MessageKey, message: Message) -> MessageNode:
         child = MessageNode(

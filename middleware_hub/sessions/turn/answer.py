@@ -14,9 +14,8 @@ from middleware_hub.chat.answer import Answer, TokenLogprob
 from middleware_hub.chat.keys import call_id
 from middleware_hub.chat.messages import Call, ChatRequest, Piece, Reasoning, Text, ToolCall
 from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of, finish_of
-from middleware_hub.parsers.base import Sampled
+from middleware_hub.parsers.base import Sampled, SampledParser
 from middleware_hub.parsers.plain import Plain
-from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.trie.nodes import MessageNode
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.sglang.reply import Reply, further_fields
@@ -33,7 +32,7 @@ class AnswerBuilder:
     """
 
     def __init__(
-        self, generation_id: str, request: ChatRequest, node: MessageNode, parser: ReplyParser, vocabulary: Vocabulary
+        self, generation_id: str, request: ChatRequest, node: MessageNode, parser: SampledParser, vocabulary: Vocabulary
     ) -> None:
         self._id = generation_id
         self._request = request
@@ -51,24 +50,24 @@ class AnswerBuilder:
         """Take what the last event of a stream adds; return whether it adds text."""
         text = self._tokens.event(streamed)
         if text:
-            self._take(self._parsed(text), streamed)
+            self._take(text, streamed)
         return bool(text)
 
-    def whole(self, reply: Reply, meta: dict[str, Raw]) -> None:
-        """Take a reply in one piece; of its `meta_info` only alternatives of tokens are read."""
-        self._tokens.take_tops(meta, len(reply.ids))
-        self._take(self._parsed(reply.text))
+    def whole(self, reply: Reply, meta: dict[str, Raw] | None) -> None:
+        """Take a reply in one piece; of its `meta_info`, if it is given, only alternatives of tokens are read."""
+        if meta is not None:
+            self._tokens.take_tops(meta, len(reply.ids))
+        self._take(reply.text)
 
-    def _parsed(self, text: str | None) -> Sequence[Sampled]:
+    def _take(self, text: str | None, streamed: StreamedReply | None = None) -> None:
         """Parse the next piece of text, or the end (None)."""
+        found: Sequence[Sampled]
         try:
-            return self._parser.finish() if text is None else self._parser.feed(text)
+            found = self._parser.finish() if text is None else self._parser.feed(text)
         except Exception:
             logger.exception("the parser of %s failed: the rest of its text is passed on unparsed", self._id)
-            self._parser = ReplyParser(Plain(()))
-            return [Text(text)] if text else []
-
-    def _take(self, found: Sequence[Sampled], streamed: StreamedReply | None = None) -> None:
+            self._parser = Plain(())
+            found = [Text(text)] if text else []
         for number, piece in enumerate(found):
             logprobs = None
             if streamed is not None and number == len(found) - 1:
@@ -98,18 +97,23 @@ class AnswerBuilder:
             prompt_tokens: the length of the prompt that was sent.
             cut_off: whether the generation was ended on purpose.
         """
-        self._take(self._parsed(None))
+        self._take(None)
+        said: dict[type[Piece], list[str]] = {Text: [], Reasoning: []}
+        for piece, _ in self.pieces:
+            if not isinstance(piece, ToolCall):
+                said[type(piece)].append(piece.text)
+        further = further_fields(fields, meta)
         finish = "abort" if cut_off else finish_of(reply)
         return answer_of(
             reply,
             meta,
             generation_id=self._id,
-            content="".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)]),
-            reasoning="".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)]),
+            content="".join(said[Text]),
+            reasoning="".join(said[Reasoning]),
             tool_calls=tuple(self.calls),
             finish="tool_calls" if finish == "stop" and self.calls else finish,
             prompt_tokens=prompt_tokens,
-            logprobs=self._tokens.all(reply),
+            logprobs=self._tokens.all(reply) if self._request.logprobs else None,
             # Copies, because a slice would keep the whole reply in memory as long as the session lives.
-            extra={name: value.copy() for name, value in further_fields(fields, meta).items()},
+            extra={name: value.copy() for name, value in further.items()} if further else {},
         )

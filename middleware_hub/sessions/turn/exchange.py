@@ -75,7 +75,8 @@ class Exchange(Generic[G]):
 
     Attributes:
         notes: facts about its prompt, one word each.
-        over: whether nothing more will come, and everything was counted.
+        over: whether nothing more will come, and everything was counted; `all_over` waits for that.
+        notify: tells the client that there is something new.
     """
 
     def __init__(self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange[G]], None]) -> None:
@@ -91,7 +92,9 @@ class Exchange(Generic[G]):
         self._error: RouterError | None = None
         self._alone_since = 0.0
         self._condition = asyncio.Event()
+        self.notify = self._condition.set
         self._finished = asyncio.Event()
+        self.all_over = self._finished.wait
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._aborting: asyncio.Task[None] | None = None
@@ -122,11 +125,6 @@ class Exchange(Generic[G]):
         """Whether it is over, and has had no client for so long that no client will ask for it."""
         return self.over and not self.attached and now - self._alone_since > KEPT_SECONDS
 
-    @property
-    def wanted(self) -> bool:
-        """Whether it has a client, or a client may still ask for it."""
-        return self.attached or not self.over or self.adoptable
-
     # Its life ----------------------------------------------------------------------------------------------------------
 
     def start(self, compose: Callable[[], Awaitable[list[G]]]) -> None:
@@ -153,7 +151,10 @@ class Exchange(Generic[G]):
         if not self.over:
             self.over = True
             self._alone_since = time.monotonic()
-            if self._error is None and not (self.generations and all(one.over for one in self.generations)):
+            ended = bool(self.generations)
+            for one in self.generations:
+                ended = ended and one.over
+            if self._error is None and not ended:
                 self._error = SessionOverError("this turn was cancelled before there was a reply")
             if self._timer is not None:
                 self._timer.cancel()
@@ -205,16 +206,10 @@ class Exchange(Generic[G]):
         self.given_up = True
         self._aborting = asyncio.get_running_loop().create_task(self.abort())
 
-    def notify(self) -> None:
-        self._condition.set()
-
     async def news(self) -> None:
         """Wait until there is something new since the last call."""
         await self._condition.wait()
         self._condition.clear()
-
-    async def all_over(self) -> None:
-        await self._finished.wait()
 
     async def begun(self) -> bool:
         """Wait until a reply has begun to arrive, or nothing more will come; return whether one has."""

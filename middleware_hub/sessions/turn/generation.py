@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError
-from middleware_hub.parsers.reply import ReplyParser
+from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import Expectation, Judge, Verdict
 from middleware_hub.sessions.log.events import BranchEnded, SampledTurn
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
@@ -30,7 +30,7 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from router.engines.sglang.reply import Reply, UnreadableReplyError
 from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
-from router.http.bodies import replay, with_body
+from router.http.bodies import Replay, with_body
 from router.http.reply import WatchedReply
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
@@ -73,6 +73,7 @@ class TurnGeneration:
         seconds: the time from the request to the last byte.
         commit_seconds: the time of its commit; None if there was none.
         begun: whether a reply other than an error has begun to arrive.
+        over: whether it has ended, with `answer` or `error`.
         saved: whether it is in the store, if there is one.
     """
 
@@ -81,7 +82,7 @@ class TurnGeneration:
         backend: Backend,
         plan: TurnPlan,
         handle: BranchHandle,
-        parser: ReplyParser,
+        parser: SampledParser,
         *,
         on_news: Callable[[], None],
         on_commit: Callable[[ComposedPrompt, Checkpoint], None],
@@ -103,16 +104,12 @@ class TurnGeneration:
         self.worker = self.routed = ""
         self.seconds = 0.0
         self.commit_seconds: float | None = None
-        self.begun = False
+        self.begun = self.over = False
         self.saved = True
 
     def __repr__(self) -> str:
         state = "answered" if self.answer else f"failed: {self.error}" if self.error else "in flight"
         return f"<TurnGeneration {self.id}: {state}>"
-
-    @property
-    def over(self) -> bool:
-        return self.answer is not None or self.error is not None
 
     async def run(self) -> None:
         """Generate and commit. Raises nothing: `error` says what went wrong."""
@@ -133,9 +130,11 @@ class TurnGeneration:
             self.error = RouterError(f"internal error ({type(error).__name__}): the router's log has the details")
         finally:
             self.seconds = time.perf_counter() - begun - (self.commit_seconds or 0.0)
-            self._plan.trie.abandon(self._handle)
-            if not self.over:
+            if self._handle.open:
+                self._plan.trie.abandon(self._handle)
+            if self.answer is None and self.error is None:
                 self.error = SessionOverError("this generation was cancelled")
+            self.over = True
             self._on_news()
 
     async def abort(self) -> None:
@@ -150,7 +149,7 @@ class TurnGeneration:
 
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
-                await self._backend.app(scope, replay(body, never), ignore)
+                await self._backend.app(scope, Replay(body, never), ignore)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("generation %s could not be aborted: %s", self.id, error)
 
@@ -184,7 +183,7 @@ class TurnGeneration:
         )
         received = WorkerReply(self)
         try:
-            await self._backend.app(self._inner, replay(self._body, never), WatchedReply(received).send)
+            await self._backend.app(self._inner, Replay(self._body, never), WatchedReply(received).send)
             reply, fields, meta = received.result(stream=self._plan.request.stream)
         except asyncio.CancelledError:
             await self._keep(asked, received)
@@ -195,7 +194,7 @@ class TurnGeneration:
             raise
         self.begun = True
         if not self._plan.request.stream:
-            self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else {})
+            self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else None)
         answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens)
         await self._commit(asked, reply, answer)
         self.answer = answer

@@ -14,12 +14,13 @@ from middleware_hub.sessions.log.events import SessionLog
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
+from middleware_hub.trajectories.members import HEADERS
 from router.engines.sglang.worker_request import WorkerRequest
 from router.http.request_state import RouteHint, with_state
 
 _PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
 """The client's headers that go to the worker; the others are about its own dialect."""
-_PASSED_WITHOUT_SESSION = frozenset({b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id"})
+_PASSED_WITHOUT_SESSION = frozenset({b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id", *HEADERS})
 
 
 class TurnPlan(msgspec.Struct):
@@ -32,6 +33,8 @@ class TurnPlan(msgspec.Struct):
         request: the client's request.
         turn: what its conversation met in the trie.
         prompt: the ids to send.
+        lasting: whether the session will be exported (see `Session`). If not, the layers inside record the replies.
+        unread: whether the session may have gone on elsewhere, and the store could not be asked.
         sampling: `sampling_params`, complete; empty until they are worked out.
         log: of the session; None if it is not kept beyond this process.
     """
@@ -42,6 +45,8 @@ class TurnPlan(msgspec.Struct):
     request: ChatRequest
     turn: PreparedTurn
     prompt: ComposedPrompt
+    lasting: bool
+    unread: bool = False
     sampling: dict[str, Any] = {}
     log: SessionLog | None = None
 
@@ -51,11 +56,6 @@ class TurnPlan(msgspec.Struct):
         given = self.request.extra.get("lora_path")
         name = None if given is None else msgspec.json.decode(given)
         return name if isinstance(name, str) else ""
-
-    @property
-    def lasting(self) -> bool:
-        """Whether the session will be exported (see `Session`). If not, the layers inside record the replies."""
-        return bool(self.session_id)
 
     @property
     def parent(self) -> str | None:
@@ -68,8 +68,15 @@ class TurnPlan(msgspec.Struct):
         named = self.turn.named
         return self.turn.unknown_parent and named is not None and self.trie.checkpoint(named) is None
 
+    @property
+    def unsampled(self) -> bool:
+        """Whether the conversation has an assistant's message of which the prompt has no sampled tokens."""
+        checkpoint = self.prompt.checkpoint
+        sampled = set() if checkpoint is None else {id(turn.node) for turn in checkpoint.lineage()}
+        return any(node.role == "assistant" and id(node) not in sampled for node in self.turn.node.path())
+
     def message(self, answer: Answer) -> Message:
-        """Return the assistant's message: what was sampled, behind the last message if the turn continues that one."""
+        """Return the assistant's message: what was sampled, behind the last message if the turn continues it."""
         content = answer.content
         if self.request.continue_final:
             before = self.request.messages[-1].get("content")
@@ -107,12 +114,13 @@ class TurnPlan(msgspec.Struct):
         sent = WorkerRequest.single(fields, rid, stream=request.stream)
         # Generations of one session have a prefix in common, so its id routes them.
         hint = RouteHint(None, memoryview(ids.packed).cast("i"), self.session_id or None)
-        headers = [pair for pair in self.scope["headers"] if pair[0] in _PASSED_HEADERS]
-        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(sent.body))]
+        body = sent.body
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers += [pair for pair in self.scope["headers"] if pair[0] in _PASSED_HEADERS]
         if not self.lasting:
             headers += [pair for pair in self.scope["headers"] if pair[0] in _PASSED_WITHOUT_SESSION]
-            if self.parent is not None:
-                headers.append((b"x-radix-parent", self.parent.encode()))
+            if (parent := self.parent) is not None:
+                headers.append((b"x-radix-parent", parent.encode()))
         inner = {
             **with_state(self.scope, body_read=True, kept=self.lasting, hint=hint, request=sent),
             "method": "POST",
@@ -121,4 +129,4 @@ class TurnPlan(msgspec.Struct):
             "query_string": b"",
             "headers": headers,
         }
-        return inner, sent.body
+        return inner, body

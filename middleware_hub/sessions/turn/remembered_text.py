@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.hub import Hub
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import prompting
 from middleware_hub.radix.tree import RadixTree
@@ -17,6 +17,14 @@ from middleware_hub.spans.chain import unpack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.http.headers import header
 from router.observability.tracing import Tracer
+
+
+class Remembering(Protocol):
+    """What remembers texts, see `Hub`."""
+
+    tokenizer: Tokenizer
+    tree: RadixTree | None
+    memory: Backing | None
 
 
 @dataclass(slots=True)
@@ -37,7 +45,7 @@ class RememberedText:
 
     @classmethod
     def of(
-        cls, hub: Hub, tracer: Tracer, tenant: str, request: ChatRequest, scope: Scope, parent: str | None
+        cls, hub: Remembering, tracer: Tracer, tenant: str, request: ChatRequest, scope: Scope, parent: str | None
     ) -> RememberedText | None:
         """Return the encoder of a request; None if nothing remembers texts."""
         if hub.tree is None:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from middleware_hub import parsers
-from middleware_hub.chat.messages import ChatRequest, Reasoning, Text, Tool
-from middleware_hub.parsers.base import ReasoningParser
+from middleware_hub.chat.messages import ChatRequest, Reasoning, Text
+from middleware_hub.parsers.base import ReasoningParser, SampledParser
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.turn.forced_calls import structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
@@ -48,9 +48,8 @@ class ReplyParsers:
     def __init__(self, vocabulary: Vocabulary, *, call_parser: str, reasoning_parser: str) -> None:
         self._vocabulary = vocabulary
         self._call_parser = call_parser
-        self._reasoning_parser = reasoning_parser
+        self._calls, self._no_calls = (parsers.calls_beside(name, reasoning_parser) for name in (call_parser, "none"))
         self._reader = parsers.reasoning_parser(reasoning_parser)
-        self._special = {name: self._plain(name, None).needs_special for name in (call_parser, "none")}
 
     def sampling(self, plan: TurnPlan) -> dict[str, Any]:
         """Return the `sampling_params` that the parsers need: a grammar that forces calls, and special tokens in the text.
@@ -67,18 +66,19 @@ class ReplyParsers:
                 parallel=request.parallel_calls,
                 reasoning=self._opens_reasoning(plan),
             )
-        if self._special[self._calls(request)]:
+        if self._of(request).parser.needs_special or (self._reader is not None and self._reader.needs_special):
             found["skip_special_tokens"] = False
         return found
 
-    def parser(self, plan: TurnPlan) -> ReplyParser:
+    def parser(self, plan: TurnPlan) -> SampledParser:
+        calls = self._of(plan.request).of(plan.request.tools)
         if self._reader is None:
-            return self._plain(self._calls(plan.request), plan.request.tools)
+            return calls
         beginning = self._beginning(plan)
         reader: ReasoningParser = self._reader(starts_inside=beginning.inside)
         if beginning.text:
             reader = ResumedParser(reader, self._reader(starts_inside=beginning.inside), beginning.text)
-        return ReplyParser(parsers.call_parser(self._calls(plan.request))(plan.request.tools or ()), reader)
+        return ReplyParser(calls, reader)
 
     def _opens_reasoning(self, plan: TurnPlan) -> bool:
         if self._reader is None:
@@ -89,11 +89,8 @@ class ReplyParsers:
         found = [*reader.feed("x"), *reader.finish()]
         return bool(found) and isinstance(found[-1], Reasoning)
 
-    def _calls(self, request: ChatRequest) -> str:
-        return "none" if request.call_choice == "none" or not request.tools else self._call_parser
-
-    def _plain(self, calls: str, tools: Sequence[Tool] | None) -> ReplyParser:
-        return parsers.create(calls, self._reasoning_parser, tools, starts_inside=False)
+    def _of(self, request: ChatRequest) -> parsers.Calls:
+        return self._no_calls if request.call_choice == "none" or not request.tools else self._calls
 
     def _beginning(self, plan: TurnPlan) -> _Beginning:
         assert self._reader is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -23,7 +24,7 @@ from middleware_hub.sessions.turn.generation import Backend, TurnGeneration
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.sampling import TurnSampling
-from middleware_hub.spans.chain import STORE_UNREACHABLE
+from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
 from router.config.sessions import SessionsConfig
 from router.engines.sglang.worker_request import new_rid
 
@@ -91,10 +92,10 @@ class Turns:
             span.set(covered=turn.covered)
         self._metrics.step("prepare").observe(time.perf_counter() - begun)
         exchange: Exchange[TurnGeneration] = Exchange(
-            key, grace=self._orphan_grace if session.lasting else 0.0, on_over=lambda one: self._over(session, one)
+            key, grace=self._orphan_grace if session.lasting else 0.0, on_over=partial(self._over, session)
         )
         session.begin(exchange)
-        exchange.start(lambda: self._compose(session, request, scope, turn, handles, exchange))
+        exchange.start(partial(self._compose, session, request, scope, turn, handles, exchange))
         return exchange
 
     async def _compose(
@@ -115,20 +116,13 @@ class Turns:
                 # If the prompt was encoded from the start, the checkpoint that it might have continued ends a branch.
                 handle.goes_on_from(plan.prompt.checkpoint, apart=plan.prompt.apart)
             plan.sampling = self._sampling.of(session, plan, self._parsers.sampling(plan))
-            exchange.notes = _notes(plan.turn, plan.prompt)
-            if session.unread:
-                exchange.notes += (STORE_UNREACHABLE,)
-            generations = [
-                TurnGeneration(
-                    self._backend,
-                    plan,
-                    handle,
-                    self._parsers.parser(plan),
-                    on_news=exchange.notify,
-                    on_commit=lambda prompt, checkpoint: self._committed(session, prompt, checkpoint),
+            exchange.notes = _notes(plan)
+            generations, commit = [], partial(self._committed, session)
+            for handle in handles:
+                parser = self._parsers.parser(plan)
+                generations.append(
+                    TurnGeneration(self._backend, plan, handle, parser, on_news=exchange.notify, on_commit=commit)
                 )
-                for handle in handles
-            ]
         except BaseException:
             for handle in handles:
                 session.trie.abandon(handle)
@@ -145,10 +139,18 @@ class Turns:
             span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
         if turn.unknown_parent and ((start is not None and start.knew_parent) or prompt.holds(turn.named)):
             # Its messages are not on the path, but its tokens are in the prompt: by a splice, an edited turn, or a text.
-            turn = msgspec.structs.replace(turn, unknown_parent=False)
-        if turn.edited and not prompt.edited:
+            turn = msgspec.structs.replace(turn, unknown_parent=False, ambiguous=False)
+        sampled = 0 if prompt.checkpoint is None else prompt.checkpoint.node.depth
+        if turn.edited and turn.edited[0].at > sampled and not prompt.edited:
             prompt = msgspec.structs.replace(prompt, reasons=(EDITED_TURN, *prompt.reasons))
-        return TurnPlan(session.id, session.trie, scope, request, turn, prompt, log=session.log)
+        unread = session.unread
+        plan = TurnPlan(
+            session.id, session.trie, scope, request, turn, prompt, session.lasting, unread, log=session.log
+        )
+        if (unread or session.lost) and plan.unsampled:  # what reads as context may have been sampled
+            doubts = (STORE_UNREACHABLE,) * unread + (UNKNOWN_REPLY,) * bool(session.lost)
+            plan.prompt = msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *doubts))
+        return plan
 
     def _count(self, plan: TurnPlan, notes: tuple[str, ...]) -> None:
         turn, prompt = plan.turn, plan.prompt
@@ -163,23 +165,25 @@ class Turns:
         for reason in prompt.fallbacks:
             self._metrics.fallbacks.labels(reason).inc()
         count = self._metrics.turn
-        causes = tuple(reason for reason in prompt.reasons if reason != EDITED_TURN)
-        why = causes[:1] if kind in ("anew", "spliced") else ()
-        count(kind, why[0] if why else "").inc()
+        why = ""
+        if kind in ("anew", "spliced"):
+            why = next((reason for reason in prompt.reasons if reason != EDITED_TURN), "")
+        count(kind, why).inc()
         for note in notes:
             if note == EDITED_TURN:
                 count(note, prompt.edited or "rewritten").inc()
-            elif note not in why and note not in FALLBACKS and note != "spliced":
+            elif note != why and note not in FALLBACKS and note != "spliced":
                 count(note, "").inc()
         self._metrics.token("reused").inc(prompt.reused * plan.request.samples)
         self._metrics.token("encoded").inc(prompt.tokens - prompt.reused)
 
     def _committed(self, session: Session, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
+        checkpoint.time = time.time()
         added = session.committed(checkpoint)
         if session.lasting:
-            self._registry.held(added)
+            self._registry.tokens += added
         self._composer.committed(prompt, checkpoint)
-        self._metrics.token("sampled").inc(len(checkpoint.span))
+        self._metrics.token("sampled").inc(checkpoint.span.count)
 
     def _over(self, session: Session, exchange: Exchange[TurnGeneration]) -> None:
         for generation in exchange.generations:
@@ -192,11 +196,9 @@ class Turns:
         session.settle(exchange)
 
 
-def _notes(turn: PreparedTurn, prompt: ComposedPrompt) -> tuple[str, ...]:
+def _notes(plan: TurnPlan) -> tuple[str, ...]:
     """Return what a client and the metrics learn about a prompt, one word each."""
-    found = (
-        ("ambiguous", turn.ambiguous),
-        ("unknown_parent", turn.unknown_parent),
-        (LEFT_OUT, prompt.left_out > 0),
-    )
-    return tuple(dict.fromkeys((*(name for name, holds in found if holds), *prompt.reasons)))
+    turn, prompt = plan.turn, plan.prompt
+    found = ("ambiguous",) * turn.ambiguous + ("unknown_parent",) * turn.unknown_parent
+    found += (LEFT_OUT,) * (prompt.left_out > 0) + prompt.reasons + (STORE_UNREACHABLE,) * plan.unread
+    return tuple(dict.fromkeys(found))

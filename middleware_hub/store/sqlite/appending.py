@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -15,7 +15,18 @@ from middleware_hub.store.errors import (
 )
 from middleware_hub.store.paths import Place, TextPath
 from middleware_hub.store.protocol import Batch
-from middleware_hub.store.records import Event, Mark, SpanRecord, encode, encode_blob, encode_event, faults, places_of
+from middleware_hub.store.records import (
+    Event,
+    Mark,
+    SpanRecord,
+    encode,
+    encode_blob,
+    encode_event,
+    faults,
+    path_of,
+    places_of,
+)
+from middleware_hub.store.sqlite.others import Others, entered
 from middleware_hub.store.sqlite.rows import Located, Row, insert, locate, marks, padded
 
 _MOST_KEPT: Final = 20_000
@@ -55,7 +66,7 @@ def prepare(batch: Batch) -> Prepared:
         wrong = faults(record)
         if wrong:
             raise ValueError(f"record {record.id.hex()}: {'; '.join(wrong)}")
-        path = _path(record, batch.paths.get(record.id, path))
+        path = path_of(record, batch.paths.get(record.id, path))
         done.bodies.append(encode(record))
         done.places.append(places_of(record, path))
         done.links += record.links
@@ -73,33 +84,53 @@ def prepare(batch: Batch) -> Prepared:
     return done
 
 
-def _path(record: SpanRecord, given: TextPath | None) -> TextPath:
-    """Return a path of the text of a record: the given one, if it is that."""
-    end = record.text_end
-    begin = end - len(record.text)
-    if given is not None and given.namespace == record.namespace and given.text[begin:end] == record.text:
-        return given
-    if begin:
-        raise ValueError(f"record {record.id.hex()}: there is no path of its text")
-    return TextPath(record.namespace, record.text)
-
-
 class Whereabouts:
-    """Where records and logs are in the file: what this process wrote or read last, for as long as nobody else writes."""
+    """Where records and logs are in the file: what this process wrote or read last.
+
+    That of records holds until some are forgotten, by whomever; that of logs until somebody else writes.
+    """
 
     def __init__(self) -> None:
         self.records: dict[bytes, Located] = {}
         self.logs: dict[str, Log] = {}
+        self._forgotten = ""
+        self._ends: dict[str, tuple[int, int]] = {}
+        self._cleared = 0
 
     def clear(self) -> None:
         self.records.clear()
+        self._clear_logs()
+
+    def _clear_logs(self) -> None:
+        self._cleared += 1
         self.logs.clear()
+        self._ends.clear()
+
+    def check(self, forgotten: str) -> None:
+        """Say that somebody else has written, and how many records were ever forgotten."""
+        self._clear_logs()
+        if forgotten != self._forgotten:
+            self.records.clear()
+            self._forgotten = forgotten
 
     def shorten(self) -> None:
-        """Begin anew once there is too much of them."""
-        for held in (self.records, self.logs):
-            if len(held) > _MOST_KEPT:
-                held.clear()
+        """Forget all once there is too much of them."""
+        if len(self.records) > _MOST_KEPT or len(self.logs) + len(self._ends) > _MOST_KEPT:
+            self.clear()
+
+    def end_of(self, log: str, read: Callable[[str], int]) -> int:
+        """Return the number of a log's last event; `read` returns it from the file.
+
+        To be asked for while the thread may clear: what is read before that is not kept behind it.
+        """
+        own, cleared = self.logs.get(log), self._cleared
+        if own is not None:
+            return own.last
+        at, last = self._ends.get(log, (-1, 0))
+        if at != cleared:
+            last = read(log)
+            self._ends[log] = cleared, last
+        return last
 
 
 class Group:
@@ -109,16 +140,23 @@ class Group:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, jobs: Sequence[Prepared], last: int, known: Whereabouts, *, careful: bool
+        self,
+        connection: sqlite3.Connection,
+        jobs: Sequence[Prepared],
+        others: Others,
+        known: Whereabouts,
+        *,
+        careful: bool,
     ) -> None:
         """Read where everything is that the batches build on.
 
         Args:
-            last: the largest number that a record ever had.
+            others: have been listened to.
             known: where things are. What is added belongs to the transaction: it is void if that is rolled back.
             careful: look also whether the records themselves are there already; else `write` fails if one of them is.
         """
-        self.last = last
+        self.last = self._since = others.last
+        self._writer = others.me
         self._connection = connection
         self._located = known.records
         self._logs = known.logs
@@ -131,7 +169,6 @@ class Group:
         self._read_logs({event.log for job in jobs for event, _ in job.events if event.log not in known.logs})
         self._changed: set[str] = set()
         self._records: list[Row] = []
-        self._pending: dict[bytes, bytes] = {}
         self._places: list[Row] = []
         self._roots: list[Row] = []
         self._blobs: list[Row] = []
@@ -145,24 +182,53 @@ class Group:
 
     def take(self, job: Prepared) -> list[int]:
         """Take a batch and return the numbers of its events. Raises a StoreError if it is refused: then nothing is taken."""
-        new = self._check(job)
-        numbers = self._number(job)
+        located = self._located
+        new: dict[bytes, Located] = {}
+        rows: list[Row] = []
+        places: list[Row] = []
+        roots: list[Row] = []
+        hits: list[Mark] = []
+        n = self.last
+
+        def where_is(link: bytes | None) -> Located | None:
+            return None if link is None else new.get(link) or located.get(link)
+
         for record, body, where in zip(job.records, job.bodies, job.places, strict=True):
-            located = new.pop(record.id, None)
-            if located is None:
+            key = record.id
+            if key in new or key in located:
+                if record.sampled and self._body(key, rows) != body:
+                    raise ConflictingRecordError(
+                        f"record {key.hex()} is stored with another content: the first one is kept"
+                    )
                 continue
-            self.last, root = n, _ = located
-            self._located[record.id] = located
-            parent = None if record.parent is None else self._located[record.parent].n
-            line = None if record.line is None else self._located[record.line].n
-            self._records.append((n, record.id, root, parent, line, body))
-            self._pending[record.id] = body
-            self._places += [(*place, n) for place in where]
-            if n == root:
-                self._roots.append((n, record.serial, record.stamp, False))
+            n += 1
+            parent, line, root = where_is(record.parent), where_is(record.line), where_is(record.root)
+            links = record.links
+            if links:
+                missing = tuple(link for link in links if link not in new and link not in located)
+                if missing:
+                    raise MissingRecordError(missing)
+                if root is None or any(at is not None and at.root != root.n for at in (parent, line)):
+                    raise ConflictingRecordError(f"record {key.hex()} builds on records of another root")
+            if root is None or not links:
+                root = Located(n, n)
+                roots.append((n, record.serial, record.stamp, False))
             elif record.sampled:
-                self.hits.append(Mark(record.root, record.serial, record.stamp))
-        self._blobs += [(self._located[record].n, name, body) for record, name, body in job.blobs]
+                hits.append(Mark(record.root, record.serial, record.stamp))
+            new[key] = Located(n, root.root)
+            rows.append((n, key, root.root, parent and parent.n, line and line.n, body))
+            places += [(*place, n) for place in where]
+        unknown = tuple(one for one, _, _ in job.blobs if one not in new and one not in located)
+        if unknown:
+            raise MissingRecordError(unknown)
+        numbers = self._number(job) if job.events else []
+        self.last = n
+        located.update(new)
+        self._records += rows
+        self._places += places
+        self._roots += roots
+        self.hits += hits
+        self._blobs += [(located[record].n, name, body) for record, name, body in job.blobs]
         for (event, body), number in zip(job.events, numbers, strict=True):
             log, _, closed = self._logs.get(event.log, _NO_LOG)
             self._logs[event.log] = Log(log, number, max(closed, event.closes))
@@ -170,35 +236,13 @@ class Group:
             self._events.append((event.log, number, body))
         return numbers
 
-    def _check(self, job: Prepared) -> dict[bytes, Located]:
-        """Return where the new records of a batch will be."""
-        new: dict[bytes, Located] = {}
-        located = self._located
-        for record, body in zip(job.records, job.bodies, strict=True):
-            if record.id in new or record.id in located:
-                if record.sampled and self._body(job, record) != body:
-                    raise ConflictingRecordError(
-                        f"record {record.id.hex()} is stored with another content: the first one is kept"
-                    )
-                continue
-            n = self.last + 1 + len(new)
-            links = [new.get(link) or located.get(link) for link in record.links]
-            if None in links:
-                raise MissingRecordError(tuple(i for i, at in zip(record.links, links, strict=True) if at is None))
-            root = new.get(record.root) or located.get(record.root) if links else Located(n, n)
-            if root is None or any(link is not None and link.root != root.n for link in links):
-                raise ConflictingRecordError(f"record {record.id.hex()} builds on records of another root")
-            new[record.id] = Located(n, root.n)
-        unknown = tuple(i for i, _, _ in job.blobs if i not in new and i not in located)
-        if unknown:
-            raise MissingRecordError(unknown)
-        return new
-
-    def _body(self, job: Prepared, record: SpanRecord) -> bytes:
-        pending = self._pending.get(record.id)
-        if pending is None and record.id in self._located:
-            (pending,) = self._connection.execute("SELECT body FROM records WHERE id = ?", (record.id,)).fetchone()
-        return pending or next(b for r, b in zip(job.records, job.bodies, strict=True) if r.id == record.id)
+    def _body(self, record: bytes, rows: Sequence[Row]) -> bytes:
+        """Return the bytes of a record that is in the file, or about to be."""
+        for _, key, *_, body in (*rows, *self._records):
+            if key == record:
+                return bytes(body)
+        (body,) = self._connection.execute("SELECT body FROM records WHERE id = ?", (record,)).fetchone()
+        return bytes(body)
 
     def _number(self, job: Prepared) -> list[int]:
         ends: dict[str, tuple[int, int]] = {}
@@ -219,6 +263,8 @@ class Group:
         insert(connection, "records", self._records)
         insert(connection, "places", self._places)
         insert(connection, "roots", self._roots)
+        if self._records:
+            insert(connection, "news", [(self.last, self._since, self._writer, entered(self._places))])
         insert(connection, "blobs(record, name, body)", self._blobs, verb="INSERT OR IGNORE")
         if self._changed:
             self._write_events()

@@ -2,24 +2,30 @@
 
 SQLite appends to a log, which has to be put into the file now and then (a checkpoint), and that waits for the disk. A helper
 thread moves most of it while groups are written. Only what came in meanwhile is moved between two groups; then SQLite begins
-the log anew, so that it does not grow.
+the log again, so that it does not grow.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from middleware_hub.store.errors import StoreError
+from middleware_hub.store.sqlite.appending import Prepared
 from middleware_hub.store.sqlite.file import connect, store_error
 
 logger = logging.getLogger(__name__)
 
-_CHECKPOINT_PAGES: Final = 4_000
-"""Pages of the log after which a checkpoint begins: 16 MB."""
+_CHECKPOINT_PAGES: Final = 8_000
+"""Pages of the log after which a checkpoint begins: 32 MB."""
+_PAGES_OF_A_GROUP: Final = 8
+_BYTES_OF_A_PAGE: Final = 3_000
+"""A page is not full, since a record begins in a page of its own where it does not fit in the last one."""
 
 
 class Checkpoints:
@@ -30,6 +36,11 @@ class Checkpoints:
         self._path = path
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
         self._helping: Future[None] | None = None
+
+    def wrote(self, group: Sequence[Prepared]) -> None:
+        """Count about as many pages as a group took (measured: 12, 63 and 94 for 1, 12 and 24 turns of 7 KB)."""
+        records, size = sum(len(one.records) for one in group), sum(one.size for one in group)
+        self.pages += _PAGES_OF_A_GROUP + 3 * records // 2 + size // _BYTES_OF_A_PAGE
 
     @property
     def due(self) -> bool:
@@ -45,6 +56,8 @@ class Checkpoints:
         else:
             self._helping = None
             self.pages = self._checkpoint(connection)
+            if not self.pages:
+                self._begin_log(connection)
 
     def finish(self, connection: sqlite3.Connection) -> None:
         """Put all of the log into the file."""
@@ -52,6 +65,8 @@ class Checkpoints:
         self._checkpoint(connection)
 
     def _beside(self) -> None:
+        if not self._path.is_file():
+            return  # it was removed, and must not be made
         try:
             connection = connect(self._path)
         except StoreError as error:
@@ -59,6 +74,11 @@ class Checkpoints:
             return
         self._checkpoint(connection)
         connection.close()
+
+    def _begin_log(self, connection: sqlite3.Connection) -> None:
+        """Write something, because SQLite waits for the disk when the first page comes into a log that begins again."""
+        with suppress(sqlite3.Error):
+            connection.execute("INSERT OR REPLACE INTO meta VALUES ('log', '')")
 
     def _checkpoint(self, connection: sqlite3.Connection) -> int:
         """Put the log into the file, and return how many pages could not be."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _APPLICATION: Final = 0x7170_746F
 _PAGE: Final = 4096
 _BUSY_SECONDS: Final = 20.0
@@ -35,6 +35,22 @@ _TABLES: Final = (
     """CREATE TABLE logs(log INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, last INTEGER NOT NULL,
        closed INTEGER NOT NULL)""",
     "CREATE TABLE events(log INTEGER NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY(log, number))",
+)
+# `first` is the number of the first event that was not forgotten. An announcement holds while `said` <= now < `until`, by
+# the machine's monotonic clock: all processes share it, nobody sets it, and after a restart of the machine it is earlier.
+_SINCE_2: Final = (
+    "ALTER TABLE logs ADD COLUMN first INTEGER NOT NULL DEFAULT 1",
+    """CREATE TABLE announced(name TEXT PRIMARY KEY, data BLOB NOT NULL, said REAL NOT NULL, until REAL NOT NULL)
+       WITHOUT ROWID""",
+)
+# See `others`. A router that does not know of these may use the file at the same time, so they are no other format: it writes
+# no news, which is noticed, and the trigger counts what it forgets.
+_BESIDE: Final = (
+    "CREATE TABLE IF NOT EXISTS news(n INTEGER PRIMARY KEY, since INTEGER NOT NULL, writer BLOB NOT NULL, "
+    "entered BLOB NOT NULL)",
+    "INSERT OR IGNORE INTO meta VALUES ('forgotten', '0')",
+    "CREATE TRIGGER IF NOT EXISTS forgotten AFTER DELETE ON records "
+    "BEGIN UPDATE meta SET value = value + 1 WHERE key = 'forgotten'; END",
 )
 
 
@@ -96,6 +112,7 @@ def prepare(path: Path, fingerprint: str | None) -> int:
                     torn = _torn(path)
                     connection.execute("COMMIT")
                 _check(connection, path, fingerprint)
+                _grow(connection)
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -108,8 +125,8 @@ def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
     _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
     connection.execute("BEGIN IMMEDIATE")
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):  # else another process was first
-        for table in _TABLES:
-            connection.execute(table)
+        for statement in (*_TABLES, *_SINCE_2, *_BESIDE):
+            connection.execute(statement)
         connection.execute("INSERT INTO meta VALUES ('fingerprint', ?)", (fingerprint,))
         connection.execute(f"PRAGMA user_version = {FORMAT}")
         connection.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -120,7 +137,7 @@ def _check(connection: sqlite3.Connection, path: Path, fingerprint: str | None) 
     if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
         raise StoreMismatchError(f"{path} is a database of something else: name another path with --store")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != FORMAT:
+    if not 1 <= version <= FORMAT:
         raise StoreMismatchError(f"{path} has format {version}, and this router knows {FORMAT}: update the router")
     row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
     if fingerprint is not None and (row is None or row[0] != fingerprint):
@@ -128,6 +145,21 @@ def _check(connection: sqlite3.Connection, path: Path, fingerprint: str | None) 
             f"{path} was made with another tokenizer ({None if row is None else row[0]}, and this one is {fingerprint}): "
             "its ids mean other words. Start with the tokenizer it was made with, or name another path with --store"
         )
+
+
+def _grow(connection: sqlite3.Connection) -> None:
+    """Bring a file of an earlier version to this one. Routers that have it open go on to use it."""
+    beside = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'forgotten'").fetchone()
+    if beside and connection.execute("PRAGMA user_version").fetchone() == (FORMAT,):
+        return
+    _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+    if connection.execute("PRAGMA user_version").fetchone() == (1,):  # else another process was first
+        for change in _SINCE_2:
+            connection.execute(change)
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+    for statement in _BESIDE:
+        connection.execute(statement)
+    connection.execute("COMMIT")
 
 
 def _patiently(statement: Callable[[], object]) -> None:
@@ -182,6 +214,64 @@ def _log_bytes(path: Path) -> int:
         return size - _WAL_HEAD if partial else at - _WAL_HEAD
     finally:
         os.close(descriptor)
+
+
+class BusyError(Exception):
+    """Another process is writing."""
+
+
+def begin(connection: sqlite3.Connection, *, patient: bool = True) -> None:
+    """Begin to write, when no other process does. Raises BusyError if that is not to be waited for, and sqlite3.Error.
+
+    The connection does not wait by itself (its `busy_timeout` is 0), because it would ask too seldom.
+    """
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or (patient and time.monotonic() > deadline):
+                raise
+            if not patient:
+                raise BusyError from error
+        time.sleep(0.001)
+
+
+def data_version(connection: sqlite3.Connection) -> int:
+    """Return a number that changes when another connection writes."""
+    (version,) = connection.execute("PRAGMA data_version").fetchone()
+    return int(version)
+
+
+class SameFile:
+    """The file at a path, as it was when this was made.
+
+    SQLite goes on to write into a file that was removed, or moved away, and nobody can read that afterwards.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found = _which(path)
+
+    def __bool__(self) -> bool:
+        return _which(self._path) == self._found
+
+    def check(self) -> None:
+        """Raise StoreUnreachableError if it is not there any more. It takes 2 us."""
+        if not self:
+            raise StoreUnreachableError(
+                f"the store {self._path} was removed or replaced while it was in use: put the file back, or start the router "
+                "again"
+            )
+
+
+def _which(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

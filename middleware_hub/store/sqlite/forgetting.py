@@ -13,8 +13,8 @@ from typing import Final
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.paths import Place
 from middleware_hub.store.records import SpanRecord, decode
+from middleware_hub.store.retracing import Retracer
 from middleware_hub.store.sqlite.others import keep_newest
-from middleware_hub.store.sqlite.retracing import Retracer
 from middleware_hub.store.sqlite.rows import marks
 
 _RECORDS: Final = 256
@@ -137,6 +137,14 @@ def _delete(connection: sqlite3.Connection, records: list[_Record]) -> None:
         if some:
             connection.execute(f"DELETE FROM {table} WHERE record IN ({marks(len(some))})", some)
     connection.execute(f"DELETE FROM records WHERE n IN ({marks(len(numbers))})", numbers)
+
+
+def trim(connection: sqlite3.Connection, log: str, before: int) -> None:
+    """Forget the events of a log in front of a number."""
+    connection.execute("UPDATE logs SET first = max(first, min(?2, last + 1)) WHERE name = ?1", (log, before))
+    connection.execute(
+        "DELETE FROM events WHERE log = (SELECT log FROM logs WHERE name = ?1) AND number < ?2", (log, before)
+    )
 
 
 def forget_events(connection: sqlite3.Connection) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from middleware_hub.store.protocol import Found, LogInfo, Query
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, complete, decode_blob, decode_event
-from middleware_hub.store.sqlite.file import connect, mapped
+from middleware_hub.store.sqlite.file import SameFile, connect, mapped
 from middleware_hub.store.sqlite.rows import locate, marks, padded
 from middleware_hub.store.sqlite.searching import Search, Wanted, decode_all
 
@@ -34,6 +34,7 @@ class Reader:
         """`patient`: wait while another process mends the log after one was killed; else StoreUnreachableError at once."""
         self.path = path
         self.connection = connect(path)
+        self._same = SameFile(path)
         if not patient:
             self.connection.execute("PRAGMA busy_timeout = 0")
         self._known: Container[bytes] = ()
@@ -46,7 +47,7 @@ class Reader:
 
     def newest(self) -> int:
         """Return the number of the last record, or 0."""
-        with mapped(self.path):
+        with self._reading():
             (found,) = self.connection.execute("SELECT max(n) FROM records").fetchone()
         return found or 0
 
@@ -54,9 +55,15 @@ class Reader:
         self.connection.close()
 
     @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._same.check()
+        with mapped(self.path):
+            yield
+
+    @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
         """Read within one moment of the store."""
-        with mapped(self.path):
+        with self._reading():
             self.connection.execute("BEGIN")
             try:
                 yield self.connection
@@ -132,7 +139,7 @@ class Reader:
 
     def blobs(self, record: bytes, names: Sequence[str] | None) -> list[Blob]:
         sql = "SELECT b.name, b.body FROM blobs b JOIN records r ON r.n = b.record WHERE r.id = ? ORDER BY b.name"
-        with mapped(self.path):
+        with self._reading():
             rows = self.connection.execute(sql, (record,)).fetchall()
         return [decode_blob(body) for name, body in rows if names is None or name in names]
 
@@ -141,20 +148,31 @@ class Reader:
             "SELECT number, body FROM events WHERE log = (SELECT log FROM logs WHERE name = ?) AND number > ? "
             "ORDER BY number LIMIT ?"
         )
-        with mapped(self.path):
+        with self._reading():
             rows = self.connection.execute(sql, (log, after, limit)).fetchall()
         return [decode_event(log, number, body) for number, body in rows]
+
+    def last(self, log: str) -> int:
+        """Return the number of the last event of a log, or 0."""
+        with self._reading():
+            row = self.connection.execute("SELECT last FROM logs WHERE name = ?", (log,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def announced(self, prefix: str, now: float) -> dict[str, bytes]:
+        sql = "SELECT name, data FROM announced WHERE substr(name, 1, length(?1)) = ?1 AND said <= ?2 AND until > ?2"
+        with self._reading():
+            return dict(self.connection.execute(sql, (prefix, now)).fetchall())
 
     def logs(self, prefix: str, after: str, limit: int) -> list[LogInfo]:
         sql = (
             "SELECT name, last, closed FROM logs WHERE name >= ?1 AND substr(name, 1, length(?1)) = ?1 AND name > ?2 "
             "ORDER BY name LIMIT ?3"
         )
-        with mapped(self.path):
+        with self._reading():
             return [LogInfo(*row) for row in self.connection.execute(sql, (prefix, after, limit))]
 
     def page(self, after: int, limit: int) -> list[tuple[Any, ...]]:
         """Return (n, id, root, parent, line, body) of the next records."""
         sql = "SELECT n, id, root, parent, line, body FROM records WHERE n > ? ORDER BY n LIMIT ?"
-        with mapped(self.path):
+        with self._reading():
             return self.connection.execute(sql, (after, limit)).fetchall()

@@ -45,7 +45,7 @@ SELECT key, length, {_NEWEST.format(kind=START, most=MOST_CHAINS + 1)}, {_NEWEST
 FROM f WHERE EXISTS (SELECT 1 FROM places p WHERE p.key = f.key AND p.length = f.length AND p.hash = f.hash)"""
 _NAMED: Final = (
     "SELECT n, body FROM places JOIN records ON n = record "
-    f"WHERE key = ? AND length = 0 AND hash = x'' AND kind = {NAME} ORDER BY record DESC LIMIT 1"
+    f"WHERE key = ? AND length = 0 AND hash = x'' AND kind = {NAME} ORDER BY record DESC LIMIT 8"
 )
 _PASSED: Final = (
     f"SELECT 1 FROM places WHERE key = ? AND length = 0 AND hash = x'' AND kind IN ({PASS}, {WAY}) AND record <= ? "
@@ -126,10 +126,13 @@ class Search:
         for parent in self._query.parents:
             for name in names_of(parent):
                 place = name_place(self._path.namespace, name)
-                row = self._connection.execute(_NAMED, (place.key,)).fetchone()
-                if row is not None:
-                    self._numbers[row[0]] = None
-                    end = min([end, *(record.text_end for record in decode_all([row[1]])[0])])
+                rows = self._connection.execute(_NAMED, (place.key,)).fetchall()
+                if rows:
+                    # What waited in a spool is entered late.
+                    records = [(number, decode_all([body])[0]) for number, body in rows]
+                    number, newest = max(records, key=lambda row: max((one.serial for one in row[1]), default=-1))
+                    self._numbers[number] = None
+                    end = min([end, *(record.text_end for record in newest)])
                     break
         return end
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
@@ -23,9 +26,10 @@ from middleware_hub.store.sqlite.forgetting import (
     forget_some,
     plan,
     plan_roots,
+    trim,
     used_bytes,
 )
-from middleware_hub.store.sqlite.others import Ground
+from middleware_hub.store.sqlite.others import Ground, trim_news
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import Verifier
 from middleware_hub.store.sqlite.writer import Writer
@@ -38,6 +42,8 @@ _INLINE_RECORDS: Final = 16
 _MOST_WAITING: Final = 1_000
 """With durability `off`, appends wait all the same while so many batches are not written."""
 _PAGE: Final = 500
+_LOOK_EVERY: Final = 0.02
+"""Seconds between two looks for news in a log: about 10 us each."""
 _NOTHING: Final = Found()
 
 
@@ -84,29 +90,65 @@ class SqliteStore:
         wait = self._durability != "off" or bool(batch.events) or writer.waiting > _MOST_WAITING
         for path in batch.paths.values():
             self._ground.carry_on(path)
-        numbers: list[int] = await writer.submit(prepare(batch), wait=wait)
+        for record in batch.records:
+            for name in record.request_ids:
+                self._ground.add_name(record.namespace, name)
+        numbers: list[int] = await writer.submit(prepare(batch), wait=wait, now=batch.gathered)
         return numbers
+
+    def on_loss(self, refill: object) -> None:
+        """It loses nothing by itself."""
 
     def note(self, marks: Sequence[Mark]) -> None:
         self._open_writer().note(marks)
 
     def others(self) -> int:
-        inline, _ = self._open_readers()
         others = self._open_writer().others
+        return others.count if self._open_writer().hear() or self._listen() else others.missed()
+
+    def _listen(self) -> bool:
+        """Take in what others have written while the writer is at work; return whether that was possible at once."""
+        inline, _ = self._open_readers()
         try:
-            return others.seen(inline.newest())
+            inline.within(self._open_writer().others.listen)
+            return True
         except StoreUnreachableError:  # locked for a moment: nobody knows what is written meanwhile
-            return others.missed()
+            return False
+
+    def spared(self, query: Query) -> Found | None:
+        heard = query.complete and self._open_writer().hear()
+        if not query.complete or not (heard or self._listen()):
+            return None
+        others, ground, path = self._open_writer().others, self._ground, query.path
+        if others.count:  # else all that is there is this process's own
+            ground.check(others.epoch)
+            before = others.horizon > 0
+            if others.wrote_on(path, query.known_from) or (before and not ground.holds(path)):
+                return None
+            for name in query.parents:
+                if others.named(path.namespace, name) or (before and not ground.holds_name(path.namespace, name)):
+                    return None
+        self._spared += 1
+        return Found(ends=self._ends(query.logs, heard=heard)) if query.logs else _NOTHING
+
+    def _ends(self, logs: Sequence[str], *, heard: bool) -> dict[str, int]:
+        """Return how far logs go. `heard`: what the writer knows of others is not older than this turn of the event loop."""
+        inline, _ = self._open_readers()
+        end_of = partial(self._open_writer().end_of, read=inline.last) if heard else inline.last
+        return {log: end_of(log) for log in logs}
 
     async def find(self, query: Query) -> Found:
+        found = await self._find(query)
+        return replace(found, ends=self._ends(query.logs, heard=False)) if query.logs else found
+
+    async def _find(self, query: Query) -> Found:
         inline, threaded = self._open_readers()
-        count, horizon = 0, None
+        others, horizon, epoch = self._open_writer().others, None, -1
         if query.complete:
-            count, horizon = self.others(), self._open_writer().others.horizon
-            self._ground.check(count)
-            if not query.parents and (count == 0 or self._ground.holds(query.path)):
-                self._spared += 1
+            if not query.parents and self.spared(replace(query, logs=())) is not None:
                 return _NOTHING
+            horizon, epoch = others.horizon, others.epoch
+            self._ground.check(epoch)
         found = alone = None
         if query.path.last - max(query.path.first, query.known_from // BLOCK) <= _INLINE_BLOCKS:
             with suppress(StoreUnreachableError):  # locked for a moment: a thread may wait for it, the event loop not
@@ -114,11 +156,16 @@ class SqliteStore:
         if found is None:
             found, alone = await self._in_thread(lambda: threaded.find(query, horizon=horizon))
             assert found is not None
-        if alone is not None and not found.damaged and count == self._open_writer().others.count:
-            self._ground.add(alone)
+        if epoch == others.epoch and not found.damaged:
+            if alone is not None:
+                self._ground.add(alone)
+            for name in query.parents:
+                self._ground.add_name(query.path.namespace, name)
         return self._counted(found)
 
-    async def get(self, ids: Sequence[bytes], *, known: Container[bytes] = ()) -> Found:
+    async def get(
+        self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
+    ) -> Found:
         _, threaded = self._open_readers()
         return self._counted(await self._in_thread(lambda: threaded.get(ids, known)))
 
@@ -128,15 +175,47 @@ class SqliteStore:
         self._damaged += found.damaged
         return found
 
-    async def blobs(self, record: bytes, names: Sequence[str] | None = None) -> list[Blob]:
+    async def blobs(
+        self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
+    ) -> list[Blob]:
         _, threaded = self._open_readers()
         return await self._in_thread(lambda: threaded.blobs(record, names))
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         inline, threaded = self._open_readers()
+        writer = self._open_writer()
         with suppress(StoreUnreachableError):  # as in `find`
+            if writer.hear() and writer.end_of(log, inline.last) == after:
+                return []
             return inline.events(log, after, limit)
         return await self._in_thread(partial(threaded.events, log, after, limit))
+
+    async def wait(self, log: str, after: int, seconds: float) -> int:
+        deadline = monotonic() + seconds
+        while True:
+            inline, _ = self._open_readers()
+            writer = self._open_writer()
+            left = deadline - monotonic()
+            try:
+                last = writer.end_of(log, inline.last) if writer.hear() else inline.last(log)
+                if last > after or left <= 0:
+                    return last
+            except StoreUnreachableError:  # as in `find`: the next look may do better
+                if left <= 0:
+                    raise
+            await asyncio.sleep(min(left, _LOOK_EVERY))
+
+    async def trim(self, log: str, before: int) -> None:
+        await self._open_writer().submit(partial(trim, log=log, before=before))
+
+    async def announce(self, name: str, data: bytes, seconds: float) -> None:
+        await self._open_writer().submit(partial(_announce, name=name, data=data, seconds=seconds))
+
+    async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
+        inline, threaded = self._open_readers()
+        with suppress(StoreUnreachableError):  # as in `find`
+            return inline.announced(prefix, monotonic())
+        return await self._in_thread(lambda: threaded.announced(prefix, monotonic()))
 
     async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
         _, threaded = self._open_readers()
@@ -167,6 +246,8 @@ class SqliteStore:
     async def forget(self, max_bytes: int) -> Forgotten:
         _, threaded = self._open_readers()
         done, events = Forgotten(), 0
+        if await self._excess(threaded, max_bytes) > 0:
+            await self._open_writer().submit(trim_news)
         while (excess := await self._excess(threaded, max_bytes)) > 0:
             forgotten = await self._open_writer().submit(forget_events)
             events += forgotten
@@ -234,6 +315,13 @@ class SqliteStore:
 
     async def _excess(self, reader: Reader, max_bytes: int) -> int:
         return await self._in_thread(lambda: used_bytes(reader.connection)) - max_bytes
+
+
+def _announce(connection: sqlite3.Connection, name: str, data: bytes, seconds: float) -> None:
+    now = monotonic()
+    connection.execute("DELETE FROM announced WHERE until <= ? OR said > ?", (now, now))
+    row = (name, data, now, now + seconds)
+    connection.execute("INSERT OR REPLACE INTO announced(name, data, said, until) VALUES (?, ?, ?, ?)", row)
 
 
 def _sizes(reader: Reader) -> tuple[int, int, int, int]:

@@ -10,9 +10,9 @@ from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMis
 from middleware_hub.store.paths import NAME
 from middleware_hub.store.protocol import Finding
 from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode_event, faults
+from middleware_hub.store.retracing import Retracer
 from middleware_hub.store.sqlite.file import mapped
 from middleware_hub.store.sqlite.reader import Reader
-from middleware_hub.store.sqlite.retracing import Retracer
 from middleware_hub.store.sqlite.rows import Located, locate
 
 _PAGE: Final = 200
@@ -145,15 +145,15 @@ class Verifier:
             yield Finding("event", f"an event {number}: {error}")
 
     def _gaps(self) -> list[Finding]:
-        """Return the logs that lack events, but for those of deleted logs that were forgotten."""
+        """Return the logs that lack events, but for those that were forgotten: of deleted logs, or in front of `first`."""
         sql = (
-            "SELECT name, last, closed, (SELECT count(*) FROM events e WHERE e.log = l.log) AS count, "
+            "SELECT name, last - first + 1 AS whole, (SELECT count(*) FROM events e WHERE e.log = l.log) AS count, "
             "(SELECT max(number) FROM events e WHERE e.log = l.log) AS newest FROM logs l "
-            "WHERE newest IS NOT last OR (count != last AND closed < 2)"
+            "WHERE (newest IS NOT last AND whole > 0) OR (count != whole AND closed < 2)"
         )
         with self._reader.snapshot() as connection:
             rows = connection.execute(sql).fetchall()
-        return [Finding("event", f"the log {name!r} has {count} of {last} events") for name, last, _, count, _ in rows]
+        return [Finding("event", f"the log {name!r} has {count} of {whole} events") for name, whole, count, _ in rows]
 
 
 def _number(at: dict[bytes, Located], record: bytes | None) -> int | None:

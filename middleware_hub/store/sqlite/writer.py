@@ -1,9 +1,9 @@
-"""Who writes. Whatever was asked for in one turn of the event loop, or while the last group was written, becomes a group.
+"""Who writes. Whatever is asked for while the event loop is busy becomes a group, because a group of ten costs a third of ten.
 
-A group is written by the event loop itself if nothing has to be waited for: that takes less than to wake a thread, which
+It is written by the event loop itself if nothing has to be waited for: that takes less than to wake a thread, which
 gets Python's lock late and often while the loop is busy (5 ms for each step of each group). A thread writes all that may
-wait: what has to be synced, what is large, whatever comes while another process holds the file's lock, and, for a while,
-everything if the disk was slow. One lock says whose turn it is; nothing overtakes what was handed to the thread before.
+wait: what has to be synced, what is large, what another process's lock has held up for long, and, for a while, everything
+if the disk was slow. One lock says whose turn it is; nothing overtakes what was handed to the thread before.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Final
 
 from middleware_hub.store.errors import ConflictingRecordError, StoreError, StoreUnreachableError
+from middleware_hub.store.gathering import Gathering
 from middleware_hub.store.protocol import Durability
 from middleware_hub.store.records import Mark
 from middleware_hub.store.sqlite.appending import Group, Prepared, Whereabouts, write_marks
 from middleware_hub.store.sqlite.checkpoints import Checkpoints
-from middleware_hub.store.sqlite.file import connect, mapped, store_error
-from middleware_hub.store.sqlite.others import Others, newest
+from middleware_hub.store.sqlite.file import BusyError, SameFile, begin, connect, data_version, mapped, store_error
+from middleware_hub.store.sqlite.jobs import Answer, Job, Step, answer, result, settle
+from middleware_hub.store.sqlite.others import NEWS_KEPT, Others, state, trim_news
 
 logger = logging.getLogger(__name__)
 
@@ -34,29 +36,16 @@ _MARKS_EVERY: Final = 1.0
 """Seconds after which marks are written at the latest: by the thread after half of it, with a group after a quarter."""
 _SMALL: Final = 1 << 18
 """Bytes of a group that the event loop writes itself."""
+_PATIENCE: Final = 0.005
+"""Seconds for which a group is gathered, until it has an eighth of `_SMALL`."""
+_AGAIN: Final = 0.001
+_HELD_UP: Final = 0.02
+"""While another process writes, the event loop tries again each `_AGAIN` seconds, and the thread after `_HELD_UP`."""
 _SLOW: Final = 0.1
 _SLOW_FOR: Final = 5.0
 """After a group took `_SLOW` seconds, the event loop writes none for `_SLOW_FOR` seconds."""
-_BUSY_SECONDS: Final = 20.0
-_PAGES_OF_A_BATCH: Final = 8
-
-Step = Callable[[sqlite3.Connection], Any]
-Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
-
-
-class _Busy(Exception):
-    """Another process is writing."""
-
-
-class Job:
-    """A batch or a step, and who waits for it."""
-
-    __slots__ = ("future", "work")
-
-    def __init__(self, work: Prepared | Step, future: asyncio.Future[Any] | None) -> None:
-        self.work = work
-        self.future = future
-
+_TRIM_EVERY: Final = 256
+"""Groups after which old news are deleted."""
 
 _LOOK: Final = Job(Prepared([]), None)
 """Wakes the thread to look whether the log is too long."""
@@ -69,9 +58,12 @@ class Writer:
         self._path = path
         self._synced = durability == "disk"
         self._connection = connect(path, synced=self._synced)
-        self._connection.execute("PRAGMA busy_timeout = 0")  # see `_begin`
+        self._connection.execute("PRAGMA busy_timeout = 0")  # see `begin`
+        self._same = SameFile(path)
         self._turn = threading.Lock()
-        self._gathered: list[Job] = []
+        self._gathered = Gathering(self._flush, _PATIENCE, _SMALL // 8)
+        self._held_up: list[Job] = []
+        self._held_up_since: float | None = None
         self._handed = self._done = 0
         self._patient_until = self._marked = 0.0
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
@@ -82,28 +74,30 @@ class Writer:
         self.groups = self.appends = self.conflicts = 0
         self._known = Whereabouts()
         self._version = -1
+        self._heard = False
         with mapped(path):
-            self.others = Others(newest(self._connection))
+            self.others = Others(state(self._connection).newest)
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Prepared | Step, *, wait: bool = True) -> asyncio.Future[Any]:
+    def submit(self, work: Prepared | Step, *, wait: bool = True, now: bool = False) -> asyncio.Future[Any]:
         """Queue a batch, or a step to be done between groups; the future is done when it is committed.
 
-        With `wait=False` the future is done at once, and a fault is only logged.
+        With `wait=False` the future is done at once, and a fault is only logged. `now`: a batch is not gathered with others
+        that may come.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._closed:
             future.set_exception(StoreUnreachableError(f"the store {self._path} is closed"))
             return future
         job = Job(work, future if wait else None)
         if isinstance(work, Prepared):
-            if not self._gathered:
-                loop.call_soon(self._flush)
-            self._gathered.append(job)
+            if now:
+                self._flush([*self._gathered.take(), job])
+            else:
+                self._gathered.add(job, work.size)
         else:
-            self._hand_over([*self._take_gathered(), job])
+            self._hand_over([*self._take_waiting(), job])
         if not wait:
             future.set_result([])
         return future
@@ -111,20 +105,63 @@ class Writer:
     @property
     def waiting(self) -> int:
         """Return how many batches are not written."""
-        return len(self._gathered) + self._handed - self._done
+        return len(self._held_up) + len(self._gathered) + self._handed - self._done
 
-    def _take_gathered(self) -> list[Job]:
-        jobs, self._gathered = self._gathered, []
-        return jobs
+    def hear(self) -> bool:
+        """Take in what others have written; return whether that was possible at once.
+
+        One look holds for all that is ready in this turn of the event loop. A request that came in behind the look is handled
+        behind `_look_again`, because the loop calls in the order in which it was asked to.
+        """
+        if self._heard:
+            return True
+        if not self._same or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            version = data_version(self._connection)
+            if version != self._version:
+                self._connection.execute("BEGIN")
+                try:
+                    self._listen(version)
+                finally:
+                    self._connection.execute("COMMIT")
+            self._heard = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+            return True
+        except sqlite3.Error:  # locked for a moment
+            return False
+        finally:
+            self._turn.release()
+
+    def _look_again(self) -> None:
+        self._heard = False
+
+    def end_of(self, log: str, read: Callable[[str], int]) -> int:
+        """Return the number of a log's last event when others were last heard; `read` returns the present one from the file."""
+        return self._known.end_of(log, read)
+
+    def _listen(self, version: int) -> None:
+        """Take in what others have written, within a transaction that began at this version or later."""
+        found = self.others.listen(self._connection)
+        self.others.locked(found.newest)
+        self._known.check(found.forgotten)
+        self._version = version
+
+    def _take_waiting(self) -> list[Job]:
+        """Take all that is not written, in its order."""
+        held_up, self._held_up = self._held_up, []
+        return [*held_up, *self._gathered.take()]
 
     def _hand_over(self, jobs: list[Job]) -> None:
+        self._held_up_since = None
         self._handed += len(jobs)
         for job in jobs:
             self._queue.put(job)
 
-    def _flush(self) -> None:
-        """Write what was gathered, or hand it over to the thread."""
-        jobs = self._take_gathered()
+    def _flush(self, jobs: list[Job]) -> None:
+        """Write what was held up and what was gathered, try again soon, or hand it over to the thread."""
+        held_up, self._held_up = self._held_up, []
+        jobs = [*held_up, *jobs]
         if not jobs:
             return
         size = sum(job.work.size for job in jobs if isinstance(job.work, Prepared))
@@ -136,17 +173,27 @@ class Writer:
         try:
             answers = self._append(jobs, patient=False)
             if self._marks and started > self._marked + _MARKS_EVERY / 4:
-                self._write_marks()
-        except _Busy:
-            self._hand_over(jobs)
+                self._write_marks(patient=False)
+        except BusyError:
+            self._hold_up(jobs, started)
             return
         finally:
             self._turn.release()
+        self._held_up_since = None
         if monotonic() - started > _SLOW:
             self._patient_until = started + _SLOW_FOR
         if self._checkpoints.due:
             self._queue.put(_LOOK)
-        _settle(answers)
+        settle(answers)
+
+    def _hold_up(self, jobs: list[Job], now: float) -> None:
+        if self._held_up_since is None:
+            self._held_up_since = now
+        if now - self._held_up_since < _HELD_UP:
+            self._held_up = jobs
+            asyncio.get_running_loop().call_later(_AGAIN, self._flush, [])
+        else:
+            self._hand_over(jobs)
 
     def note(self, marks: Sequence[Mark]) -> None:
         """Keep marks until the next group."""
@@ -159,7 +206,7 @@ class Writer:
         """Write what is waiting, and end."""
         if not self._closed:
             self._closed = True
-            self._hand_over(self._take_gathered())
+            self._hand_over(self._take_waiting())
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -174,6 +221,8 @@ class Writer:
                     self._write_marks()
                 self._work(jobs)
                 self._checkpoints.go_on(self._connection)
+        if self._marks:
+            logger.warning("marks of %d conversations could not be written", len(self._marks))
         self._checkpoints.finish(self._connection)
         self._connection.close()
 
@@ -188,7 +237,7 @@ class Writer:
                 answers += self._step(jobs.pop(0))
                 done += 1
             self._done += done
-            _answer(answers)
+            answer(answers)
 
     def _next_jobs(self) -> tuple[list[Job], bool]:
         """Wait for a job, and return it with all others that are there, and whether this is the end."""
@@ -215,62 +264,48 @@ class Writer:
                 self._roll_back()
                 self._begin(patient=patient)
                 answers = self._transaction(jobs, careful=True)
-        except _Busy:
+        except BusyError:
             raise
-        except sqlite3.Error as error:
+        except Exception as error:  # noqa: BLE001 - an error of ours goes to whoever waits; the thread has to live
             self._roll_back()
             if len(jobs) > 1 and not isinstance(error, sqlite3.OperationalError):
                 return [answer for job in jobs for answer in self._append([job])]
-            failure = store_error(self._path, error)
-            return [answer for job in jobs for answer in _result(job, None, failure)]
-        except Exception as error:  # noqa: BLE001 - an error of ours goes to whoever waits; the thread has to live
-            self._roll_back()
-            if len(jobs) > 1:
-                return [answer for job in jobs for answer in self._append([job])]
-            return _result(jobs[0], None, error)
+            failure = store_error(self._path, error) if isinstance(error, sqlite3.Error) else error
+            return [answer for job in jobs for answer in result(job, None, failure)]
         self.groups += 1
         self.appends += len(jobs)
-        self._checkpoints.pages += _PAGES_OF_A_BATCH * len(jobs)
+        self._checkpoints.wrote([job.work for job in jobs if isinstance(job.work, Prepared)])
         return answers
 
     def _begin(self, *, patient: bool = True) -> None:
-        """Begin a transaction, when no other process is in one. Raises _Busy, if that is not to be waited for."""
-        deadline = monotonic() + _BUSY_SECONDS
-        while True:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or (patient and monotonic() > deadline):
-                    raise
-                if not patient:
-                    raise _Busy from error
-            sleep(0.001)
+        """Begin a transaction. Raises StoreUnreachableError if the file is gone, else as `begin`."""
+        self._same.check()
+        begin(self._connection, patient=patient)
 
     def _transaction(self, jobs: list[Job], *, careful: bool = False) -> list[Answer]:
         answers: list[Answer] = []
         connection = self._connection
-        (version,) = connection.execute("PRAGMA data_version").fetchone()
-        if version != self._version:  # another connection wrote, perhaps of another process
-            self._version = version
-            self._known.clear()
-            self.others.locked(newest(connection))
+        version = data_version(self._connection)
+        if version != self._version:
+            self._listen(version)
         self._known.shorten()
         work = [job.work for job in jobs if isinstance(job.work, Prepared)]
-        group = Group(connection, work, self.others.last, self._known, careful=careful)
-        for job in jobs:
-            assert isinstance(job.work, Prepared)
+        group = Group(connection, work, self.others, self._known, careful=careful)
+        for job, batch in zip(jobs, work, strict=True):
             try:
-                answers += _result(job, group.take(job.work), None)
+                answers += result(job, group.take(batch), None)
             except StoreError as error:
-                self.conflicts += isinstance(error, ConflictingRecordError)
                 if isinstance(error, ConflictingRecordError):
+                    self.conflicts += 1
                     logger.error("%s", error)
-                answers += _result(job, None, error)
+                answers += result(job, None, error)
         group.write()
+        if self.groups % _TRIM_EVERY == 0:
+            trim_news(connection, NEWS_KEPT)
         self.others.claim(group.last)
         connection.execute("COMMIT")
         self.others.committed()
+        self._same.check()  # it may have been removed meanwhile
         self.note(group.hits)
         return answers
 
@@ -282,27 +317,27 @@ class Writer:
             self._begin()
             found = job.work(self._connection)
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._roll_back()
-            return _result(job, None, store_error(self._path, error))
+            self._same.check()
         except Exception as error:  # noqa: BLE001 - see `_append`
             self._roll_back()
-            return _result(job, None, error)
-        return _result(job, found, None)
+            return result(job, None, store_error(self._path, error) if isinstance(error, sqlite3.Error) else error)
+        return result(job, found, None)
 
-    def _write_marks(self) -> None:
+    def _write_marks(self, *, patient: bool = True) -> None:
+        """Write marks; what cannot be written now is kept."""
         with self._marks_lock:
             marks, self._marks = self._marks, {}
         if not marks:
             return
         self._marked = monotonic()
         try:
-            self._begin()
+            self._begin(patient=patient)
             write_marks(self._connection, marks)
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._roll_back()
-            logger.warning("marks of %d conversations were not written: %s", len(marks), store_error(self._path, error))
+        except (BusyError, StoreUnreachableError, sqlite3.Error):
+            if self._connection.in_transaction:
+                self._roll_back()
+            self.note(list(marks.values()))
 
     def _roll_back(self) -> None:
         self._known.clear()
@@ -312,33 +347,3 @@ class Writer:
                 self._connection.execute("ROLLBACK")
             except sqlite3.Error as error:
                 logger.error("%s", store_error(self._path, error))
-
-
-def _result(job: Job, value: Any, error: BaseException | None) -> list[Answer]:
-    """Return what is to be told, if anybody waits for it."""
-    if job.future is None:
-        if error is not None:
-            logger.error("an append that nobody waited for was lost: %s", error)
-        return []
-    return [(job.future, value, error)]
-
-
-def _answer(answers: Sequence[Answer]) -> None:
-    """Wake all who wait, by one call into each event loop."""
-    loops: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
-    for answer in answers:
-        loops.setdefault(answer[0].get_loop(), []).append(answer)
-    for loop, some in loops.items():
-        try:
-            loop.call_soon_threadsafe(_settle, some)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            logger.debug("%d answers came too late", len(some))
-
-
-def _settle(answers: Sequence[Answer]) -> None:
-    for future, value, error in answers:
-        if not future.done():
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)

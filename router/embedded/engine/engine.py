@@ -30,7 +30,7 @@ from router.embedded.engine.sample import ReplyRequest, Sample
 from router.embedded.engine.script import FREE, Fault, Script
 from router.embedded.options import WorkerOptions
 
-PauseMode = Literal["abort", "in_place", "retract"]
+PauseMode = Literal["abort", "in_place", "retract", "wait"]  # the last is vLLM's
 
 logger = logging.getLogger(__name__)
 
@@ -232,11 +232,12 @@ class Engine:
         self.changed()
 
     async def pause(self, mode: PauseMode) -> None:
-        """Close the front, and the scheduler; with mode `abort`, instead wait until the scheduler is empty."""
+        """Close the front, and the scheduler; with mode `abort` or `wait`, instead wait until the scheduler is empty."""
         logger.info("paused: %s", mode)
         self._front_closed = True
-        if mode == "abort":
-            self.abort_all()
+        if mode in ("abort", "wait"):
+            if mode == "abort":
+                self.abort_all()
             await self.progress.wait_for(lambda: all(job.stage is Stage.FRONT for job in self.jobs.values()))
             return
         self._scheduler_closed = True

@@ -31,27 +31,30 @@ class GeneratedReply(Sample):
             self._read(returns.start, returns.top, returns.chosen)
 
     def advance(self, count: int, version: str) -> None:
-        ids, script, returns = self.output_ids, self.request.script, self.request.returns
         for _ in range(count):
-            at = len(ids)
-            place = self._distributions.next(ids)
-            if at < len(script.ids):
-                token = script.ids[at]
-            elif script.finish == "eos":
-                token = self._eos_id
-            else:
-                token = place.draw()
-            logprob = script.logprobs[at] if at < len(script.logprobs) else place.logprob(token)
-            if returns.top:
-                self.details.output_top.append(place.top((logprob, token), returns.top))
-            if returns.chosen:
-                self.details.output_chosen.append(place.chosen(returns.chosen))
-            ids.append(token)
-            self.logprobs.append(logprob)
-            self.finish = self._stopping.reason(ids)
+            self._sample()
+            self.finish = self._stopping.reason(self.output_ids)
             if self.finish is not None:
                 break
-        self.versions.extend(version, len(ids))
+        self.versions.extend(version, len(self.output_ids))
+
+    def _sample(self) -> None:
+        ids, script, returns = self.output_ids, self.request.script, self.request.returns
+        at = len(ids)
+        place = self._distributions.next(ids)
+        if at < len(script.ids):
+            token = script.ids[at]
+        elif script.finish == "eos":
+            token = self._eos_id
+        else:
+            token = place.draw()
+        logprob = script.logprobs[at] if at < len(script.logprobs) else place.logprob(token)
+        if returns.top:
+            self.details.output_top.append(place.top((logprob, token), returns.top))
+        if returns.chosen:
+            self.details.output_chosen.append(place.chosen(returns.chosen))
+        ids.append(token)
+        self.logprobs.append(logprob)
 
     def text(self) -> str:
         if self._decoded < len(self.output_ids) or self.finish is not None:

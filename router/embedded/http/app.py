@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from router.embedded.engine.engine import Engine
 from router.embedded.engine.records import ControlRecord, Journal
@@ -16,7 +16,8 @@ class EngineApp:
     Args:
         engine: wakes its waiters after each request.
         journal: takes a record of each request that is no generation.
-        generate: answers POST and PUT of /generate.
+        generating: the methods that generate, by path.
+        generate: answers these.
         control: answers everything else.
         on_death: called with the reason when a request is one of those that end a worker, which no application can do.
     """
@@ -25,12 +26,14 @@ class EngineApp:
         self,
         engine: Engine,
         journal: Journal,
+        generating: Mapping[str, Sequence[str]],
         generate: Handler,
         control: Handler,
         on_death: Callable[[str], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._journal = journal
+        self._generating = generating
         self._generate = generate
         self._control = control
         self._on_death = on_death
@@ -40,7 +43,7 @@ class EngineApp:
             return
         exchange = HttpExchange(scope, receive, send, raw)
         try:
-            if exchange.path == "/generate" and exchange.method in ("POST", "PUT"):
+            if exchange.method in self._generating.get(exchange.path, ()):
                 await self._generate(exchange)
             else:
                 record = ControlRecord(exchange.method, exchange.path, exchange.query, exchange.headers, raw)

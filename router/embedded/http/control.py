@@ -10,6 +10,7 @@ from typing import Any
 from router.embedded.engine.engine import Engine, PauseMode
 from router.embedded.http.errors import Refused
 from router.embedded.http.exchange import Handler, HttpExchange
+from router.embedded.http.routes import ANY, BOTH, GET, POST, Routes, dispatch, echo, model_card, not_found
 from router.embedded.http.wire import Wire
 from router.embedded.options import WorkerOptions
 
@@ -27,40 +28,31 @@ class Control:
         self._path = tokenizer_path
         self._options = options
         self._started = int(time.time())
-        get, post, both = ("GET",), ("POST",), ("GET", "POST")
-        self._routes: dict[str, tuple[tuple[str, ...], Handler]] = {
-            "/health": (get, self._health),
-            "/health_generate": (get, self._health),
-            "/ping": (get, self._ping),
-            "/ready": (get, self._ready),
-            "/model_info": (get, self._model_info),
-            "/get_model_info": (get, self._model_info),
-            "/server_info": (get, self._server_info),
-            "/get_server_info": (get, self._server_info),
-            "/v1/models": (get, self._models),
-            "/generate": (("POST", "PUT"), self._nothing),
-            "/abort_request": (post, self._abort_request),
-            "/pause_generation": (post, self._pause),
-            "/continue_generation": (post, self._continue),
-            "/flush_cache": (both, self._flush),
-            "/update_weight_version": (post, self._update_weight_version),
-            "/update_weights_from_disk": (post, self._updating("model_path", kind=str, num_paused_requests=0)),
-            "/update_weights_from_tensor": (post, self._updating("serialized_named_tensors", kind=list)),
-            "/update_weights_from_distributed": (post, self._updating("names", "dtypes", "shapes", kind=list)),
-            "/update_weights_from_ipc": (post, self._updating("zmq_handles", kind=dict)),
-            # SGLang does not have it: it shows what arrives of a request that a router passes through.
-            "/echo": (("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"), self._echo),
+        self._routes: Routes = {
+            "/health": (GET, self._health),
+            "/health_generate": (GET, self._health),
+            "/ping": (GET, self._ping),
+            "/ready": (GET, self._ready),
+            "/model_info": (GET, self._model_info),
+            "/get_model_info": (GET, self._model_info),
+            "/server_info": (GET, self._server_info),
+            "/get_server_info": (GET, self._server_info),
+            "/v1/models": (GET, self._models),
+            "/generate": (("POST", "PUT"), not_found),
+            "/abort_request": (POST, self._abort_request),
+            "/pause_generation": (POST, self._pause),
+            "/continue_generation": (POST, self._continue),
+            "/flush_cache": (BOTH, self._flush),
+            "/update_weight_version": (POST, self._update_weight_version),
+            "/update_weights_from_disk": (POST, self._updating("model_path", kind=str, num_paused_requests=0)),
+            "/update_weights_from_tensor": (POST, self._updating("serialized_named_tensors", kind=list)),
+            "/update_weights_from_distributed": (POST, self._updating("names", "dtypes", "shapes", kind=list)),
+            "/update_weights_from_ipc": (POST, self._updating("zmq_handles", kind=dict)),
+            "/echo": (ANY, echo),
         }
 
     async def __call__(self, exchange: HttpExchange) -> None:
-        methods, handler = self._routes.get(exchange.path, ((), self._nothing))
-        if not methods:
-            await exchange.answer(404, {"detail": "Not Found"})
-        elif exchange.method not in methods:
-            allow = (b"allow", ", ".join(methods).encode())
-            await exchange.answer(405, {"detail": "Method Not Allowed"}, more=[allow])
-        else:
-            await handler(exchange)
+        await dispatch(exchange, self._routes)
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
@@ -110,22 +102,8 @@ class Control:
         await exchange.answer(200, info)
 
     async def _models(self, exchange: HttpExchange) -> None:
-        card = {
-            "id": self._path,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "sglang",
-            "root": self._path,
-            "parent": None,
-            "max_model_len": self._options.context_length,
-        }
+        card = model_card(self._path, self._started, self._options.context_length, "sglang")
         await exchange.answer(200, {"object": "list", "data": [card]})
-
-    async def _nothing(self, exchange: HttpExchange) -> None:
-        await exchange.answer(404, {"detail": "Not Found"})
-
-    async def _echo(self, exchange: HttpExchange) -> None:
-        await exchange.answer(200, exchange.raw, exchange.headers.get("content-type", "application/octet-stream"))
 
     # -- commands ------------------------------------------------------------------------------------------------------
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
-from router.embedded.engine.engine import NOTHING, Engine, EngineJob
+from router.embedded.engine.engine import Engine, EngineJob, Progress
 from router.embedded.engine.faults import BUSY, GAVE_UP
 from router.embedded.engine.records import GenerationRecord, Journal
 from router.embedded.http.admission import admit
 from router.embedded.http.errors import Refused
-from router.embedded.http.exchange import DONE, EVENTS, JSON, PLAIN, HttpExchange, event
+from router.embedded.http.exchange import DONE, EVENTS, PLAIN, HttpExchange, event
+from router.embedded.http.jobs import Reset, answer_stream, answer_whole, run_to_end, until_left
 from router.embedded.http.wire import Wire
 from router.embedded.models.vocabulary import EngineVocabulary
 from router.embedded.options import WorkerOptions
 
 
 class GenerateHandler:
-    """Runs the generations that a request asks for, until they end or the client leaves.
-
-    `reset` is called with the address of the client whose connection is to be cut, which no application can do.
-    """
+    """Runs the generations that a request asks for, until they end or the client leaves."""
 
     def __init__(
         self,
@@ -30,7 +27,7 @@ class GenerateHandler:
         journal: Journal,
         vocabulary: EngineVocabulary,
         options: WorkerOptions,
-        reset: Callable[[tuple[Any, ...]], None],
+        reset: Reset,
     ) -> None:
         self._engine = engine
         self._wire = wire
@@ -52,23 +49,8 @@ class GenerateHandler:
             await exchange.part(event({"error": error}) + DONE, last=True)
             return
         self._engine.changed()
-        work = asyncio.ensure_future(
-            self._stream(exchange, jobs, listed) if stream else self._reply(exchange, jobs, listed)
-        )
-        gone = asyncio.ensure_future(exchange.disconnected())
-        try:
-            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            else:
-                for job in jobs:
-                    job.record.disconnected = True
-        finally:
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-            for job in jobs:
-                self._engine.retire(job)
+        work = self._stream(exchange, jobs, listed) if stream else self._reply(exchange, jobs, listed)
+        await until_left(exchange, self._engine, jobs, work)
 
     def _admit(self, exchange: HttpExchange, body: dict[str, Any]) -> tuple[list[EngineJob], bool]:
         """Return a request's jobs, prompt-major, and whether the reply is a list."""
@@ -95,23 +77,10 @@ class GenerateHandler:
                 return
         payloads = [await self._run(jobs[0])] if len(jobs) == 1 else await asyncio.gather(*map(self._run, jobs))
         content = b"[%b]" % b",".join(payloads) if listed else payloads[0]
-        match fault:
-            case "not_json":
-                await exchange.answer(200, b"<html>this is not JSON</html>", JSON)
-            case "no_done":
-                await exchange.answer(200, content[: len(content) // 2])
-            case "dies":
-                await exchange.start(200, JSON)
-                await exchange.part(content[: len(content) // 2])
-                self._reset(exchange.client)
-            case _:
-                await exchange.answer(200, content)
+        await answer_whole(exchange, content, fault, self._reset)
 
     async def _run(self, job: EngineJob) -> bytes:
-        last = NOTHING
-        async for progress in self._engine.run(job, stream=False):
-            last = progress
-        self._engine.retire(job)
+        last = await run_to_end(self._engine, job)
         return self._wire.payload(job, last, self._engine.weight_version)
 
     async def _stream(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool) -> None:
@@ -121,41 +90,9 @@ class GenerateHandler:
         if fault in ("http_500", "http_503"):
             await exchange.answer(int(fault[-3:]), BUSY)
             return
-        await exchange.start(200, EVENTS)
-        events: asyncio.Queue[bytes | None] = asyncio.Queue()
-        async with asyncio.TaskGroup() as group:
-            for number, job in enumerate(jobs):
-                group.create_task(self._run_stream(job, number if listed else None, events, busy=fault == "abort_503"))
-            going = len(jobs)
-            while going:
-                payload = await events.get()
-                if payload is None:
-                    going -= 1
-                    continue
-                await exchange.part(event(payload))
-                if fault == "not_json":
-                    await exchange.part(b"data: {this is not JSON\n\n")
-                elif fault == "error_event":
-                    await exchange.part(event(GAVE_UP))
-                elif fault == "dies":
-                    self._reset(exchange.client)
-                if fault in ("error_event", "dies", "no_done", "abort_503"):
-                    self._engine.give_up(jobs)
-                    break
-        if fault == "no_done":
-            await exchange.part(b"", last=True)
-        elif fault != "dies":
-            await exchange.part(DONE, last=True)
 
-    async def _run_stream(
-        self, job: EngineJob, index: int | None, events: asyncio.Queue[bytes | None], *, busy: bool
-    ) -> None:
-        since = NOTHING
-        async for progress in self._engine.run(job, stream=True):
-            if progress.finish is not None:
-                self._engine.retire(job)
-            events.put_nowait(
-                self._wire.payload(job, progress, self._engine.weight_version, since=since, index=index, busy=busy)
-            )
-            since = progress
-        events.put_nowait(None)
+        def made(number: int, job: EngineJob, since: Progress, progress: Progress) -> bytes:
+            index, version = number if listed else None, self._engine.weight_version
+            return self._wire.payload(job, progress, version, since=since, index=index, busy=fault == "abort_503")
+
+        await answer_stream(exchange, self._engine, jobs, fault, self._reset, made, failed=GAVE_UP)

@@ -68,8 +68,11 @@ def integers(fields: dict[str, Raw], key: str) -> list[int]:
 
 def held_back(sampling: list[dict[str, Raw]]) -> list[int]:
     """Return the `stop_token_ids` that `min_new_tokens` holds back. One beyond the vocabulary ends the worker's process."""
-    waiting = [one for one in sampling if "stop_token_ids" in one and any(integers(one, "min_new_tokens"))]
-    return [token for one in waiting for token in integers(one, "stop_token_ids")]
+    found: list[int] = []
+    for params in sampling:
+        if "stop_token_ids" in params and "min_new_tokens" in params and any(integers(params, "min_new_tokens")):
+            found += integers(params, "stop_token_ids")
+    return found
 
 
 def _values(fields: dict[str, Raw], key: str) -> list[Any]:
@@ -94,9 +97,9 @@ def _check_batch(fields: dict[str, Raw], params: int, prompts: int) -> None:
 
 
 def _check_single(fields: dict[str, Raw], params: int, *, logprobs: bool) -> None:
-    if is_list(fields.get("sampling_params")):
+    if "sampling_params" in fields and is_list(fields["sampling_params"]):
         raise BadRequestError(f"`sampling_params` is a list of {params}: give one object, for there is one prompt")
-    if is_list(fields.get("rid")):
+    if "rid" in fields and is_list(fields["rid"]):
         raise BadRequestError("`rid` is a list: give one string, for there is one prompt")
     for key in ("logprob_start_len", "top_logprobs_num") if logprobs else ():
         if is_list(fields.get(key)):

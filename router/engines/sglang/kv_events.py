@@ -15,8 +15,8 @@ publish over ZeroMQ (read off `disaggregation/kv_events.py` of SGLang 0.5.23):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -146,6 +146,18 @@ class KvSource(msgspec.Struct, frozen=True):
         return None if self.replay_port is None else f"tcp://{self.host}:{self.replay_port + rank}"
 
 
+class KvReader(NamedTuple):
+    """How an engine's workers tell where they publish.
+
+    Attributes:
+        paths: where to ask; the first that a worker has counts.
+        source: returns where the worker at a URL publishes, by its answer; None if it does not.
+    """
+
+    paths: Sequence[str]
+    source: Callable[[str, bytes], KvSource | None]
+
+
 class _Published(msgspec.Struct):
     publisher: str
     endpoint_port_base: int
@@ -172,18 +184,30 @@ def kv_source(url: str, server_info: bytes) -> KvSource | None:
 
     The host is always the URL's: a worker binds to a wildcard, and no worker may send the router to another host.
     """
-    host = urlsplit(url).hostname
-    if host is None:
-        return None
-    if ":" in host:
-        host = f"[{host}]"
     try:
         info = msgspec.json.decode(server_info, type=_PublisherInfo)
         found = info.kv_events or _from_flag(info)
     except JSON_ERRORS:
         return None
-    if found is None or found.publisher != "zmq" or found.dp_size < 1:
+    return None if found is None else _source(url, found)
+
+
+def published(
+    url: str, publisher: str, endpoint: str, replay_endpoint: str | None, *, topic: str, ranks: int
+) -> KvSource | None:
+    """Return where the worker at `url` publishes that was started with these settings; None if it does not, over TCP."""
+    port = _tcp_port(endpoint)
+    if port is None:
         return None
+    return _source(url, _Published(publisher, port, topic, ranks, _tcp_port(replay_endpoint)))
+
+
+def _source(url: str, found: _Published) -> KvSource | None:
+    host = urlsplit(url).hostname
+    if host is None or found.publisher != "zmq" or found.dp_size < 1:
+        return None
+    if ":" in host:
+        host = f"[{host}]"
     last = found.endpoint_port_base + found.dp_size - 1
     if not 0 < found.endpoint_port_base <= last <= 65535:
         return None
@@ -205,3 +229,7 @@ def _tcp_port(endpoint: str | None) -> int | None:
     scheme, _, rest = (endpoint or "").partition("://")
     port = rest.rpartition(":")[2]
     return int(port) if scheme == "tcp" and port.isascii() and port.isdigit() else None
+
+
+SGLANG_KV = KvReader(("/server_info", "/get_server_info"), kv_source)
+"""The second path is the name before SGLang 0.5."""

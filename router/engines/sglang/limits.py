@@ -30,10 +30,15 @@ class PromptLimits(msgspec.Struct, frozen=True):
     Attributes:
         replies: the replies that a request may ask for: its prompts times `n`.
         tokens: the tokens of one prompt.
+        characters: the characters of one text, and the bytes of a chat, which contains more than its text; computed.
     """
 
     replies: int = 8192
     tokens: int = 512 * 1024
+    characters: int = 0
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "characters", CHARACTERS_PER_TOKEN * self.tokens)
 
     def check_replies(self, count: int) -> None:
         """Raise BadRequestError if a request asks for too many replies, or for none."""
@@ -63,11 +68,6 @@ class PromptLimits(msgspec.Struct, frozen=True):
             count = sum(len(piece.translate(None, _WITHIN_CHARACTERS)) for piece in pieces) - 6 * whole.count(b"\\")
             if count > self.characters:
                 raise self._too_long(count)
-
-    @property
-    def characters(self) -> int:
-        """The characters of one text, and the bytes of a chat, which contains more than its text."""
-        return CHARACTERS_PER_TOKEN * self.tokens
 
     def check_chat(self, body: bytes) -> None:
         """Raise TextTooLongError if a chat's body is too long to be parsed."""

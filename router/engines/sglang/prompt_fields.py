@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from router.engines.json import is_list, is_nested, is_null
+from router.engines.json import NULL, is_list, is_nested, is_null
 from router.engines.sglang.fields import check_items, decoded
 from router.engines.sglang.limits import PromptLimits
 from router.http.json_cost import check_weight
@@ -22,7 +22,7 @@ def read_texts(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[
     Raises BadRequestError, TextTooLongError.
     """
     raw = fields.get(key)
-    if raw is None or is_null(raw):
+    if raw is None or raw == NULL:
         return None, False
     if not is_list(raw):
         return [_text(raw, key, limits)], False
@@ -45,9 +45,12 @@ def read_ids(fields: dict[str, Raw], key: str, limits: PromptLimits) -> tuple[li
 
 
 def _text(raw: Raw, key: str, limits: PromptLimits) -> str:
-    limits.check_raw_text(raw)
+    long = len(memoryview(raw)) > limits.characters  # no text has more characters than its JSON has bytes
+    if long:
+        limits.check_raw_text(raw)
     text: str = decoded(raw, key, str, _TEXTS)
-    limits.check_text(text)
+    if long:
+        limits.check_text(text)
     return text
 
 

@@ -330,7 +330,8 @@ def edit_meta(body: bytes | Raw, *, drop: frozenset[str] = frozenset(), add: dic
     except (*JSON_ERRORS, KeyError) as error:
         raise UnreadableReplyError(f"no object with meta_info: {error}") from error
     kept = {key: value for key, value in meta.items() if key not in drop}
-    kept.update({key: Raw(value) for key, value in (add or {}).items()})
+    if add:
+        kept.update({key: Raw(value) for key, value in add.items()})
     fields["meta_info"] = Raw(msgspec.json.encode(kept))
     return msgspec.json.encode(fields)
 

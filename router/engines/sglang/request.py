@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.engines.json import JSON_ERRORS, is_list, is_null
+from router.engines.json import JSON_ERRORS, NULL, is_list, is_null
 from router.engines.sglang import hazards, segments
 from router.engines.sglang.fields import parse_object, typed
 from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
@@ -68,6 +68,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         rids: the client's request ids as it gave them: one id, a list, or None.
         lora_paths: the adapters, in the same form.
         experts_from: `routed_experts_start_len`.
+        prompts: the number of prompts; 0 if they are embeddings.
+        listed: whether the reply is a list of generations.
+        null_n: whether there is an `"n": null`, which SGLang answers with a 500.
     """
 
     fields: dict[str, Raw]
@@ -83,6 +86,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     rids: str | list[str | None] | None = None
     lora_paths: str | list[str | None] | None = None
     experts_from: int = 0
+    prompts: int = 0
+    listed: bool = False
+    null_n: bool = False
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
@@ -97,14 +103,13 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
         count = None if prompts is None else len(prompts)
         hazards.check(fields, sampling, count, batch=batch, logprobs=any(logprobs))
-        asked_for = [typed(one, "n", int, "an integer") if "n" in one else None for one in sampling]
-        counts = {1 if count is None else count for count in asked_for} or {1}
-        if min(counts) < 1:
-            raise BadRequestError(f"`n` must be at least 1, not {min(counts)}")
-        if len(counts) > 1:
-            raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
-        limits.check_replies(max(counts) * len(prompts or "1"))
-        given = {key: typed(fields, key, *kind) for key, kind in _TYPED.items() if key in fields}
+        samples, null_n = _samples(sampling)
+        if samples * (count or 1) > 1:
+            limits.check_replies(samples * (count or 1))
+        given = {key: typed(fields, key, *_TYPED[key]) for key in _TYPED if key in fields}
+        rids = given.get("rid")
+        if rids is not None:
+            _check_rids(rids)
         return cls(
             fields,
             sampling,
@@ -112,43 +117,32 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             ids,
             parts,
             batch,
-            counts.pop(),
+            samples,
             bool(given.get("stream")),
             logprobs,
             bool(given.get("return_trajectory")),
-            _checked_rids(given.get("rid")),
+            rids,
             given.get("lora_path"),
             given.get("routed_experts_start_len") or 0,
+            prompts=count or 0,
+            listed=batch or samples > 1,
+            null_n=null_n,
         )
-
-    @property
-    def listed(self) -> bool:
-        """Whether the reply is a list of generations."""
-        return self.batch or self.samples > 1
 
     @property
     def unrecordable(self) -> str | None:
         """Why a reply to this request cannot be recorded; None if it can."""
-        if self.texts is None and self.ids is None and self.segments is None:
+        if not self.prompts:
             return "input_embeds"
         for key, reason in UNRECORDABLE.items():
             if key in self.fields and not is_null(self.fields[key]):
                 return reason
         return None
 
-    @property
-    def prompts(self) -> int:
-        """The number of prompts; 0 if they are embeddings."""
-        return len(self.texts or self.ids or self.segments or ())
-
-    def options(self) -> list[PromptOptions]:
-        """Return what the request says about each prompt."""
-        return [
-            PromptOptions(
-                self.skips_special(number), self.asked_for_logprobs(number), self.rid(number), self.experts_from
-            )
-            for number in range(self.prompts)
-        ]
+    def options(self, prompt: int) -> PromptOptions:
+        """Return what the request says about a prompt."""
+        rid = None if self.rids is None else self.rid(prompt)
+        return PromptOptions(self.skips_special(prompt), self.asked_for_logprobs(prompt), rid, self.experts_from)
 
     def skips_special(self, prompt: int) -> bool:
         sampling: dict[str, Raw] = _nth(self.sampling, prompt, {})
@@ -159,21 +153,16 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     def asked_for_logprobs(self, prompt: int) -> bool:
         return _nth(self.wants_logprobs, prompt, False)
 
-    def lora_path(self, prompt: int) -> str:
-        """Return the adapter of a prompt; empty if it has none."""
-        found = self.lora_paths
-        return (_nth(found, prompt, None) if isinstance(found, list) else found) or ""
-
     @property
     def most_top_logprobs(self) -> int:
         """The largest `top_logprobs_num`; 0 if no logprobs are asked for."""
         asked = hazards.integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
         return max(asked, default=0)
 
-    @property
-    def stop_ids_held_back(self) -> list[int]:
-        """The `stop_token_ids` that `min_new_tokens` holds back."""
-        return hazards.held_back(self.sampling)
+    def lora_path(self, prompt: int) -> str:
+        """Return the adapter of a prompt; empty if it has none."""
+        found = self.lora_paths
+        return (_nth(found, prompt, None) if isinstance(found, list) else found) or ""
 
     def rid(self, prompt: int) -> str | None:
         """Return the client's request id of a prompt; None with `n > 1`, where workers give every sample an id of its own."""
@@ -197,10 +186,10 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             assert self.ids is not None, "the segments are assembled"
             return self.with_ids(self.ids, force_logprobs=False)
         both = self.ids is not None and not is_null(self.fields.get("text"))
-        if not both and not self._has_null_n:
+        if not both and not self.null_n:
             return body
         out = {key: value for key, value in self.fields.items() if key != "text" or not both}
-        if self._has_null_n:
+        if self.null_n:
             out["sampling_params"] = self._without_null_n(out["sampling_params"])
         return msgspec.json.encode(out)
 
@@ -238,7 +227,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
                 out["input_ids"] = encoded
             elif key in _OURS or (drop_options and key in _LOGPROB_OPTIONS):
                 continue
-            elif key == "sampling_params" and self._has_null_n:
+            elif key == "sampling_params" and self.null_n:
                 out[key] = self._without_null_n(value)
             else:
                 out[key] = value
@@ -246,21 +235,31 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             out["return_logprob"] = Raw(b"true")
         return out
 
-    @property
-    def _has_null_n(self) -> bool:
-        return any("n" in one and is_null(one["n"]) for one in self.sampling)
-
     def _without_null_n(self, value: Raw) -> Raw:
         kept = [{key: raw for key, raw in one.items() if key != "n" or not is_null(raw)} for one in self.sampling]
         return Raw(msgspec.json.encode(kept if is_list(value) else kept[0]))
 
 
-def _checked_rids(given: str | list[str | None] | None) -> str | list[str | None] | None:
-    """Return the ids. Raise BadRequestError for one that is too long."""
+def _check_rids(given: str | list[str | None]) -> None:
+    """Raise BadRequestError for an id that is too long."""
     for rid in given if isinstance(given, list) else (given,):
         if rid is not None and len(rid) > LONGEST_NAME:
             raise BadRequestError(f"`rid` is longer than {LONGEST_NAME} characters")
-    return given
+
+
+def _samples(sampling: list[dict[str, Raw]]) -> tuple[int, bool]:
+    """Return `n`, which must be the same for all prompts, and whether it is null anywhere. Raises BadRequestError."""
+    counts: set[int] = set()
+    null_n = False
+    for params in sampling:
+        count = typed(params, "n", int, "an integer") if "n" in params else 1
+        null_n = null_n or count is None
+        counts.add(1 if count is None else count)
+    if min(counts, default=1) < 1:
+        raise BadRequestError(f"`n` must be at least 1, not {min(counts)}")
+    if len(counts) > 1:
+        raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
+    return max(counts, default=1), null_n
 
 
 def _prompts(
@@ -269,8 +268,8 @@ def _prompts(
     in_segments = segments.read(fields, limits) if segments.FIELD in fields else None
     if in_segments is not None:
         return None, None, *in_segments
-    prompts, nested = read_ids(fields, "input_ids", limits)
-    texts, listed = read_texts(fields, "text", limits)
+    prompts, nested = read_ids(fields, "input_ids", limits) if "input_ids" in fields else (None, False)
+    texts, listed = read_texts(fields, "text", limits) if "text" in fields else (None, False)
     if prompts is not None:
         if not all(prompts):
             raise BadRequestError("`input_ids` is empty, or has an empty prompt in it: give at least one token id")
@@ -289,7 +288,7 @@ def _prompts(
 
 def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
     raw = fields.get("sampling_params")
-    if raw is None or is_null(raw):
+    if raw is None or raw == NULL:
         return []
     if not is_list(raw):
         return [parse_object(raw, "`sampling_params`")]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -12,11 +11,10 @@ from msgspec import Raw
 from router.engines.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.http.json_cost import LIGHT, check_weight
+from router.random_ids import random_id
 
-
-def new_rid() -> str:
-    """Return a request id of the form that SGLang itself gives. No other id begins with it (aborts match by prefix)."""
-    return secrets.token_hex(16)
+new_rid = random_id
+"""Returns a request id of the form that SGLang itself gives. No other id begins with it (aborts match by prefix)."""
 
 
 def later_rid(rid: str) -> str:
@@ -76,6 +74,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
         cls, fields: dict[str, Raw], prompts: int, *, batch: bool, samples: int, stream: bool
     ) -> WorkerRequest | None:
         """Return a request with well-formed fields; None if only a worker can decide whether its ids are valid."""
+        if "rid" not in fields:
+            return cls(fields, prompts, batch, samples, stream, _new_rids(prompts, samples), named=False)
         try:
             _check_weights(fields)
             return cls._with_ids_of_client(fields, prompts, batch, samples, stream=stream)
@@ -92,9 +92,10 @@ class WorkerRequest(msgspec.Struct, eq=False):
         cls, fields: dict[str, Raw], prompts: int, batch: bool, samples: int, *, stream: bool
     ) -> WorkerRequest:
         raw = fields.get("rid")
-        named = raw is not None and not is_null(raw)
-        rids = _rids(raw, prompts, batch=batch) if raw is not None and named else _new_rids(prompts)
-        return cls(fields, prompts, batch, samples, stream, () if samples > 1 else rids, named)
+        if raw is not None and not is_null(raw):
+            rids = _rids(raw, prompts, batch=batch)
+            return cls(fields, prompts, batch, samples, stream, () if samples > 1 else rids)
+        return cls(fields, prompts, batch, samples, stream, _new_rids(prompts, samples), named=False)
 
     @property
     def body(self) -> bytes:
@@ -115,6 +116,27 @@ class WorkerRequest(msgspec.Struct, eq=False):
     def replies(self) -> int:
         """The number of replies."""
         return self.prompts * self.samples
+
+    def ended_in_queue(self, names: Sequence[str]) -> bytes:
+        """Return the reply to a request that was aborted before a worker had it, as a worker answers from its own queue.
+
+        `names`: what the client calls the generations; empty where it cannot name them.
+        """
+        meta: dict[str, Any] = {
+            "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+            "completion_tokens": 0,
+        }
+        if b"true" in bytes(self.fields.get("return_logprob", b"")):
+            meta |= {"input_token_logprobs": [], "output_token_logprobs": []}
+        replies: list[dict[str, Any]] = [
+            {"text": "", "output_ids": [], "meta_info": {"id": name, **meta}}
+            for name in names or [new_rid() for _ in range(self.replies)]
+        ]
+        if not self.stream:
+            return msgspec.json.encode(replies if self.listed else replies[0])
+        if self.listed:
+            replies = [{**reply, "index": index} for index, reply in enumerate(replies)]
+        return b"".join(b"data: %b\n\n" % msgspec.json.encode(reply) for reply in replies) + b"data: [DONE]\n\n"
 
     def with_rids(self, rids: tuple[str, ...]) -> WorkerRequest:
         """Return the same request under other ids."""
@@ -187,8 +209,11 @@ def _one_sample(raw: Raw | None) -> Raw:
     return Raw(msgspec.json.encode(kept if listed else kept[0]))
 
 
-def _new_rids(prompts: int) -> tuple[str, ...]:
-    return (new_rid(),) if prompts == 1 else tuple(new_rid() for _ in range(prompts))
+def _new_rids(prompts: int, samples: int) -> tuple[str, ...]:
+    """Return an id for each prompt; none for groups of samples, for which the worker makes up ids."""
+    if samples > 1:
+        return ()
+    return (random_id(),) if prompts == 1 else tuple([random_id() for _ in range(prompts)])
 
 
 def _rids(raw: Raw, prompts: int, *, batch: bool) -> tuple[str, ...]:

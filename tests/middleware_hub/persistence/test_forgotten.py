@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.errors import MissingRecordError, StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from tests.middleware_hub.persistence.lives import Ask, Lives
 from tests.middleware_hub.toy import EOS, A, B
@@ -67,5 +68,38 @@ def test_what_waits_for_the_store_is_handed_over_in_order() -> None:
             await lives.restart(0)
             await lives.retrieve(0, NS, text + "ab")
             await lives.retrieve(0, NS, "a bab")
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite", "redis"])
+def test_a_context_that_comes_later_than_a_reply_behind_it_is_there_once(scheme: str) -> None:
+    """Samples share the context that is appended with the first of them; a later one is appended before it, and brings it."""
+
+    async def play() -> None:
+        async with Lives(scheme, 1) as lives:
+            text = await lives.ask(0, ask("a b<e>b", "r0"))
+            store: Any = lives.stores[0]
+            append, lacks = store.append, True
+
+            async def lacking(batch: Batch) -> Any:
+                nonlocal lacks
+                here = {record.id for record in batch.records}
+                missing = [link for record in batch.records for link in record.links if link not in here]
+                if lacks and missing:
+                    lacks = False
+                    raise MissingRecordError(tuple(dict.fromkeys(missing)))
+                return await append(batch)
+
+            await lives.ask(0, ask("a b<e>", "cuts the context, so that it is known where its tokens end"))
+            store.append = lacking
+            await lives.ask(0, ask(text + "b", "r1"))
+            assert not lacks
+            store.append = append
+            assert [finding async for finding in store.verify()] == []
+            names = [name async for record in store.scan() for name in record.request_ids]
+            assert len(names) == len(set(names))
+            await lives.restart(0)
+            await lives.retrieve(0, NS, text + "bab")
 
     asyncio.run(play())

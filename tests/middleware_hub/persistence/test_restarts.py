@@ -10,29 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
+from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
 from tests.middleware_hub.persistence.lives import VOCABULARY, Ask, Lives
-from tests.middleware_hub.toy import PIECES
 
-NAMESPACES = [("", "", ""), ("", "", ""), ("", "", ""), ("other", "", "")]
-LONG = "ab a" * 100
-TEXT = st.text(alphabet="ab é", min_size=1, max_size=6)
-SAMPLED = st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6)
-PICK = st.integers(0, 20)
-PARENT = st.none() | st.none() | st.none() | st.just("none") | st.just("unknown") | PICK
-REQUEST = st.fixed_dictionaries(
-    {
-        "kind": st.sampled_from(["start", "continue", "continue", "again", "spell", "cut", "strip", "ids", "ids_cut"]),
-        "namespace": st.integers(0, 3),
-        "pick": PICK,
-        "extra": TEXT | st.just("") | st.sampled_from(["<e>", "<t>", "<e><t>", "<e>a", "<"]),
-        "cut": st.integers(1, 8),
-        "long": st.booleans(),
-        "parent": PARENT,
-        "sampled": SAMPLED,
-        "version": st.sampled_from(["1", "1", "2", "3", "new", "newer"]),
-        "skips": st.sampled_from([True, True, True, False]),
-    }
-)
 STEP = st.one_of(
     st.tuples(st.just("ask"), PICK, REQUEST),
     st.tuples(st.just("ask"), PICK, REQUEST),
@@ -41,34 +21,6 @@ STEP = st.one_of(
     st.tuples(st.just("name"), PICK, PICK),
     st.tuples(st.just("restart"), PICK),
 )
-
-
-def request_of(how: dict[str, Any], said: list[tuple[int, str, str, list[int]]], number: int) -> Ask | None:
-    """A request that has something to do with what was said before: `(namespace, text, name, chain)` of each reply."""
-    kind, extra = how["kind"], how["extra"]
-    namespace, base, _, chain = said[how["pick"] % len(said)] if said else (how["namespace"], "a", "", [])
-    ids = None
-    if kind == "start" or not said:
-        namespace, text = how["namespace"], (LONG if how["long"] else "") + (extra or "a")
-    elif kind == "continue" or kind == "spell":
-        text = base + extra
-    elif kind == "again":
-        text = base[: -how["cut"]] or "a"
-    elif kind == "strip":
-        text = base.strip() + extra
-    elif kind == "cut":
-        text = base[: -how["cut"]] + (LONG if how["long"] else "") + extra
-    else:
-        ids = (chain[: -how["cut"]] if kind == "ids_cut" else chain) + how["sampled"][: len(extra)]
-        text = VOCABULARY.spell(ids)
-    if not text or set(text) - set("ab é<et>") or (ids is not None and not ids):
-        return None
-    parent = how["parent"]
-    if isinstance(parent, int):
-        parent = said[parent % len(said)][2] if said else None
-    return Ask(
-        NAMESPACES[namespace], text, ids, parent, how["sampled"], f"r{number % 11}", how["version"], how["skips"]
-    )
 
 
 async def play(lives: Lives, steps: list[Any]) -> None:
@@ -131,5 +83,24 @@ def test_a_text_leaves_a_prompt_of_ids_in_its_middle(scheme: str) -> None:
             await lives.ask(0, Ask(namespace, VOCABULARY.spell(ids), ids, None, [0] * 5, "r1", "1"))
             await lives.restart(0)
             await lives.ask(0, Ask(namespace, "a<e>ab a", None, None, [4], "r2", "2"))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+@pytest.mark.parametrize("extra", ["a b", "<e>", ""])
+def test_of_equal_tokens_the_newest_are_reused_whoever_else_reused_others(scheme: str, extra: str) -> None:
+    """A text leaves a chain in its context, which has a token of an older reply; a store does not bring such a chain."""
+    namespace = ("other", "", "")
+
+    async def run() -> None:
+        async with Lives(scheme, 2, 0) as lives:
+            for name, version in (("r0", "1"), ("r2", "2")):
+                await lives.ask(0, Ask(namespace, "b a", None, None, [9, 4], name, version))
+                if name == "r0":
+                    await lives.ask(0, Ask(namespace, "b a ab aab aa", None, None, [5], "r1", "1"))
+            said = await lives.ask(1, Ask(namespace, "b a ab aab" + extra, None, None, [5], "r3", "2"))
+            for number in range(2):
+                await lives.retrieve(number, namespace, said)
 
     asyncio.run(run())

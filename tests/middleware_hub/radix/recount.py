@@ -6,6 +6,7 @@ from collections import Counter
 
 from middleware_hub.radix import landmarks
 from middleware_hub.radix.forest import TreeStats, every_node
+from middleware_hub.radix.indexes import IdsIndex
 from middleware_hub.radix.landmarks import Landmarks
 from middleware_hub.radix.node import Generation, RadixNode
 from middleware_hub.radix.tree import RadixTree
@@ -86,6 +87,7 @@ def recount(tree: RadixTree) -> None:
     for name in ("nodes", "generations", "characters"):
         assert getattr(found, name) == getattr(stats, name), name
     recount_landmarks(tree._forest.marks)
+    recount_ids(tree._forest.by_ids, [generation for generation, _, _ in generations])
 
 
 def recount_landmarks(marks: Landmarks) -> None:
@@ -99,6 +101,20 @@ def recount_landmarks(marks: Landmarks) -> None:
             above = above.parent
         assert above is root, "a landmark of another namespace"
         assert height == depth <= blocks * landmarks.BLOCK
+
+
+def recount_ids(index: IdsIndex, generations: list[Generation]) -> None:
+    """Each reply is found by its ids, the newest of equal chains first, and nothing else is."""
+    expected: dict[tuple[tuple[str, ...], int], list[Generation]] = {}
+    for generation in sorted(generations, key=lambda one: one.serial):
+        assert generation.fingerprints or generation in index._waiting
+        for fingerprint in generation.fingerprints:
+            expected.setdefault((generation.namespace, fingerprint), []).append(generation)
+    assert expected == {
+        (namespace, fingerprint): found if isinstance(found, list) else [found]
+        for namespace, chains in index._chains.items()
+        for fingerprint, found in chains.items()
+    }
 
 
 def polynomial(ids: list[int]) -> int:

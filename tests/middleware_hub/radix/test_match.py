@@ -472,6 +472,28 @@ def test_ids_find_an_equal_chain_when_the_newest_is_collected() -> None:
     assert talk.match_ids([A, B, SPACE]).continues is turns[0].generation
 
 
+@pytest.mark.parametrize("newest", ["a", "a<e>"])
+def test_ids_find_an_equal_chain_that_has_another_text(newest: str) -> None:
+    """One says "ab", whose end of turn has no text, and one "a<e>b". When the newest is collected, the other one is found."""
+    talk = Talk()
+    says = {"a": [EOS, B], "a<e>": [B]}
+    turns = [
+        talk.say(text, says[text], name)
+        for name, text in zip(("r1", "r2"), sorted(says, key=newest.__eq__), strict=True)
+    ]
+    ids = [A, EOS, B, SPACE]
+    assert turns[0].ids == turns[1].ids == ids[:3]
+    assert turns[0].text != turns[1].text
+    assert kept(talk.match_ids(ids)) == ids[:3]
+    assert talk.match_ids(ids).cut.span is turns[1].generation.span
+    assert talk.match_ids(ids, parent="r1").cut.span is turns[0].generation.span
+    talk.tree.recall(NS, turns[1].text, request_id="r2")  # so that it goes first
+    talk.collect(talk.tree.stats.tokens - 1)
+    assert talk.alive(*turns) == [True, False]
+    assert talk.match_ids(ids).cut.span is turns[0].generation.span
+    talk.collect(0)
+
+
 # Groups ------------------------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from middleware_hub import hub
 from middleware_hub.hub import Hub
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions_middleware import SessionsMiddleware
+from middleware_hub.spans.chain import pack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import RadixConfig, RouterConfig, SessionsConfig, StoreConfig
 from router.errors import ClientDisconnectedError, RouterError
@@ -79,6 +80,9 @@ class GatedTokenizer:
         self.waiting += 1
         await self.gate.wait()
         return list(await self._inner.encode(text, start=start))
+
+    async def encode_packed(self, text: str, *, start: bool) -> bytes:
+        return pack_ids(await self.encode(text, start=start))
 
 
 class Engine:

@@ -112,7 +112,7 @@ class Life:
         self._dice = dice
         self._talks: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in NAMES}
         self._generations: dict[str, list[str]] = {name: [] for name in NAMES}
-        self._last: tuple[str, dict[str, Any]] | None = None
+        self._last: tuple[str, dict[str, Any], str] | None = None
 
     def next(self) -> tuple[Call, Callable[[Engine], None], Callable[[int, Any], None]]:
         """The next call, what the engine has to say in it, and who is to hear the answer."""
@@ -156,6 +156,8 @@ class Life:
             messages.append({"role": "user", "content": dice.choice(("Hi", "And now?", "Count to 3"))})
         if dice.random() < 0.5:
             body["tools"] = TOOLS[: dice.choice((1, 1, 2))]
+        if "tools" not in body and "continue_final_message" not in body and dice.random() < 0.5 and _plain(messages):
+            return self._asked(name, {**body, "stream": dice.random() < 0.3}, "messages")
         body |= dice.choice(({}, {}, {"stream": True}, {"n": 3}, {"n": 2, "stream": True}))
         return self._asked(name, body)
 
@@ -172,8 +174,8 @@ class Life:
     def _again(self, name: str) -> Any:
         return self._turn(name) if self._last is None else self._asked(*self._last)
 
-    def _asked(self, name: str, body: dict[str, Any]) -> Any:
-        self._last = name, body
+    def _asked(self, name: str, body: dict[str, Any], dialect: str = "chat/completions") -> Any:
+        self._last = name, body, dialect
         said = [self._dice.choice(TEXTS) for _ in range(body.get("n", 1))]
         experts = base64.b64encode(bytes(self._dice.choices(range(256), k=24))).decode()
         extra = self._dice.choice(({}, {}, {"routed_experts": experts}, {"other": [1, {"a": 2.5}]}))
@@ -186,13 +188,15 @@ class Life:
             if status != 200 or body.get("stream"):
                 return
             kept = {"role", "content", "tool_calls", *(("reasoning_content",) if self._dice.random() < 0.5 else ())}
+            if dialect == "messages":
+                answer = {"id": answer["id"], "choices": [{"message": _as_openai(answer)}]}
             for choice in answer["choices"]:
                 message = {k: v for k, v in choice["message"].items() if v and k in kept}
                 before = body["messages"][:-1] if body.get("continue_final_message") else body["messages"]
                 self._talks[name].append([*before, {"content": "", **message}])
             self._generations[name].append(answer["id"])
 
-        call, _, _ = self._call("POST", f"/sessions/{name}/v1/chat/completions", body)
+        call, _, _ = self._call("POST", f"/sessions/{name}/v1/{dialect}", body)
         return call, speak, hear
 
     def _reward(self, name: str) -> Any:
@@ -221,6 +225,27 @@ class Life:
                 self._talks[name], self._generations[name] = [], []
 
         return call, speak, hear
+
+
+def _plain(messages: list[dict[str, Any]]) -> bool:
+    """Whether these messages look alike in both dialects."""
+    return all(one["role"] in ("user", "assistant") and one["content"] and len(one) == 2 for one in messages)
+
+
+def _as_openai(answer: dict[str, Any]) -> dict[str, Any]:
+    parts = answer["content"]
+    thought = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
+    calls = [
+        {
+            "id": part["id"],
+            "type": "function",
+            "function": {"name": part["name"], "arguments": json.dumps(part["input"])},
+        }
+        for part in parts
+        if part["type"] == "tool_use"
+    ]
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    return {"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": calls}
 
 
 def shown(engine: Engine) -> list[dict[str, Any]]:

@@ -36,7 +36,9 @@ class Room:
         if context is None:
             context = TokenSpan(above, 0 if above is None else len(above), 0, pack_ids([len(messages)] * 3), 0)
             contexts.append(context)
-        return handle, ComposedPrompt(turn.checkpoint, context, 3, PromptIds.of(chain_ids(context, 3)), 0)
+        return handle, ComposedPrompt(
+            turn.checkpoint, context, 3, PromptIds.of(chain_ids(context, 3)), context.offset + 3, 0
+        )
 
     def end(self, handle: BranchHandle, prompt: ComposedPrompt, says: str) -> Checkpoint:
         span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
@@ -50,7 +52,7 @@ class Room:
         return self.session.trie.checkpoints(terminal=True)
 
     def check(self) -> None:
-        """Counted anew: a token is held by a sample, or by a context that a sample stands on."""
+        """Counted again: a token is held by a sample, or by a context that a sample stands on."""
         trie = self.session.trie
         recount(trie)
         samples = trie.checkpoints()

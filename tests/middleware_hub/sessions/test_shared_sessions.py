@@ -16,6 +16,7 @@ from middleware_hub.sessions.log import archive
 from middleware_hub.store.errors import StoreUnreachableError
 from router.config import StoreConfig
 from tests.middleware_hub.sessions.in_process import PATH, Client, Room, until
+from tests.support.redis_server import empty_redis
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 20}
 NEXT = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "More"}]
@@ -25,8 +26,10 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 class Routers:
     """Routers on one store, all of which end with the test."""
 
+    kind = "sqlite"
+
     def __init__(self, folder: Path) -> None:
-        self._url = f"sqlite:{folder}"
+        self._url = f"sqlite:{folder}" if self.kind == "sqlite" else empty_redis()
         self._rooms: list[Room] = []
 
     async def another(self, **options: Any) -> Room:
@@ -42,6 +45,12 @@ class Routers:
             await room.app.registry.close()
             assert room.hub.store is not None
             await room.hub.store.close()
+
+
+@pytest.fixture(autouse=True, params=["sqlite", "redis"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of a test's routers."""
+    monkeypatch.setattr(Routers, "kind", request.param)
 
 
 @asynccontextmanager
@@ -78,6 +87,23 @@ class Broken:
 
     def mend(self) -> None:
         setattr(self._store, self._name, self._real)
+
+
+class Held:
+    """Holds what one client reads from a router's store until `go` is set."""
+
+    def __init__(self, room: Room) -> None:
+        self._store: Any = room.hub.store
+        self._real = self._store.read
+        self.client: Client | None = None
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        self._store.read = self._read
+
+    async def _read(self, *args: Any, **more: Any) -> Any:
+        if self.client is not None and asyncio.current_task() is self.client._task:
+            self.reached.set()
+            await self.go.wait()
+        return await self._real(*args, **more)
 
 
 def test_a_turn_that_is_not_saved_is_answered_and_handed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,6 +257,75 @@ def test_a_session_that_ends_elsewhere_while_it_generates(method: str, path: str
     asyncio.run(work())
 
 
+async def waiting(log: Any, count: int) -> None:
+    """Wait until so many events wait to be appended, also where the store is another process."""
+    async with asyncio.timeout(10):
+        while len(log._waiting) < count:  # noqa: ASYNC110  # it has no event
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/sessions/s/finalize"), ("DELETE", "/sessions/s")])
+def test_a_turn_and_the_end_wait_for_the_same_group(method: str, path: str, tmp_path: Path) -> None:
+    """Whichever comes second hears of the first, although nothing of either was in the store when they were asked for."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            says = room.engine.says("one two", hold=1)
+            late = room.ask(more(BODY))
+            await room.engine.arrived()
+            held = Held(room)
+            end = Client(room.app, method, path, {}, {})
+            held.client = look = Client(room.app, "GET", "/sessions/s", {}, {})
+            await asyncio.wait_for(held.reached.wait(), 10)
+            log: Any = room.session.log
+            await waiting(log, 1)
+            says.go.set()
+            await waiting(log, 2)
+            held.go.set()
+            assert (await end.answer())[0] == 200
+            seen = (await look.answer())[0]
+            assert seen == 200 or (seen == 404 and method == "DELETE"), "it may look before or behind the end"
+            status, found = await late.answer()
+            assert (status, found["error"]["type"]) == (409, "session_over")
+            other = await both.another()
+            status, found = await other.call("GET", "/sessions/s/trajectories")
+            assert status == (404 if method == "DELETE" else 200)
+            if status == 200:
+                assert [len(one["turns"]) for one in found["trajectories"]] == [1]
+
+    asyncio.run(work())
+
+
+def test_an_end_that_could_not_be_written_comes_behind_the_turns_of_others(tmp_path: Path) -> None:
+    """Their turns are in the session, and so are those of the router that ended it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append")
+            assert (await one.ask(more(BODY)).answer())[0] == 200
+            assert (await one.call("POST", "/sessions/s/finalize", {}))[0] == 200
+            assert (await other.ask({**BODY, "max_tokens": 19}).answer())[0] == 200
+            broken.mend()
+            assert one.session.log is not None
+            await one.session.log.hand_over()
+            assert not one.session.log.unsaved
+            third = await both.another()
+            for room in (third, other, one):
+                found = await exported(room)
+                assert sorted(len(one["turns"]) for one in found) == [1, 2], room
+                assert (await room.ask(BODY).answer())[0] == 409
+            # What the first one knows of the order is the log's.
+            assert await exported(one) == await exported(third)
+
+    asyncio.run(work())
+
+
 def test_turns_at_two_routers_at_once_are_both_kept(tmp_path: Path) -> None:
     async def work() -> None:
         async with routers(tmp_path) as both:
@@ -301,7 +396,7 @@ def test_a_turn_given_up_while_it_is_written_is_kept(tmp_path: Path) -> None:
 
             room.hub.store.append = slow  # type: ignore[method-assign]
             client = room.ask(BODY)
-            await until(lambda: session.log is not None and not session.log.settled)
+            await until(lambda: session._exchanges and session.log is not None and not session.log.settled)
             (exchange,) = session._exchanges
             cancelled = asyncio.create_task(exchange.cancel())
             await until(lambda: exchange.over)
@@ -456,7 +551,7 @@ def test_further_fields_are_blobs(tmp_path: Path) -> None:
 
 
 def test_a_session_that_the_store_has_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where it is still remembered it goes on, and is written anew. Elsewhere it is gone, and that is told."""
+    """Where it is still remembered it goes on, and is written again. Elsewhere it is gone, and the answer says so."""
 
     async def work() -> None:
         async with routers(tmp_path) as both:
@@ -499,3 +594,101 @@ def test_the_names_of_tenants_do_not_mix() -> None:
     assert {(archive.tenant_of(key), archive.id_of(key)) for key in keys} == {
         (tenant, name) for tenant in ("", "a", "a/b", "a%2Fb") for name in ("s", "s.s")
     }
+
+
+def test_a_session_that_several_make_by_its_first_use_is_one(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(implicit=True) for _ in range(2)]
+            for number in range(5):
+                named = {"x-session-id": f"new-{number}"}
+                asked = [Client(rooms[n % 2].app, "POST", "/v1/chat/completions", BODY, named) for n in range(6)]
+                answers = [await one.answer() for one in asked]
+                assert [status for status, _ in answers] == [200] * 6, answers
+                for room in rooms:
+                    status, found = await room.call("GET", f"/sessions/new-{number}/trajectories")
+                    assert (status, len(found["trajectories"])) == (200, 6)
+
+    asyncio.run(work())
+
+
+def test_whoever_makes_a_session_is_told_so_although_somebody_found_it_first(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            registry = room.app.registry
+            archive: Any = registry.archive
+            create = archive.create
+
+            async def late(session: Any) -> None:
+                await create(session)
+                assert await registry.reach("", "s") is not None
+
+            archive.create = late
+            status, _ = await room.call("POST", "/sessions", {"session_id": "s"})
+            assert status == 201
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert len(await exported(room)) == 1
+
+    asyncio.run(work())
+
+
+def test_a_session_whose_log_was_set_back_goes_on_from_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is killed may lose what it had acknowledged in its last second."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            log: Any = room.session.log
+            assert (await room.ask(BODY).answer())[0] == 200
+            log.last += 1  # as if the store had lost one
+            status, found = await room.ask(more(BODY)).answer()
+            assert (status, found["error"]["type"]) == (503, "store_unreachable")
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert (await room.call("POST", "/sessions/s/finalize", {}))[0] == 200
+            assert await exported(room) == await exported(other)
+            assert "are not in the store: it was set back" in caplog.text
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/sessions/s"), ("POST", "/sessions/s/finalize")])
+def test_a_generation_ends_soon_when_its_session_is_ended_elsewhere(method: str, path: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            room.engine.says("one two", hold=1)
+            late = room.ask(more(BODY))
+            await room.engine.arrived()
+            assert (await other.call(method, path, {}))[0] == 200
+            registry: Any = room.app.registry
+            await registry.sweep_store(registry.archive)
+            async with asyncio.timeout(10):  # it is held until its worker is told to abort it
+                assert (await late.answer())[0] == 409
+
+    asyncio.run(work())
+
+
+def test_a_record_that_is_written_down_again_is_the_same(tmp_path: Path) -> None:
+    """It may be in the store by then: an append that was not answered goes on. Other content would be refused."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            room.engine.says("Yes.", extra={"indexer_topk": [[1, 2]] * 3})
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert len(await exported(other)) == 1
+            assert room.hub.store is not None
+            there = {record.id: record async for record in room.hub.store.scan() if record.sampled}
+            assert len(there) == 2
+            assert any(record.extras for record in there.values())
+            for one in (room, other):
+                log: Any = one.session.log
+                assert {record.id: record for record in log._book.again(there, "a later version")} == there
+
+    asyncio.run(work())

@@ -23,7 +23,7 @@ async def fated(side: Side, fate: Fate, dice: random.Random) -> Room:
     """The process that serves the next call."""
     now = dice.choice(("restarted", "killed", "in turns", "evicted")) if fate == "all" else fate
     if now == "in turns":
-        if len(side.rooms) < 2:
+        if len(side.rooms) < 3:
             await side.begin()
         return dice.choice(side.rooms)
     room = dice.choice(side.rooms)

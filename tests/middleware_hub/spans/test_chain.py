@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import struct
 
 import pytest
@@ -102,3 +103,16 @@ def test_links_go_from_the_last_span_to_the_first() -> None:
 def test_repr_says_what_a_span_is() -> None:
     assert repr(context([1, 2])) == "<TokenSpan context: 2 tokens at 0, characters 0..2>"
     assert repr(sampled([1], context([1, 2]), 2)) == "<TokenSpan sampled under '1': 1 tokens at 2, characters 2..3>"
+
+
+def test_where_the_first_sampled_span_begins_is_known_without_walking_the_chain() -> None:
+    chance = random.Random(5)
+    for _ in range(100):
+        span: TokenSpan | None = None
+        first = -1
+        for at in range(chance.randint(1, 12)):
+            sampled = chance.random() < 0.5
+            take = 0 if span is None else span.count
+            span = TokenSpan(span, take, 3 * at, pack_ids([7]), 3, versions="1" if sampled else None)
+            first = 3 * at if sampled and first < 0 else first
+            assert span.answered == first

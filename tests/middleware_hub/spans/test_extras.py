@@ -19,8 +19,8 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from middleware_hub.persistence.memory import Memory
+from middleware_hub.persistence.per_token_answer import TOP_P, UNLIKE_ROWS, per_token_fields
 from middleware_hub.persistence.spelling import Spelling
-from middleware_hub.persistence.told import TOP_P, UNLIKE_ROWS, told
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, SampledReply
@@ -126,12 +126,12 @@ class World:
                 found[part.offset + number] = one
         return found
 
-    def told(self, span: TokenSpan, take: int, tail: int, *wanted: str) -> tuple[dict[str, Any], list[str]]:
+    def fields(self, span: TokenSpan, take: int, tail: int, *wanted: str) -> tuple[dict[str, Any], list[str]]:
         async def fetch(one: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra]:
             return {name: extra for name, extra in self.blobs[one].items() if name in names}
 
         flat = flatten(span, take, pack_ids([7] * tail))
-        fields, reasons = asyncio.run(told(self.extras, fetch, flat, wanted))
+        fields, reasons = asyncio.run(per_token_fields(self.extras, fetch, flat, wanted))
         return msgspec.json.decode(msgspec.json.encode(fields)), reasons
 
 
@@ -156,7 +156,7 @@ def test_every_row_is_of_the_first_reply_that_told_it(most_bytes: int, data: st.
     take = data.draw(st.integers(1, span.count), label="take")
     tail = data.draw(st.integers(0, 2), label="tail")
     tokens = span.offset + take + tail
-    found, reasons = world.told(span, take, tail, EXPERTS, TOP_P)
+    found, reasons = world.fields(span, take, tail, EXPERTS, TOP_P)
     assert not reasons
 
     rows, tellers = world.oracle(span, take, tokens)
@@ -246,7 +246,10 @@ def test_rows_of_different_widths_that_a_store_has_are_not_joined() -> None:
     async def fetch(span: TokenSpan, _: Sequence[str]) -> Mapping[str, Extra]:
         return {EXPERTS: blobs[span]}
 
-    assert asyncio.run(told(Extras(), fetch, flatten(second, 2), [EXPERTS])) == ({EXPERTS: None}, [UNLIKE_ROWS])
+    assert asyncio.run(per_token_fields(Extras(), fetch, flatten(second, 2), [EXPERTS])) == (
+        {EXPERTS: None},
+        [UNLIKE_ROWS],
+    )
 
 
 def test_a_conversation_that_the_store_forgot_is_written_again_with_its_arrays() -> None:
@@ -257,7 +260,7 @@ def test_a_conversation_that_the_store_forgot_is_written_again_with_its_arrays()
             store,
             Serials(),
             VersionLog(store, clock, WorkerVersions()),
-            Spelling(vocabulary.spell, vocabulary.special_ids),
+            Spelling(vocabulary.spell, vocabulary.spell, vocabulary.special_ids),
         )
 
         async def say(text: str) -> Generation:
@@ -294,4 +297,7 @@ def test_a_store_that_cannot_be_read_is_a_reason() -> None:
     async def fetch(_: TokenSpan, names: Sequence[str]) -> None:
         assert list(names) == [TOP_P_IDS, TOP_P_OFFSETS]
 
-    assert asyncio.run(told(Extras(), fetch, flatten(span, 3), [TOP_P])) == ({TOP_P: None}, [STORE_UNREACHABLE])
+    assert asyncio.run(per_token_fields(Extras(), fetch, flatten(span, 3), [TOP_P])) == (
+        {TOP_P: None},
+        [STORE_UNREACHABLE],
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.spans.versions import FALL_AFTER, Stamp, VersionClock
+from middleware_hub.spans.versions import FALL_AFTER, Stamp, VersionClock, WorkerVersions
 
 NAMES = st.sampled_from(["default", "0", "1", "2", "3", "7", "10", "007", "step-a", "step-b", "-1", "1.5", "²", "٣"])
 
@@ -198,3 +198,25 @@ def test_what_is_newer_than_the_current_version_is_not_stale() -> None:
     assert made.staleness((("7", 2), ("3", 4))) == 0
     assert made.staleness("never-seen") == 0
     assert made.known == ["default", "3"], "asking makes nothing known"
+
+
+def test_the_first_version_heard_of_a_worker_is_no_change() -> None:
+    """Of the requests that a new router sent before the first reply, none is uncertain for that reply's sake."""
+    workers = WorkerVersions()
+    first, second = workers.moment(), workers.moment()
+    assert not workers.changed_since("a", "7", first)
+    workers.observe("a", "7")
+    assert not workers.changed_since("a", "7", second)
+    assert workers.changed_since("a", "8", second)
+    workers.observe("a", "8")
+    assert workers.changed_since("a", "8", second)
+    assert not workers.changed_since("a", "8", workers.moment())
+
+
+def test_a_version_set_everywhere_is_a_change_of_workers_that_nobody_heard_of() -> None:
+    workers = WorkerVersions()
+    before = workers.moment()
+    workers.set_everywhere("7")
+    workers.observe("a", "7")
+    assert workers.changed_since("a", "7", before)
+    assert not workers.changed_since("a", "7", workers.moment())

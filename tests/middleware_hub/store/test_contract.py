@@ -27,6 +27,7 @@ from middleware_hub.store.opening import open_store
 from middleware_hub.store.paths import BLOCK
 from middleware_hub.store.protocol import MOST_CHAINS, MOST_VARIANTS, Batch, Store
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
+from middleware_hub.store.redis.store import RedisStore
 from router.errors import BadRequestError
 from tests.conftest import examples
 from tests.middleware_hub.store.world import (
@@ -35,6 +36,7 @@ from tests.middleware_hub.store.world import (
     NS,
     Turn,
     World,
+    address_of,
     append_all,
     closed,
     findings,
@@ -48,11 +50,12 @@ Work = Callable[[Store], Awaitable[Any]]
 Run = Callable[[Work], Any]
 
 
-@pytest.fixture(params=["memory", "process", "disk"])
+@pytest.fixture(params=["memory", "process", "disk", "redis", "valkey", "cluster"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Returns what opens a fresh store, does some work with it, and closes it: in SQLite by the event loop, or by a thread."""
-    if request.param == "memory":
-        return lambda work: with_store("memory:", work)
+    if request.param not in ("process", "disk"):
+        address = address_of(request.param, tmp_path)
+        return lambda work: with_store(address, work)
     return lambda work: with_store(sqlite(tmp_path), work, durability=request.param)
 
 
@@ -108,7 +111,9 @@ def asked(draw: st.DrawFn, world: World) -> tuple[str, tuple[str, ...]]:
     return text, draw(st.sampled_from([turn.reply.namespace, turn.reply.namespace, draw(st.sampled_from(SPACES))]))
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize(
+    "kind", ["memory", "sqlite", "redis", "valkey", pytest.param("cluster", marks=pytest.mark.slow)]
+)
 @settings(max_examples=examples(400))
 @given(data=st.data())
 def test_find_against_the_oracle(kind: str, data: st.DataObject) -> None:
@@ -151,7 +156,7 @@ def test_find_against_the_oracle(kind: str, data: st.DataObject) -> None:
             assert wanted <= ids(found) <= ids(whole) | {t.reply.id for t in world.turns} | known | all_ids(world)
 
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        with_store("memory:" if kind == "memory" else sqlite(Path(folder)), work)
+        with_store(address_of(kind, Path(folder)), work)
 
 
 def all_ids(world: World) -> set[bytes]:
@@ -169,6 +174,21 @@ def test_a_record_comes_back_as_it_was(run: Run) -> None:
         assert list(found.records) == [*first.records, *second.records]
         assert list((await store.get([first.reply.id])).records) == first.records
         assert [record async for record in store.scan()] == [*first.records, *second.records]
+
+    run(work)
+
+
+def test_a_lookup_says_how_far_logs_go(run: Run) -> None:
+    """Also one that is spared, or finds nothing."""
+    turn = World().turn(None, "user", "reply")
+
+    async def work(store: Store) -> None:
+        await store.append(
+            Batch(turn.records, {turn.reply.id: turn.path}, events=[Event("a", "one"), Event("a", "two")])
+        )
+        for text, complete in ((turn.text, False), (turn.text, True), ("elsewhere", True)):
+            assert (await store.find(query(text, complete=complete, logs=("a", "b")))).ends == {"a": 2, "b": 0}
+            assert (await store.find(query(text, complete=complete))).ends == {}
 
     run(work)
 
@@ -197,6 +217,19 @@ def test_the_newest_of_a_name_is_found_whatever_its_text(run: Run) -> None:
             assert ids(await store.find(query("elsewhere", parents=(name,)))) == {record.id for record in new.records}
         both = await store.find(query(old.text, parents=("rid", "unknown")))
         assert ids(both) == all_ids(world)
+
+    run(work)
+
+
+def test_the_newest_of_a_name_is_the_one_that_was_recorded_last(run: Run) -> None:
+    """What waited in a spool is appended later than what was recorded after it."""
+    world = World()
+    turns = [world.turn(None, f"text {number}", "reply" * (number + 1), names=("rid",)) for number in range(3)]
+
+    async def work(store: Store) -> None:
+        await append_all(store, [turns[2], turns[0], turns[1]])
+        found = await store.find(query("elsewhere", parents=("rid",)))
+        assert ids(found) == {record.id for record in turns[2].records}
 
     run(work)
 
@@ -487,6 +520,88 @@ def test_logs_are_listed_in_pages(run: Run) -> None:
     run(work)
 
 
+def test_waiting_ends_with_an_event_or_with_the_time(run: Run) -> None:
+    async def work(store: Store) -> None:
+        assert await store.wait("a", 0, 0.0) == 0
+        assert await store.wait("a", 0, 0.1) == 0
+        waiting = [asyncio.ensure_future(store.wait("a", after, 20.0)) for after in (0, 0, 1)]
+        await asyncio.sleep(0.05)
+        await store.append(Batch(events=[Event("b", "other")]))
+        await store.append(Batch(events=[Event("a", "first")]))
+        assert [await waiting[0], await waiting[1]] == [1, 1]
+        assert await store.wait("a", 0, 20.0) == 1, "what is there already needs no waiting"
+        waiting[2].cancel()
+        await store.append(Batch(events=[Event("a", "second"), Event("a", "third")]))
+        assert await store.wait("a", 1, 20.0) == 3
+        assert await store.wait("a", 3, 0.05) == 3
+        assert await store.wait("a", 9, 0.05) == 3, "a number that the log never had"
+
+    run(work)
+
+
+def test_a_trimmed_log_goes_on(run: Run) -> None:
+    async def work(store: Store) -> None:
+        await store.trim("nothing", 5)
+        await store.append(Batch(events=[Event(log, "turn", b"%d" % n) for n in range(1, 11) for log in ("a", "b")]))
+        await store.trim("a", 4)
+        await store.trim("a", 2)
+        assert [event.number for event in await store.read("a")] == list(range(4, 11))
+        assert [event.number for event in await store.read("a", after=1, limit=2)] == [4, 5]
+        assert [event.number for event in await store.read("b")] == list(range(1, 11))
+        assert await findings(store) == []
+        await store.trim("a", 99)
+        assert await store.read("a") == []
+        assert await store.wait("a", 9, 0.0) == 10
+        assert [(info.log, info.last) for info in await store.logs()] == [("a", 10), ("b", 10)]
+        assert await findings(store) == []
+        with pytest.raises(LogMovedError):
+            await store.append(Batch(events=[Event("a", "turn", expected=0)]))
+        assert await store.append(Batch(events=[Event("a", "turn", expected=10)])) == [11]
+        assert [event.number for event in await store.read("a")] == [11]
+        assert await findings(store) == []
+
+    run(work)
+
+
+def test_a_closed_log_stays_closed_when_it_is_trimmed(run: Run) -> None:
+    async def work(store: Store) -> None:
+        await store.append(Batch(events=[Event("s", "created"), Event("s", "finalized", closes=1)]))
+        await store.trim("s", 3)
+        with pytest.raises(ClosedLogError):
+            await store.append(Batch(events=[Event("s", "turn")]))
+        assert await store.append(Batch(events=[Event("s", "deleted", closes=2)])) == [3]
+        await store.trim("s", 4)
+        await store.forget(1)
+        assert (await store.logs())[0].closed == 2
+
+    run(work)
+
+
+# Announcements ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_announcement_holds_for_its_time(run: Run) -> None:
+    async def work(store: Store) -> None:
+        assert await store.announced() == {}
+        await store.announce("router/1", b"one", 30.0)
+        await store.announce("router/2", b"two", 0.2)
+        await store.announce("router%", b"\0\xff", 30.0)
+        assert await store.announced("router/") == {"router/1": b"one", "router/2": b"two"}
+        assert await store.announced("router%") == {"router%": b"\0\xff"}
+        await store.announce("router/1", b"again", 30.0)
+        await asyncio.sleep(0.25)
+        assert await store.announced() == {"router/1": b"again", "router%": b"\0\xff"}
+        await store.announce("router/2", b"back", 30.0)
+        await store.announce("router/1", b"", 0)
+        await store.announce("nobody", b"", 0)
+        assert await store.announced("router/") == {"router/2": b"back"}
+        assert (await store.stats()).records == 0
+        if not isinstance(store, RedisStore):  # which cannot know without asking
+            assert store.others() == 0
+
+    run(work)
+
+
 # The rest --------------------------------------------------------------------------------------------------------------
 
 
@@ -533,7 +648,7 @@ def test_a_store_opens_without_a_tokenizer_if_it_is_there(tmp_path: Path) -> Non
     assert with_store(f"sqlite:{path}", records, None) == world.turns[0].records
 
 
-@pytest.mark.parametrize("address", ["redis", "sqlite", "sqlite:", "mysql:x", ""])
+@pytest.mark.parametrize("address", ["redis", "redis:", "redis://", "sqlite", "sqlite:", "mysql:x", ""])
 def test_an_unknown_address_says_what_to_write(address: str) -> None:
     with pytest.raises(BadRequestError, match="sqlite:PATH"):
         open_store(address)

@@ -14,6 +14,7 @@ from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMis
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event
+from middleware_hub.store.sqlite.writer import Writer
 from tests.middleware_hub.store.world import World, append_all, closed, findings, ids, query, sqlite, with_store
 
 NAME = "store.sqlite3"
@@ -225,7 +226,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_refused(tmp_path: Path, world: World) -> None:
     connection = sqlite3.connect(tmp_path / NAME)
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 3")
     connection.close()
     refused(sqlite(tmp_path), StoreMismatchError, "update the router")
 
@@ -234,3 +235,88 @@ def test_a_place_where_no_file_can_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(f"sqlite:{tmp_path}/file/store.sqlite3", StoreUnreachableError, "cannot be made|cannot be opened")
     refused("sqlite:/proc/none/store.sqlite3", StoreUnreachableError, "cannot be made")
+
+
+# A file that is not the one that was opened -----------------------------------------------------------------------------
+
+
+def moved_away(folder: Path) -> Callable[[], None]:
+    (folder / NAME).rename(folder / "elsewhere")
+    return lambda: (folder / "elsewhere").replace(folder / NAME) and None
+
+
+def replaced(folder: Path) -> Callable[[], None]:
+    back = moved_away(folder)
+    shutil.copy(folder / "elsewhere", folder / NAME)
+    return back
+
+
+def folder_moved(folder: Path) -> Callable[[], None]:
+    folder.rename(folder.with_name("moved"))
+    return lambda: folder.with_name("moved").rename(folder) and None
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("how", [moved_away, replaced, folder_moved])
+def test_nothing_is_written_into_a_file_that_is_gone(
+    tmp_path: Path, how: Callable[[Path], Callable[[], None]], durability: str
+) -> None:
+    """Nor is anything read from it, or a new one made. When it is there again all goes on."""
+    world, folder = World(), tmp_path / "folder"
+    folder.mkdir()
+
+    async def work(store: Store) -> None:
+        turn = world.turn(None, "user", "reply")
+        await append_all(store, [turn])
+        back = how(folder)
+        there = (folder / NAME).exists()
+        late = world.turn(turn, "more", "answer")
+        asked = query(late.text, complete=True, logs=("log",))
+        assert store.spared(asked) is None
+        for fails in (
+            store.append(late.batch),
+            store.append(Batch(events=[Event("log", "turn")])),
+            store.find(query(late.text)),
+            store.find(asked),
+            store.get([turn.reply.id]),
+            store.blobs(turn.reply.id),
+            store.read("probe", limit=1),
+            store.logs(),
+            store.announce("router", b"", 5.0),
+            store.announced(),
+            store.wait("log", 0, 0.01),
+            store.stats(),
+            store.forget_roots([turn.reply.root]),
+        ):
+            with pytest.raises(StoreUnreachableError, match="removed or replaced"):
+                await fails
+        assert (folder / NAME).exists() == there
+        back()
+        assert ids(await store.find(query(late.text))) == {record.id for record in turn.records}
+        assert await store.read("log") == []
+        await store.append(late.batch)
+        assert len((await store.find(query(late.text))).records) == 4
+        assert await findings(store) == []
+
+    with_store(sqlite(folder), work, durability=durability)  # type: ignore[arg-type]
+
+
+def test_an_append_during_which_the_file_is_removed_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+
+    async def work(store: Store) -> None:
+        await append_all(store, [world.turn(None, "user", "reply")])
+        begin = Writer._begin
+
+        def removed(self: Writer, **how: bool) -> None:
+            begin(self, **how)
+            (tmp_path / NAME).unlink()
+
+        monkeypatch.setattr(Writer, "_begin", removed)
+        with pytest.raises(StoreUnreachableError, match="removed or replaced"):
+            await store.append(world.turn(None, "another", "reply").batch)
+        monkeypatch.undo()
+
+    with_store(sqlite(tmp_path), work)

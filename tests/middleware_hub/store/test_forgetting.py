@@ -15,13 +15,20 @@ from middleware_hub.store.records import Blob, Event, Mark
 from middleware_hub.store.sqlite import checkpoints
 from middleware_hub.store.sqlite.file import connect
 from middleware_hub.store.sqlite.store import SqliteStore
-from tests.middleware_hub.store.world import Turn, World, append_all, findings, ids, query, sqlite, with_store
+from tests.middleware_hub.store.world import (
+    Turn,
+    World,
+    address_of,
+    append_all,
+    findings,
+    ids,
+    query,
+    sqlite,
+    with_store,
+)
 
-KINDS = ["memory", "sqlite"]
-
-
-def address(kind: str, folder: Path) -> str:
-    return "memory:" if kind == "memory" else sqlite(folder)
+LASTING = ["sqlite", "redis", "valkey", "cluster"]
+KINDS = ["memory", *LASTING]
 
 
 def conversations(world: World, count: int, turns: int = 3) -> list[list[Turn]]:
@@ -77,7 +84,7 @@ def test_the_order_of_forgetting(kind: str, tmp_path: Path) -> None:
         assert len(order) >= 4
         assert await findings(store) == []
 
-    with_store(address(kind, tmp_path), work)
+    with_store(address_of(kind, tmp_path), work)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,7 +111,7 @@ def test_everything_can_be_forgotten(kind: str, tmp_path: Path) -> None:
         assert (await store.stats()).records == 418
         assert await findings(store) == []
 
-    with_store(address(kind, tmp_path), work)
+    with_store(address_of(kind, tmp_path), work)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,10 +130,12 @@ def test_named_conversations_are_forgotten_and_no_others(kind: str, tmp_path: Pa
         assert await left(store, talks) == [0, 2, 3, 5]
         assert await findings(store) == []
 
-    with_store(address(kind, tmp_path), work)
+    with_store(address_of(kind, tmp_path), work)
 
 
-def test_the_order_outlives_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", LASTING)
+def test_the_order_outlives_a_restart(kind: str, tmp_path: Path) -> None:
+    address = address_of(kind, tmp_path)
     world = World()
     talks = conversations(world, 6)
 
@@ -143,8 +152,8 @@ def test_the_order_outlives_a_restart(tmp_path: Path) -> None:
             await store.forget((await store.stats()).bytes - 1)
         assert there == [0]
 
-    with_store(sqlite(tmp_path), fill)
-    with_store(sqlite(tmp_path), forget)
+    with_store(address, fill)
+    with_store(address, forget)
 
 
 def test_space_is_used_again(tmp_path: Path) -> None:
@@ -168,7 +177,8 @@ def test_space_is_used_again(tmp_path: Path) -> None:
     with_store(sqlite(tmp_path), work)
 
 
-def test_a_conversation_that_goes_on_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_conversation_that_goes_on_is_left_out(kind: str, tmp_path: Path) -> None:
     """Turns are appended while others are forgotten: what is acknowledged last of all is there."""
     world = World()
     talks = conversations(world, 40)
@@ -190,7 +200,45 @@ def test_a_conversation_that_goes_on_is_left_out(tmp_path: Path) -> None:
         assert last.reply.id in ids(await store.find(query(last.text)))
         assert await findings(store) == []
 
-    with_store(sqlite(tmp_path), work)
+    with_store(address_of(kind, tmp_path), work)
+
+
+@pytest.mark.parametrize("kind", LASTING)
+def test_what_is_forgotten_and_appended_again_at_once_is_found(kind: str, tmp_path: Path) -> None:
+    """A router that goes on with a conversation that is being forgotten appends all of it again: under the same ids."""
+    world = World()
+    talks = conversations(world, 4)
+    whole = [
+        Batch([r for turn in talk for r in turn.records], {turn.reply.id: turn.path for turn in talk}) for talk in talks
+    ]
+    roots = [talk[0].reply.root for talk in talks]
+
+    async def work(store: Store) -> None:
+        for batch in whole:
+            await store.append(batch)
+
+        async def again(batch: Batch) -> None:
+            for _ in range(30):
+                await store.append(batch)
+
+        async def forget() -> Forgotten:
+            done = Forgotten()
+            for _ in range(30):
+                done = done.plus(await store.forget_roots(roots))
+            return done
+
+        *_, forgotten, other = await asyncio.gather(*(again(batch) for batch in whole), forget(), forget())
+        assert forgotten.records + other.records >= 24
+        for batch in whole:
+            await store.append(batch)
+        assert await left(store, talks) == [0, 1, 2, 3]
+        assert await findings(store) == []
+        stats = await store.stats()
+        assert (stats.records, stats.roots) == (24, 4)
+        await store.forget(0)
+        assert (await store.stats()).records == 0
+
+    with_store(address_of(kind, tmp_path), work)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,10 +259,11 @@ def test_events_of_deleted_logs_go_first(kind: str, tmp_path: Path) -> None:
         assert (await store.logs("gone"))[0].closed == 2
         assert await findings(store) == []
 
-    with_store(address(kind, tmp_path), work)
+    with_store(address_of(kind, tmp_path), work)
 
 
-def test_marks_are_not_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", LASTING)
+def test_marks_are_not_waited_for(kind: str, tmp_path: Path) -> None:
     """They are there after a second, or as soon as the store is closed."""
     turn = World().turn(None, "user", "reply")
     mark = Mark(turn.reply.root, turn.reply.serial + 1, "2", retrieved=True)
@@ -226,17 +275,22 @@ def test_marks_are_not_waited_for(tmp_path: Path) -> None:
     async def check(store: Store) -> None:
         assert (await store.find(query(turn.text))).marks == {turn.reply.root: mark}
 
-    with_store(sqlite(tmp_path), note)
-    with_store(sqlite(tmp_path), check)
+    address = address_of(kind, tmp_path)
+    with_store(address, note)
+    with_store(address, check)
 
 
-@pytest.mark.parametrize("durability", ["process", "disk", "off"])
-def test_every_durability_keeps_what_was_appended(tmp_path: Path, durability: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "durability"),
+    [("sqlite", "process"), ("sqlite", "disk"), ("sqlite", "off"), ("redis", "off"), ("cluster", "off")],
+)
+def test_every_durability_keeps_what_was_appended(kind: str, tmp_path: Path, durability: str) -> None:
+    address = address_of(kind, tmp_path)
     world = World()
     talks = conversations(world, 3)
 
     async def work() -> None:
-        store = open_store(sqlite(tmp_path), durability=durability)  # type: ignore[arg-type]
+        store = open_store(address, durability=durability)  # type: ignore[arg-type]
         await store.open("toy")
         for talk in talks:
             await append_all(store, talk)
@@ -248,7 +302,7 @@ def test_every_durability_keeps_what_was_appended(tmp_path: Path, durability: st
         assert await left(store, talks) == [0, 1, 2]
 
     asyncio.run(work())
-    with_store(sqlite(tmp_path), check)
+    with_store(address, check)
 
 
 def test_disk_durability_syncs_each_commit(tmp_path: Path) -> None:
@@ -309,5 +363,23 @@ def test_the_log_is_put_into_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
         log = await asyncio.to_thread((tmp_path / "store.sqlite3-wal").stat)
         assert log.st_size < 4_120 * 3_000
         assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), work)
+
+
+@pytest.mark.parametrize("turns", [1, 24])
+def test_the_length_of_the_log_is_known_for_groups_of_any_size(tmp_path: Path, turns: int) -> None:
+    """Else a busy router's log grows to many times the length at which a checkpoint begins."""
+
+    async def work(store: Store) -> None:
+        assert isinstance(store, SqliteStore)
+        counted = store._open_writer()._checkpoints
+        before, length = counted.pages, (tmp_path / "store.sqlite3-wal").stat().st_size
+        for number in range(20):
+            group = [World().turn(None, f"{number}/{turn} asks " * 100, "reply " * 200) for turn in range(turns)]
+            records = [record for turn in group for record in turn.records]
+            await store.append(Batch(records, {turn.reply.id: turn.path for turn in group}))
+        written = ((tmp_path / "store.sqlite3-wal").stat().st_size - length) / 4_120
+        assert 0.5 < (counted.pages - before) / written < 2
 
     with_store(sqlite(tmp_path), work)

@@ -39,6 +39,15 @@ def test_a_text_that_grows_is_not_hashed_again(text: str, more: str) -> None:
     assert keys(again) == keys(whole)
 
 
+@given(texts, texts, texts)
+def test_the_end_of_a_text_goes_on_without_it(text: str, more: str, last: str) -> None:
+    whole = TextPath(NS, text + more + last)
+    end = TextPath(NS, text).end().longer(more).longer(last)
+    assert end == whole.end()
+    assert end.place() == whole.place(len(whole.text), END)[:3]
+    assert end.place() == (whole.key(whole.last), len(whole.text), whole.hash(len(whole.text)))
+
+
 @given(texts, st.data())
 def test_a_hash_is_that_of_the_prefix(text: str, data: st.DataObject) -> None:
     length = data.draw(st.integers(0, len(text)))

@@ -10,15 +10,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
-from middleware_hub.store.records import Event
-from middleware_hub.store.sqlite import writer
+from middleware_hub.store.records import Event, Mark
+from middleware_hub.store.sqlite import file, writer
+from middleware_hub.store.sqlite.file import FORMAT
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.conftest import SLOW
-from tests.middleware_hub.store.world import World, closed, findings, ids, query, sqlite, with_store
+from tests.middleware_hub.store.world import World, address_of, closed, findings, ids, query, sqlite, with_store
 
 ROOT = Path(__file__).parents[3]
 KILLS = 100 if SLOW else 20
@@ -40,9 +44,11 @@ def acknowledged(lines: list[str]) -> list[bytes]:
     return [bytes.fromhex(parts[0]) for parts in words if len(parts) == 3 and len(parts[0]) == 32]
 
 
-def test_two_processes_share_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "redis", "cluster"])
+def test_two_processes_share_a_store(kind: str, tmp_path: Path) -> None:
     """All of both is there, each sees the other's, and their events stand in one log without gaps."""
-    processes = [start(sqlite(tmp_path), name, 25) for name in ("one", "two")]
+    address = address_of(kind, tmp_path)
+    processes = [start(address, name, 25) for name in ("one", "two")]
     lines = [process.communicate()[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert [some[-1] for some in lines] == ["done", "done"]
@@ -61,15 +67,17 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
                 assert [int(at) for _, _, at in mine] == list(range(25))
         assert await findings(store) == []
 
-    with_store(sqlite(tmp_path), work)
+    with_store(address, work)
 
 
-def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """At random moments, on one file again and again; the next process goes on where it is."""
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_killed_process_loses_nothing_that_was_acknowledged(kind: str, tmp_path: Path) -> None:
+    """At random moments, on one store again and again; the next process goes on where it is."""
     source = random.Random(7)
     replies: list[bytes] = []
+    address = address_of(kind, tmp_path)
     for number in range(KILLS):
-        process = start(sqlite(tmp_path), f"process {number}", 10_000)
+        process = start(address, f"process {number}", 10_000)
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         time.sleep(source.uniform(0, 0.15))
@@ -86,7 +94,7 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) ->
         assert last >= len(replies)
         assert set(await findings(store)) <= {"file"}  # a torn end, which nobody was told of
 
-    with_store(sqlite(tmp_path), work)
+    with_store(address, work)
 
 
 def test_an_append_waits_in_a_thread_for_another_process(tmp_path: Path) -> None:
@@ -152,3 +160,133 @@ def test_a_lookup_waits_in_a_thread_for_a_file_that_is_locked(tmp_path: Path) ->
         raise sqlite3.OperationalError("database is locked")
 
     with_store(sqlite(tmp_path), work)
+
+
+def test_news_of_another_process_are_waited_for_and_announcements_are_shared(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        other = open_store(sqlite(tmp_path))
+        await other.open("toy")
+        try:
+            waiting = asyncio.ensure_future(store.wait("control", 0, 30.0))
+            await asyncio.sleep(0.05)
+            await other.append(Batch(events=[Event("control", "said")]))
+            assert await waiting == 1
+            await other.announce("router/2", b"here", 30.0)
+            await store.announce("router/1", b"here", 30.0)
+            assert set(await store.announced("router/")) == {"router/1", "router/2"} == set(await other.announced())
+            await other.trim("control", 2)
+            assert await store.read("control") == []
+            assert await store.append(Batch(events=[Event("control", "said")])) == [2]
+        finally:
+            await other.close()
+        assert set(await store.announced("router/")) == {"router/1", "router/2"}, "they outlive the process"
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_a_closed_store_ends_the_waiting(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        waiting = asyncio.ensure_future(store.wait("control", 0, 30.0))
+        await asyncio.sleep(0.05)
+        await store.close()
+        with pytest.raises(StoreUnreachableError):
+            await waiting
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_a_file_of_the_first_format_is_brought_up(tmp_path: Path) -> None:
+    """Also while a router that knows only the first format has it open."""
+
+    async def work(store: Store) -> None:
+        await store.append(Batch(events=[Event("a", "turn"), Event("a", "turn")]))
+
+    with_store(sqlite(tmp_path), work)
+    connection = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+    for change in ("DROP TABLE announced", "ALTER TABLE logs DROP COLUMN first", "PRAGMA user_version = 1"):
+        connection.execute(change)
+
+    async def again(store: Store) -> None:
+        assert connection.execute("UPDATE logs SET last = last").rowcount == 1
+        assert len(await store.read("a")) == 2
+        await store.trim("a", 2)
+        await store.announce("router/1", b"here", 30.0)
+        assert len(await store.read("a")) == 1
+        assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), again)
+    assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+    connection.close()
+
+
+def test_marks_never_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process takes the lock between a group and the marks behind it. They are kept until they can be written."""
+    world = World()
+    first, second = (world.turn(None, f"user {number}", "reply") for number in range(2))
+    mark = Mark(first.reply.root, second.reply.serial + 1, "2", retrieved=True)
+    other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+    append = writer.Writer._append
+
+    def and_then_another(*args: Any, **more: Any) -> Any:
+        found = append(*args, **more)
+        other.execute("BEGIN IMMEDIATE")
+        return found
+
+    async def work(store: Store) -> None:
+        await store.append(first.batch)
+        await asyncio.sleep(writer._MARKS_EVERY / 3)  # else the next group leaves them to a later one
+        store.note([mark])
+        monkeypatch.setattr(writer.Writer, "_append", and_then_another)
+        monkeypatch.setattr(file, "_BUSY_SECONDS", 2.0)
+        begun = time.monotonic()
+        await store.append(second.batch)
+        assert time.monotonic() - begun < 1
+        other.execute("COMMIT")
+        other.close()
+
+    async def check(store: Store) -> None:
+        assert (await store.find(query(first.text))).marks == {first.reply.root: mark}
+
+    with_store(sqlite(tmp_path), work)
+    with_store(sqlite(tmp_path), check)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_what_another_process_holds_up_is_written_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, long: bool
+) -> None:
+    """By the event loop, if that was short; else by the thread. A step, and what builds on what waits, come behind it."""
+    monkeypatch.setattr(writer, "_HELD_UP", 0.0 if long else 60.0)
+    world = World()
+    turns = [world.turn(None, "user", "reply")]
+    for number in range(3):
+        turns.append(world.turn(turns[-1], f"more {number}", "reply"))
+    other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+
+    async def work(store: Store) -> None:
+        assert isinstance(store, SqliteStore)
+        own = store._open_writer()
+        other.execute("BEGIN IMMEDIATE")
+        waiting = [asyncio.create_task(store.append(turns[0].batch))]
+        await asyncio.sleep(0.02)
+        assert not waiting[0].done()
+        waiting += [asyncio.create_task(store.append(turn.batch)) for turn in turns[1:]]
+        await asyncio.sleep(0.02)
+        assert not any(task.done() for task in waiting)
+        assert own.waiting == len(turns)
+        assert bool(own._handed) is long
+        other.execute("COMMIT")
+        await asyncio.gather(*waiting)
+        other.execute("BEGIN IMMEDIATE")
+        last = world.turn(turns[-1], "and last", "reply")
+        appended = asyncio.create_task(store.append(last.batch))
+        await asyncio.sleep(0.02)
+        forgotten = asyncio.create_task(store.forget_roots([last.reply.root]))
+        await asyncio.sleep(0.02)
+        other.execute("COMMIT")
+        await appended
+        assert (await forgotten).records == 2 * len(world.turns)
+        assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), work)
+    other.close()

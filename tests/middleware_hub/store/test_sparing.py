@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import tempfile
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.errors import MissingRecordError, StoreUnreachableError
 from middleware_hub.store.opening import open_store
-from middleware_hub.store.protocol import Store
+from middleware_hub.store.protocol import Batch, Forgotten, Store
+from middleware_hub.store.records import Event, new_id
+from middleware_hub.store.sqlite import others, writer
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.conftest import examples
-from tests.middleware_hub.store.world import MEMORY, NS, World, append_all, ids, query, sqlite, with_store
+from tests.middleware_hub.store.world import MEMORY, NS, Turn, World, append_all, ids, query, sqlite, with_store
 
 
 def with_two(folder: Path, work: Callable[[Store, Store], Awaitable[None]]) -> None:
@@ -165,13 +169,177 @@ def test_a_prompt_of_others_that_goes_on_is_not_forgotten(tmp_path: Path) -> Non
     with_store(sqlite(tmp_path), again)
 
 
+def test_two_who_write_elsewhere_spare_each_other_the_lookups(tmp_path: Path) -> None:
+    """Each goes on with conversations of its own, under one system prompt; what the other writes is heard, and is elsewhere."""
+    world = World()
+    system = "system " * 500
+
+    async def work(mine: Store, other: Store) -> None:
+        lines: dict[Store, Turn | None] = {mine: None, other: None}
+        for number in range(8):
+            for store, line in lines.items():
+                asked = (line.text if line else system) + f"{'mine' if store is mine else 'other'} {number} " * 30
+                names = line.reply.request_ids if line else ()
+                known_from = len(line.text) if line else 0
+                found = store.spared(query(asked, known_from=known_from, parents=names, complete=True, logs=("a",)))
+                assert found is not None, number
+                assert found.ends == {"a": number}
+                line = lines[store] = world.turn(line, asked[known_from:], "reply " * 100, names=(new_id().hex(),))
+                await store.append(line.batch)
+            await other.append(Batch(events=[Event("a", "turn")]))
+        for store, line in ((mine, lines[other]), (other, lines[mine])):
+            assert line is not None
+            assert store.spared(query(line.text, complete=True)) is None
+            assert store.spared(query("elsewhere", parents=line.reply.request_ids, complete=True)) is None
+
+    with_two(tmp_path, work)
+
+
+def test_a_name_that_another_gives_again_is_looked_up(tmp_path: Path) -> None:
+    world = World()
+    ours, theirs = (world.turn(None, user, "reply", names=("name",)) for user in ("ours", "theirs"))
+    asked = query("elsewhere", parents=("name",), complete=True)
+
+    async def work(mine: Store, other: Store) -> None:
+        await mine.append(ours.batch)
+        assert mine.spared(asked) is not None
+        await other.append(theirs.batch)
+        assert mine.spared(asked) is None
+        assert theirs.reply.id in ids(await mine.find(asked))
+
+    with_two(tmp_path, work)
+
+
+def test_a_name_from_before_is_looked_up_once(tmp_path: Path) -> None:
+    turn = World().turn(None, "user", "reply" * 300, names=("name",))
+    asked = query("user" + "reply" * 300, known_from=1_504, parents=("name",), complete=True)
+
+    async def again(store: Store) -> None:
+        assert store.spared(asked) is None
+        assert turn.reply.id in ids(await store.find(asked))
+        assert store.spared(query("elsewhere" * 200, parents=("another",), complete=True)) is None
+        text = "mine" * 300
+        await store.find(query(text, complete=True))
+        assert store.spared(query(text, parents=("name",), complete=True)) is not None
+        assert store.spared(query(text, parents=("another",), complete=True)) is None
+
+    with_store(sqlite(tmp_path), lambda store: store.append(turn.batch))
+    with_store(sqlite(tmp_path), again)
+
+
+def test_a_longer_reply_of_another_is_found_behind_what_is_known(tmp_path: Path) -> None:
+    """It begins as ours does, long before the end of what is known, and the text leaves it midway."""
+    world = World()
+    ours, theirs = (world.turn(None, "user " * 300, "reply " * 300 + more) for more in ("", "longer " * 300))
+    asked = query(theirs.text[:-5], known_from=len(ours.text), complete=True)
+
+    async def work(mine: Store, other: Store) -> None:
+        await mine.append(ours.batch)
+        assert mine.spared(asked) is not None
+        await other.append(theirs.batch)
+        assert theirs.reply.id in ids(await mine.find(asked))
+
+    with_two(tmp_path, work)
+
+
+def test_what_was_written_without_news_is_found_also_when_others_follow(tmp_path: Path) -> None:
+    world = World()
+    first, second = (world.turn(None, f"user {number}", "reply") for number in range(2))
+
+    async def work(mine: Store, other: Store) -> None:
+        await other.append(first.batch)
+        without_news(tmp_path)
+        await other.append(second.batch)
+        assert first.reply.id in ids(await mine.find(query(first.text, complete=True)))
+
+    with_two(tmp_path, work)
+
+
+def test_others_are_heard_while_the_writer_is_at_work(tmp_path: Path) -> None:
+    world = World()
+    ours, theirs = (world.turn(None, user, "reply") for user in ("ours", "theirs"))
+
+    async def work(mine: Store, other: Store) -> None:
+        assert isinstance(mine, SqliteStore)
+        await mine.append(Batch(ours.records, {ours.reply.id: ours.path}, events=[Event("a", "turn")]))
+        with mine._open_writer()._turn:
+            await other.append(Batch(theirs.records, {theirs.reply.id: theirs.path}, events=[Event("a", "turn")]))
+            assert mine.spared(query(theirs.text, complete=True)) is None
+            spared = mine.spared(query(ours.text, complete=True, logs=("a",)))
+            assert spared is not None
+            assert spared.ends == {"a": 2}
+            assert theirs.reply.id in ids(await mine.find(query(theirs.text, complete=True)))
+
+    with_two(tmp_path, work)
+
+
+def test_a_file_of_a_router_that_writes_no_news_gets_them(tmp_path: Path) -> None:
+    """That router goes on to write: what it adds is found, and what it forgets is not built on."""
+    world = World()
+    before, theirs = (world.turn(None, f"user {number}", "reply") for number in range(2))
+    with_store(sqlite(tmp_path), lambda store: store.append(before.batch))
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)) as connection:
+        for change in ("DROP TABLE news", "DROP TRIGGER forgotten", "DELETE FROM meta WHERE key = 'forgotten'"):
+            connection.execute(change)
+
+    async def work(mine: Store, other: Store) -> None:
+        assert before.reply.id in ids(await mine.find(query(before.text, complete=True)))
+        await mine.append(world.turn(before, "mine", "reply").batch)
+        await other.append(theirs.batch)
+        without_news(tmp_path)
+        assert theirs.reply.id in ids(await mine.find(query(theirs.text, complete=True)))
+        with closing(sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)) as connection:
+            connection.execute("DELETE FROM records")
+        with pytest.raises(MissingRecordError):
+            await mine.append(world.turn(before, "more", "reply").batch)
+
+    with_two(tmp_path, work)
+
+
+def test_news_go_before_any_conversation_is_forgotten(tmp_path: Path) -> None:
+    world = World()
+
+    async def work(store: Store) -> None:
+        for number in range(400):
+            await store.append(world.turn(None, f"user {number}", "reply", names=(f"{number}",)).batch)
+        assert await store.forget((await store.stats()).bytes - 1) == Forgotten()
+        assert (await store.stats()).roots == 400
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_what_another_forgot_is_not_built_on(tmp_path: Path) -> None:
+    """Also where this process wrote it, and knows where it is."""
+    world = World()
+    first = world.turn(None, "user", "reply")
+    second = world.turn(first, "more", "reply")
+
+    async def work(mine: Store, other: Store) -> None:
+        await mine.append(first.batch)
+        await other.append(world.turn(None, "elsewhere", "reply").batch)
+        await other.forget_roots([first.reply.root])
+        with pytest.raises(MissingRecordError):
+            await mine.append(second.batch)
+
+    with_two(tmp_path, work)
+
+
 PARTS = ["", "a", "ab", "a" * 1_023, "a" * 1_024, "b" * 1_100, "a" * 3_000]
 
 
+def without_news(folder: Path) -> None:
+    """Take away what was said of the last record, as if a router of an earlier version had written it."""
+    with closing(sqlite3.connect(folder / "store.sqlite3", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM news WHERE n = (SELECT max(n) FROM news)")
+
+
 @settings(max_examples=examples(150))
-@given(data=st.data())
-def test_sparing_hides_nothing(data: st.DataObject) -> None:
-    """Who keeps all it appended and found has, after each look-up, what an oracle knows of the path; also after a restart."""
+@given(data=st.data(), most=st.sampled_from([0, 3, 200_000]), kept=st.sampled_from([-1, 2, 4_000]))
+def test_sparing_hides_nothing(data: st.DataObject, most: int, kept: int) -> None:
+    """Who keeps all it appended and found has, after each look-up, what an oracle knows of the path; also after a restart.
+
+    However little of the news is kept, in memory (`most`) and in the file (`kept`), and where a router writes none.
+    """
     world = World()
     held = set[bytes]()
 
@@ -195,9 +363,17 @@ def test_sparing_hides_nothing(data: st.DataObject) -> None:
                 await mine.append(turn.batch)
             else:
                 await other.append(turn.batch)
+                if not data.draw(st.integers(0, 4)):
+                    without_news(Path(folder))
+                    await other.append(world.turn(None, "a", "b").batch)
             await check(mine)
 
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY) as folder,
+        patch.object(others, "_MOST_KEPT", most),
+        patch.object(writer, "NEWS_KEPT", kept),
+        patch.object(writer, "_TRIM_EVERY", 1),
+    ):
         for _ in range(2):
             with_two(Path(folder), work)
             held.clear()

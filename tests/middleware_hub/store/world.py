@@ -15,6 +15,7 @@ from middleware_hub.store.opening import open_store
 from middleware_hub.store.paths import Namespace, TextPath
 from middleware_hub.store.protocol import Batch, Durability, Found, Query, Store
 from middleware_hub.store.records import Serials, SpanRecord, identified, new_id
+from tests.support.redis_server import empty_cluster, empty_redis, empty_valkey
 
 NS: Namespace = ("", "", "")
 EOS = HiddenToken(1, "<|im_end|>", True, 0)
@@ -209,6 +210,17 @@ async def append_all(store: Store, turns: Sequence[Turn]) -> None:
 
 async def findings(store: Store) -> list[str]:
     return [finding.kind async for finding in store.verify()]
+
+
+def address_of(kind: str, folder: Path) -> str:
+    """Return the address of an empty store of a kind; `folder` is for those that are files."""
+    return {
+        "memory": lambda: "memory:",
+        "sqlite": lambda: sqlite(folder),
+        "redis": empty_redis,
+        "valkey": empty_valkey,
+        "cluster": empty_cluster,
+    }[kind]()
 
 
 def sqlite(folder: Path) -> str:

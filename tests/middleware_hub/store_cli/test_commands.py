@@ -193,8 +193,8 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "notes.txt").write_text("these are notes, and no store of anything at all\n" * 100)
     assert status("verify", "--store", f"sqlite:{tmp_path / 'notes.txt'}") == 2
     assert "name another path" in capsys.readouterr().err
-    assert status("verify", "--store", "redis://127.0.0.1") == 2
-    assert "write sqlite:PATH" in capsys.readouterr().err
+    assert status("verify", "--store", "mysql://127.0.0.1") == 2
+    assert "sqlite:PATH, redis://HOST:PORT/DB" in capsys.readouterr().err
 
 
 def test_it_is_a_command_of_the_router_and_quiet_without_a_terminal(tmp_path: Path, world: World) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tokenizers.decoders import DecodeStream
 
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.spans.hidden_tail import HiddenToken
@@ -33,7 +34,7 @@ from tests.middleware_hub.toy import (
     B,
     toy_vocabulary,
 )
-from tests.support.vocabularies import Name
+from tests.support.vocabularies import Name, load
 
 
 class ComparesNothing(Vocabulary):
@@ -43,6 +44,9 @@ class ComparesNothing(Vocabulary):
 
 TOY = toy_vocabulary()
 COMPARES_NOTHING = ComparesNothing(PIECES, special=[EOS, EOT], boundaries=[EOS, EOT], added=[EOS, EOT])
+BOTH = 90
+HOLDS_BACK = Vocabulary({**PIECES, BOTH: b"b\xc3"}, special=[EOS, EOT], boundaries=[EOS, EOT], added=[EOS, EOT])
+"""With a token of a whole character and half of another, as byte-level vocabularies have them."""
 EXACT = SpanFlag.SKIPS_SPECIAL
 SPLIT = SpanFlag.SKIPS_SPECIAL | SpanFlag.WHOLE | SpanFlag.SPLIT
 MISMATCH = Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, 2)
@@ -391,7 +395,7 @@ def test_a_reply_that_ends_inside_a_character_is_exact_as_it_was_sent() -> None:
     shown = reply([A, E_HEAD], "a\ufffd")
     assert (shown.flags, shown.visible, shown.tail, ends_of(shown)) == (EXACT, 2, (), [1, 2])
     held_back = reply([A, E_HEAD], "a")
-    assert (held_back.flags, held_back.visible, held_back.tail) == (EXACT, 1, (hidden(REPLACEMENT),))
+    assert (held_back.flags, held_back.visible, held_back.tail) == (EXACT, 1, (special(REPLACEMENT),))
 
 
 def test_the_two_halves_of_a_character_are_one_character() -> None:
@@ -423,6 +427,33 @@ def test_characters_that_differ_at_an_edge_leave_a_reply_whole_and_exact(
     assert alignment.visible is not None
     assert alignment.visible + sum(token.tokens for token in alignment.tail) == len(ids)
     assert alignment.flags == SPLIT, "never cut inside"
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "matched", "tail"),
+    [
+        pytest.param([A, BOTH], "a", None, (special("b\ufffd"),), id="with the character before it"),
+        pytest.param([A, BOTH, BOTH], "a", None, (special("b\ufffd"), special("b\ufffd")), id="twice"),
+        pytest.param([BOTH], "", None, (special("b\ufffd"),), id="nothing is shown"),
+        pytest.param([A, BOTH, EOS], "a", EOS, (special("b\ufffd"), special("<e>")), id="with EOS"),
+        pytest.param([A, BOTH, EOS], "a", None, (special("b\ufffd"), special("<e>")), id="EOS at a length"),
+    ],
+)
+def test_a_decoder_that_waits_for_the_rest_holds_back_the_whole_token(
+    ids: list[int], text: str, matched: int | None, tail: tuple[HiddenToken, ...]
+) -> None:
+    found = align_reply(HOLDS_BACK, ids, text, skips_special=True, matched=matched)
+    assert (found.flags, found.visible, found.tail) == (EXACT, len(ids) - len(tail), tail)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [([A, B, BOTH], "a"), ([A, BOTH, B], "a"), ([A, BOTH], "ab"), ([A, BOTH] * 9, "a")],
+    ids=["whole characters are shown", "the rest has come", "half a token", "too much"],
+)
+def test_no_decoder_holds_back_more(ids: list[int], text: str) -> None:
+    found = align_reply(HOLDS_BACK, ids, text, skips_special=True, matched=None)
+    assert bool(found.flags & SpanFlag.MISMATCH) == (text == "a")
 
 
 def test_a_broken_character_in_the_middle_is_no_edge() -> None:
@@ -490,6 +521,26 @@ def test_any_sampled_ids_explain_their_text_and_no_other(name: Name) -> None:
         assert (ends[visible - 1] if visible else 0) == len(text)
         other = align_reply(vocabulary, sampled, text + "x", skips_special=skips, matched=None)
         assert other.flags & SpanFlag.MISMATCH
+
+    check()
+
+
+@pytest.mark.parametrize("name", ["qwen", "tekken"])
+def test_what_a_decoder_shows_in_pieces_is_explained(name: Name) -> None:
+    """The decoder is the one that vLLM uses, behind a prompt."""
+    made, real = tokenizer(name), load(name)
+    prompt = real.encode("A prompt: ", add_special_tokens=False).ids
+
+    @slow
+    @given(sampled_ids(name), st.booleans())
+    def check(ids: list[int], skips: bool) -> None:
+        decoder = DecodeStream(ids=prompt, skip_special_tokens=skips)
+        text = "".join(decoder.step(real, one) or "" for one in ids)
+        alignment = align_reply(made.vocabulary, ids, text, skips_special=skips, matched=None)
+        assert not alignment.flags & SpanFlag.MISMATCH
+        visible = alignment.visible
+        assert visible is not None
+        assert visible + sum(token.tokens for token in alignment.tail) == len(ids)
 
     check()
 

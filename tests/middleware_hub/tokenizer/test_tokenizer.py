@@ -394,6 +394,12 @@ def test_a_folder_without_a_tokenizer_is_told_by_its_name(tmp_path: Path) -> Non
         Tokenizer.load(str(tmp_path))
 
 
+def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(tmp_path: Path) -> None:
+    for path in (str(tmp_path / "nope"), "./nope", "../nope/nope", "~/nope"):
+        with pytest.raises(BadRequestError, match=r"--tokenizer-path .*nope: there is no such folder"):
+            Tokenizer.load(path)
+
+
 def test_a_tokenizer_whose_pieces_are_not_known_is_refused() -> None:
     backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()

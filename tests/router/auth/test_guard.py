@@ -174,7 +174,7 @@ def test_who_may_not_act_as_a_tenant(server: ServerConfig, headers: dict[str, st
 
 
 def test_without_keys_the_header_means_nothing() -> None:
-    """It may be somebody else's, and goes on to the worker."""
+    """It may be another service's, and goes on to the worker."""
 
     async def main() -> None:
         worker = EchoWorker()

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message, Receive
 
 from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError
-from router.http.bodies import read_body, replay, with_body
+from router.http.bodies import Replay, read_body, with_body
 
 
 def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_identity_is_no_encoding() -> None:
 
 def test_replay_gives_the_body_once_and_then_what_really_comes() -> None:
     async def main() -> None:
-        receive = replay(b"body", receiving([{"type": "http.disconnect"}]))
+        receive = Replay(b"body", receiving([{"type": "http.disconnect"}]))
         assert await receive() == piece(b"body")
         assert await receive() == {"type": "http.disconnect"}
 

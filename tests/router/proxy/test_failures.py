@@ -159,7 +159,7 @@ def test_post_that_is_no_generation_is_sent_once() -> None:
     async def main() -> None:
         workers = [ClosingWorker(drop="always") for _ in range(2)]
         async with serving_socket(workers[0]) as one, serving_socket(workers[1]) as two, running([one, two]) as router:
-            async with router.client.post("/update_weights", data=b"{}") as reply:
+            async with router.client.post("/start_profile", data=b"{}") as reply:
                 assert reply.status == 502
             assert sum(worker.requests for worker in workers) == 1
 

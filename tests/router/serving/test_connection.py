@@ -257,7 +257,7 @@ def test_a_head_takes_its_time() -> None:
 
 
 def test_a_generation_may_take_longer_than_a_head() -> None:
-    """Also if the client has begun to ask for the next thing; only when it is answered, that one is late."""
+    """Also if the client has begun to ask for the next thing; only when it is answered is the next one late."""
 
     async def main() -> None:
         worker = GatedWorker()

@@ -126,3 +126,51 @@ def test_a_template_that_refuses_a_splice_is_counted(tmp_path: Path) -> None:
         assert room.metric("tito_session_turns_total", kind="anew", reason="setting") == 1
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("named", [0, 1, 2])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("path", [OPEN, "/sessions/s/v1/chat/completions"])
+def test_a_named_turn_is_continued_under_other_options(path: str, own: bool, named: int) -> None:
+    """Whichever of several it is, and whether these options have a turn of their own there."""
+
+    async def work() -> None:
+        room = Room(chat_template=QWEN3)
+        await room.open()
+        for _ in range(3):
+            await ask(room, path, [user("Hello")], temperature=1, **thinking(False))
+        if own:
+            await ask(room, path, [user("Hello")], **thinking(True))
+        sent, _ = room.engine.log[named]
+        talk = [user("Hello"), said("Yes."), user("And?")]
+        client = room.ask({"messages": talk, **thinking(True)}, path, parent=sent["rid"])
+        assert (await client.answer())[0] == 200
+        assert header(client, "x-radix-reasons") == "setting, spliced"
+        if path == OPEN:
+            return
+        _, found = await room.call("POST", "/sessions/s/finalize")
+        *_, last = found["trajectories"]
+        assert last["parent_branch"] == sent["rid"]
+        assert [turn["request_id"] for turn in last["turns"]] == [sent["rid"], room.engine.log[-1][0]["rid"]]
+        assert last["exact"]
+
+    asyncio.run(work())
+
+
+def test_a_turn_of_other_options_wins_over_the_beginning_of_one_of_these() -> None:
+    """A sibling under the same options that begins alike is no reason to sample only its beginning again."""
+
+    async def work() -> None:
+        room = Room(chat_template=QWEN3)
+        await room.open()
+        path = "/sessions/s/v1/chat/completions"
+        await ask(room, path, [user("Hello")], **thinking(False))
+        room.engine.says("Yes, and no.")
+        await ask(room, path, [user("Hello")], **thinking(True))
+        mine = await ask(room, path, [user("Hello"), said("Yes."), user("And?")], **thinking(True))
+        assert header(mine, "x-radix-reasons") == "setting, spliced"
+        _, found = await room.call("POST", "/sessions/s/finalize")
+        *_, last = found["trajectories"]
+        assert last["parent_branch"] == room.engine.log[0][0]["rid"]
+
+    asyncio.run(work())

@@ -150,7 +150,7 @@ def test_a_list_that_is_there_twice_is_not_taken_for_the_other() -> None:
     "around", ['{"messages": [%s], "messages": [%s]}', '{"metadata": {"messages": [%s]}, "messages": [%s]}']
 )
 def test_the_same_end_counts_only_behind_the_messages_themselves(around: str) -> None:
-    """A list in front begins like the one that counts, and grows; that one stays as it was."""
+    """A list in front begins like the one that counts, and grows; the one that counts stays as it was."""
     memo = MessageMemo(canonical, MemoRoom())
     first, new, last = (json.dumps({"role": "user", "content": content}) for content in ("a", "new", "last"))
     for listed in ([first, last], [first, new, last], [first, new, new, last]):

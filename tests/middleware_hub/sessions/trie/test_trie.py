@@ -276,7 +276,7 @@ class TestPending:
     @pytest.mark.parametrize("apart", [False, True])
     @pytest.mark.parametrize("more", [" is 4", ""])
     def test_a_sampled_turn_is_continued_in_place(self, apart: bool, more: str) -> None:
-        """Its prompt may have been rendered anew: then it is a branch of its own, beside the one that it goes on from."""
+        """Its prompt may have been rendered again: then it is a branch of its own, beside the one that it goes on from."""
         talk = Talk()
         talk.say(user("q"), reply="a")
         asked = [user("q"), assistant("a"), user("r")]
@@ -356,9 +356,35 @@ class TestElsewhere:
 
     def test_another_adapter_is_another_model(self) -> None:
         talk = Talk()
-        talk.say(user("a"), reply="b", setting=SETTINGS[0])
+        other = talk.say(user("a"), reply="b", setting=SETTINGS[0])
         turn, _ = talk.open(user("a"), assistant("b"), user("c"), setting=SETTINGS[4])
         assert turn.elsewhere is None
+        turn, _ = talk.open(user("a"), assistant("b"), user("c"), setting=SETTINGS[4], parent=other.id)
+        assert (turn.elsewhere, turn.unknown_parent) == (None, True)
+
+    @pytest.mark.parametrize("own", [False, True])
+    def test_a_named_parent_picks(self, own: bool) -> None:
+        """It is neither the newest, nor the one with the same tools."""
+        talk = Talk()
+        named = talk.say(user("a"), reply="b", setting=SETTINGS[2])
+        for setting in SETTINGS[1:3]:
+            talk.say(user("a"), reply="b", setting=setting)
+        mine = talk.say(user("a"), reply="b", setting=SETTINGS[0]) if own else None
+        turn, handle = talk.open(user("a"), assistant("b"), user("c"), setting=SETTINGS[0], parent=named.id)
+        assert (turn.elsewhere, turn.checkpoint, turn.unknown_parent) == (named, mine, True)
+        assert named.users == 1, "it cannot be dropped while the turn is composed"
+        talk.trie.abandon(handle)
+
+    def test_a_turn_that_turns_out_to_continue_one_has_it_as_its_parent(self) -> None:
+        """The handle held it from the start, and did not continue it yet."""
+        talk = Talk()
+        other = talk.say(user("a"), reply="b", setting=SETTINGS[0])
+        turn, handle = talk.open(user("a"), assistant("b"), user("c"), setting=SETTINGS[1])
+        assert (turn.elsewhere, handle.checkpoint) == (other, None)
+        handle.goes_on_from(other, apart=True)
+        made = talk.commit(handle, assistant("d"))
+        assert (made.parent, other.users, other.continued) == (other, 1, 0)
+        recount(talk.trie)
 
     def test_paths_that_only_have_a_hash_in_common_are_two(self) -> None:
         talk = Talk()
@@ -406,8 +432,12 @@ class AgentHistories(RuleBasedStateMachine):
             if data.draw(st.booleans(), label="cut"):
                 history = history[: data.draw(st.integers(0, len(history)), label="where")]
         messages = [*history, *(user(text) for text in texts)]
-        expected = self._expected(setting, messages)
-        turn = self.trie.prepare(setting, messages)
+        parent = data.draw(st.sampled_from([None, "nobody", *self.known]), label="parent")
+        named = self._named(setting, messages, parent)
+        mine = named is not None and self.known[named].setting == setting
+        expected = named if mine else self._expected(setting, messages)
+        turn = self.trie.prepare(setting, messages, parent=parent)
+        assert turn.unknown_parent == (parent is not None and not mine)
         if expected is None:
             assert turn.checkpoint is None
             chain = []
@@ -417,11 +447,18 @@ class AgentHistories(RuleBasedStateMachine):
             chain = ids_of(turn.checkpoint)
             assert chain == self.known[expected].ids
             assert turn.covered == len(self.known[expected].messages)
-        elsewhere = self._elsewhere(setting, messages, turn.covered)
+        elsewhere = self._elsewhere(setting, messages, turn.covered) if named is None else None if mine else named
         assert (turn.elsewhere and turn.elsewhere.id) == elsewhere
         for _ in range(samples):
             handle = self.trie.open(turn, f"g{next(self.count)}")
             self.open.append((handle, setting, messages, chain))
+
+    def _named(self, setting: bytes, messages: list[Message], parent: str | None) -> str | None:
+        """The parent that a request names, if the request goes on with it for the same adapter."""
+        known = None if parent is None else self.known.get(parent)
+        if known is None or adapter_of(known.setting) != adapter_of(setting):
+            return None
+        return parent if messages[: len(known.messages)] == known.messages else None
 
     def _expected(self, setting: bytes, messages: list[Message]) -> str | None:
         """The newest sample of the longest known conversation that this one goes on with."""

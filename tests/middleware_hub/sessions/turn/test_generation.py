@@ -142,7 +142,7 @@ class TestOrphans:
 class TestWhatIsKept:
     @pytest.mark.parametrize("stream", [False, True])
     def test_it_holds_nothing_of_the_reply_but_itself(self, stream: bool) -> None:
-        """A slice of a reply would keep all of it: `Raw.copy` gives a slice's bytes anew, and what is none of it back."""
+        """A slice of a reply would keep all of it: `Raw.copy` copies a slice's bytes, and returns what is no slice as it is."""
 
         async def work() -> None:
             room = Room()

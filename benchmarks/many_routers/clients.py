@@ -1,0 +1,387 @@
+"""The clients: conversations as text and in sessions, each turn asked wherever the balancer sends it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.many_routers.ledger import TOLD_LOSSES, Entry, Kind, Ledger
+from benchmarks.many_routers.machines import TENANTS
+from router.embedded.engine.records import GenerationRecord
+from router.embedded.worker import EmbeddedWorker
+
+Json = dict[str, Any]
+GONE = (OSError, http.client.HTTPException, json.JSONDecodeError)
+SECONDS = 60.0
+TURNS = (3, 9)
+OPENINGS = 12
+"""Both tenants begin all of their conversations with one of so many prompts."""
+UNSEEN = ("redis", "wire", "kill")
+"""Faults in which the reply of a stream may not have been written, which its client is not told."""
+
+
+@dataclass
+class Answer:
+    """Status, headers in lower case, and the body; of a stream its last event."""
+
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+class Truth:
+    """What the workers sampled, by the id that the router gave each generation."""
+
+    def __init__(self, workers: list[EmbeddedWorker]) -> None:
+        self._logs = [worker.log for worker in workers]
+        self._read = [0] * len(workers)
+        self._found: dict[str, list[GenerationRecord]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, rid: str) -> list[GenerationRecord]:
+        """Return the records of a generation, in any order."""
+        with self._lock:
+            for at, log in enumerate(self._logs):
+                new = log[self._read[at] :]
+                self._read[at] += len(new)
+                for record in new:
+                    self._found.setdefault(record.rid[:32], []).append(record)
+            return self._found.get(rid, [])
+
+    def chains(self) -> set[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
+        """Return all that was sampled: prompt, ids, logprobs."""
+        return {
+            (tuple(one.input_ids), tuple(one.output_ids), tuple(one.logprobs))
+            for log in self._logs
+            for one in list(log)
+        }
+
+
+@dataclass
+class Shared:
+    """What all clients share."""
+
+    url: str
+    ledger: Ledger
+    truth: Truth
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+
+class Client:
+    """One client, of one tenant, in a thread of its own."""
+
+    def __init__(self, shared: Shared, number: int, seed: int) -> None:
+        self.shared, self.ledger = shared, shared.ledger
+        self.dice = random.Random(f"{seed} {number}")
+        self.tenant = sorted(TENANTS)[number % len(TENANTS)]
+        self.headers = {"authorization": f"Bearer {TENANTS[self.tenant]}", "content-type": "application/json"}
+
+    def run(self) -> None:
+        """Have conversations until it is time to stop."""
+        while not self.shared.stopping.is_set():
+            self.dice.choice((self.talk, self.talk, self.session))()
+
+    # Text ------------------------------------------------------------------------------------------------------------
+
+    def talk(self) -> None:
+        """A conversation as text, with forks back to earlier replies."""
+        dice = self.dice
+        line, space = uuid.UUID(int=dice.getrandbits(128)).hex, dice.choice(("", "", "eval"))
+        said: list[Entry] = []
+        for _ in range(dice.randint(*TURNS)):
+            if self.shared.stopping.is_set():
+                return
+            parent = None if not said else said[-1] if dice.random() < 0.85 else dice.choice(said)
+            if parent is None:
+                text = "<|im_start|>system\nYou are one of many agents, and you remember everything.<|im_end|>\n" * 4
+                text += (
+                    f"<|im_start|>user\nQuestion {dice.randrange(OPENINGS)}: 你好?<|im_end|>\n<|im_start|>assistant\n"
+                )
+            else:
+                text = parent.whole + dice.choice(
+                    (
+                        "<|im_end|>\n<|im_start|>user\nAnd on, naïve.<|im_end|>\n<|im_start|>assistant\n",
+                        " And then: ",
+                        "\n",
+                    )
+                )
+            said += self.turn(line, space, parent, text)
+            self.shared.stopping.wait(dice.uniform(0, 0.05))
+
+    def turn(self, line: str, space: str, parent: Entry | None, text: str) -> list[Entry]:
+        """Ask until it is answered, and return the replies."""
+        dice = self.dice
+        kind: Kind = dice.choice(("plain", "plain", "stream", "stream", "n", "batch"))
+        named = parent is not None and dice.random() < 0.7
+        for _ in range(40):
+            if self.shared.stopping.is_set():
+                break
+            count = {"n": 3, "batch": 3}.get(kind, 1)
+            entries = [
+                self.ledger.begin(
+                    Entry(kind, self.tenant, space, line, self.ledger.now(), parent, uuid.uuid4().hex, prompt=text)
+                )
+                for _ in range(count)
+            ]
+            body: Json = {
+                "text": text,
+                "rid": entries[0].rid,
+                "return_logprob": True,
+                "return_prompt_token_ids": True,
+                "sampling_params": {"max_new_tokens": dice.randint(4, 40)},
+            }
+            if kind == "stream":
+                body["stream"] = True
+            elif kind == "n":
+                body["sampling_params"]["n"] = 3
+                del body["rid"]
+            elif kind == "batch":
+                body["text"], body["rid"] = [text] * 3, [one.rid for one in entries]
+            headers = {"x-abort-policy": dice.choice(("retry", "return"))}
+            if space:
+                headers["x-radix-namespace"] = space
+            if named and parent is not None:
+                headers["x-radix-parent"] = parent.rid
+            if found := self.asked(entries, body, headers):
+                return found
+            self.shared.stopping.wait(0.05)
+        return []
+
+    def asked(self, entries: list[Entry], body: Json, headers: dict[str, str]) -> list[Entry]:
+        """Send one request; return the entries that were answered."""
+        dice, kind = self.dice, entries[0].kind
+        leaves = dice.uniform(0.0, 0.08) if dice.random() < 0.06 else None
+        aborts = kind in ("plain", "stream") and leaves is None and dice.random() < 0.1
+        helper = None
+        if aborts:
+            helper = threading.Timer(dice.uniform(0.01, 0.06), self._abort, (body["rid"],))
+            helper.start()
+        try:
+            answer = self.exchange("POST", "/generate", body, headers, leaves=leaves, stream=kind == "stream")
+        except GONE as error:
+            outcome = "left" if leaves is not None and isinstance(error, TimeoutError) else "unanswered"
+            for entry in entries:
+                self.ledger.end(entry, outcome, type(error).__name__)  # type: ignore[arg-type]
+            return []
+        finally:
+            if helper is not None:
+                helper.join()
+        if answer.status != 200:
+            self._refused(entries, answer)
+            return []
+        replies = answer.body if isinstance(answer.body, list) else [answer.body]
+        for entry, reply in zip(entries, replies, strict=True):
+            self._hear(entry, reply, answer.headers)
+        return [one for one in entries if one.sampled]
+
+    def _hear(self, entry: Entry, reply: Json, headers: dict[str, str]) -> None:
+        meta = reply["meta_info"]
+        if entry.kind != "n" and meta["id"] != entry.rid:
+            self.ledger.accuse("wrong", f"asked {entry.rid}, and {meta['id']} was answered", entry)
+        entry.rid, entry.text, entry.version = meta["id"], reply["text"], meta["weight_version"]
+        entry.finish = (meta.get("finish_reason") or {}).get("type", "")
+        entry.sent, entry.sampled = reply["prompt_token_ids"], reply["output_ids"]
+        entry.logprobs = [one[0] for one in meta["output_token_logprobs"]]
+        self._told(entry, headers)
+        self.ledger.end(entry, "answered")
+        self.ledger.count(f"finished by {entry.finish}")
+        self.check_beginning(entry)
+
+    def _told(self, entry: Entry, headers: dict[str, str]) -> None:
+        entry.router = headers.get("x-served-by", "")
+        entry.recorded = headers.get("x-radix-recorded", "")
+        entry.saved = None if entry.kind == "stream" else headers.get("x-radix-saved") != "no"
+        told = frozenset(headers.get("x-radix-reasons", "").replace(",", " ").split()) & TOLD_LOSSES
+        entry.reasons = told | (entry.parent.reasons if entry.parent is not None else frozenset())
+
+    def check_beginning(self, entry: Entry) -> None:
+        """A turn begins with all tokens of the turns before it, unless a client was told of a loss."""
+        parent = entry.parent
+        if parent is None or entry.sent[: len(parent.chain)] == parent.chain:
+            return
+        if entry.reasons:
+            self.ledger.count("turns encoded without what they were told is not known")
+        elif parent.saved is False or (
+            parent.saved is None and self.ledger.troubled(parent.at - 8, parent.until + 1, UNSEEN, after=8)
+        ):
+            self.ledger.count("turns encoded again behind a reply that was not saved")
+            entry.reasons |= {"behind unsaved"}
+        else:
+            self.ledger.accuse("wrong", "its prompt does not begin with the tokens of the turn before it", entry)
+
+    def _refused(self, entries: list[Entry], answer: Answer) -> None:
+        for entry in entries:
+            entry.router = answer.headers.get("x-served-by", "")
+            self.ledger.end(entry, "refused", f"{answer.status} {str(answer.body)[:160]}")
+        if answer.status not in (502, 503, 504):
+            self.ledger.accuse("wrong", f"refused with {answer.status}: {str(answer.body)[:200]}", entries[0])
+
+    def _abort(self, rid: str) -> None:
+        with contextlib.suppress(*GONE):
+            self.exchange("POST", "/abort_request", {"rid": rid}, {})
+
+    # Sessions --------------------------------------------------------------------------------------------------------
+
+    def session(self) -> None:
+        """A session in both dialects; at its end it is finalized, now and then while a turn is in flight."""
+        dice = self.dice
+        name = uuid.uuid4().hex
+        if not self._made(name):
+            return
+        messages: list[Json] = [{"role": "user", "content": f"Question {dice.randrange(OPENINGS)}: 你好?"}]
+        parent: Entry | None = None
+        for _ in range(dice.randint(*TURNS)):
+            entry = self.session_turn(name, parent, messages)
+            if entry is None:
+                return
+            messages = [*messages, {"role": "assistant", "content": entry.text}, {"role": "user", "content": "And on?"}]
+            parent = entry
+        if dice.random() < 0.5:
+            self._finalize(name, parent, messages)
+
+    def _made(self, name: str) -> bool:
+        for _ in range(40):
+            if self.shared.stopping.is_set():
+                return False
+            with contextlib.suppress(*GONE):
+                answer = self.exchange("POST", "/sessions", {"session_id": name}, {})
+                if answer.status in (201, 409):  # 409: the first answer was lost on its way
+                    self.ledger.count("sessions")
+                    return True
+            self.shared.stopping.wait(0.1)
+        return False
+
+    def session_turn(
+        self, name: str, parent: Entry | None, messages: list[Json], *, tries: int = 40, over: bool = False
+    ) -> Entry | None:
+        """Ask for a turn until it is answered; None if it never was. With `over` the session may be."""
+        dice = self.dice
+        for _ in range(tries):
+            if self.shared.stopping.is_set():
+                break
+            kind: Kind = dice.choice(("openai", "anthropic"))
+            if any(not one["content"] for one in messages):
+                kind = "openai"  # the other dialect has no empty turns
+            entry = self.ledger.begin(Entry(kind, self.tenant, "", name, self.ledger.now(), parent))
+            body: Json = {"model": "m", "messages": messages, "max_tokens": dice.randint(4, 24)}
+            path = f"/sessions/{name}/v1/" + ("chat/completions" if kind == "openai" else "messages")
+            try:
+                answer = self.exchange("POST", path, body, {})
+            except GONE as error:
+                self.ledger.end(entry, "unanswered", type(error).__name__)
+                continue
+            if answer.status != 200:
+                if over and answer.status == 409:
+                    self.ledger.end(entry, "refused", "409")
+                    return None
+                self._refused([entry], answer)
+                self.shared.stopping.wait(0.1)
+                continue
+            self._hear_turn(entry, answer)
+            return entry
+        return None
+
+    def _hear_turn(self, entry: Entry, answer: Answer) -> None:
+        body = answer.body
+        entry.rid = answer.headers["x-generation-id"]
+        if entry.kind == "openai":
+            (choice,) = body["choices"]
+            entry.text, entry.finish = choice["message"]["content"] or "", choice["finish_reason"]
+        else:
+            entry.text = "".join(part["text"] for part in body["content"] if part["type"] == "text")
+            entry.finish = body["stop_reason"]
+        self._told(entry, answer.headers)
+        sampled = self.shared.truth.of(entry.rid)
+        if not sampled:
+            self.ledger.end(entry, "answered")
+            self.ledger.accuse("wrong", "no worker knows of this generation", entry)
+            return
+        record = sampled[-1]
+        entry.sent, entry.sampled, entry.logprobs = record.input_ids, list(record.output_ids), list(record.logprobs)
+        entry.version = record.versions[-1] if record.versions else ""
+        self.ledger.end(entry, "answered")
+        self.check_beginning(entry)
+
+    def _finalize(self, name: str, parent: Entry | None, messages: list[Json]) -> None:
+        """Finalize, half of the time while a turn is asked for at another router."""
+        helper = None
+        if self.dice.random() < 0.5:
+            other = Client(self.shared, 0, self.dice.getrandbits(32))
+            other.tenant, other.headers = self.tenant, self.headers
+            helper = threading.Thread(
+                target=other.session_turn, args=(name, parent, messages), kwargs={"tries": 1, "over": True}, daemon=True
+            )
+            helper.start()
+            self.shared.stopping.wait(self.dice.uniform(0, 0.1))
+        with contextlib.suppress(*GONE):
+            answer = self.exchange("POST", f"/sessions/{name}/finalize", {}, {})
+            self.ledger.count(f"finalized {answer.status}")
+        if helper is not None:
+            helper.join()
+
+    # HTTP ------------------------------------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: dict[str, str],
+        *,
+        leaves: float | None = None,
+        stream: bool = False,
+    ) -> Answer:
+        """Send a request to the balancer, on a new connection. Raises one of `GONE`: TimeoutError for a client that left."""
+        parts = urlsplit(self.shared.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=SECONDS)
+        try:
+            connection.request(method, path, json.dumps(body).encode(), {**self.headers, **headers})
+            if leaves is not None and connection.sock is not None:
+                connection.sock.settimeout(max(leaves, 0.001))
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            if stream and response.status == 200:
+                return Answer(200, found, _put_together(_events(response)))
+            content = response.read()
+            with contextlib.suppress(ValueError):
+                return Answer(response.status, found, json.loads(content))
+            if response.status == 200:
+                raise ConnectionError(f"half of an answer: {content[-80:]!r}")
+            return Answer(response.status, found, content.decode(errors="replace"))
+        finally:
+            connection.close()
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[Json]:
+    for line in response:
+        if line.strip() == b"data: [DONE]":
+            return
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+    raise ConnectionError("the stream ended without [DONE]")
+
+
+def _put_together(events: Iterator[Json]) -> Json:
+    """Return the reply of a stream, cumulative or incremental."""
+    last: Json = {}
+    for event in events:
+        if "error" in event:
+            raise ConnectionError(f"the stream failed: {str(event)[:200]}")
+        count = event["meta_info"]["completion_tokens"]
+        if last and len(event["output_ids"]) < count:
+            told = event["meta_info"]["output_token_logprobs"]
+            event["meta_info"]["output_token_logprobs"] = last["meta_info"]["output_token_logprobs"] + told
+            event["output_ids"], event["text"] = last["output_ids"] + event["output_ids"], last["text"] + event["text"]
+        event.setdefault("prompt_token_ids", last.get("prompt_token_ids"))
+        last = event
+    if not last:
+        raise ConnectionError("the stream was empty")
+    return last

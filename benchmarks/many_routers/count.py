@@ -1,0 +1,218 @@
+"""The count: a router that has seen nothing is asked for all that clients were told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.many_routers.clients import Truth
+from benchmarks.many_routers.ledger import Entry, Ledger
+from benchmarks.many_routers.machines import TENANTS
+from middleware_hub.spans.chain import STORE_UNREACHABLE
+from middleware_hub.store.opening import open_store
+from middleware_hub.store.protocol import Store
+from tests.support.client import call
+
+AT_ONCE = 32
+PATIENCE = 10.0
+"""Seconds for which an answer that says that the store could not be asked is asked for again."""
+Json = dict[str, Any]
+
+
+class Count:
+    """Looks for each answer at one router, and in the store itself; what is not as told goes into the ledger."""
+
+    def __init__(self, url: str, ledger: Ledger, truth: Truth) -> None:
+        self._url, self._ledger, self._truth = url, ledger, truth
+        self._owners = {entry.rid: entry.tenant for entry in ledger.entries if entry.rid}
+        self._finalized = False  # of the session that is looked at
+        self.counts: Counter[str] = Counter()
+
+    def run(self) -> None:
+        """Count everything."""
+        answered = [one for one in self._ledger.entries if one.outcome == "answered" and one.sampled]
+        texts = [one for one in answered if one.kind not in ("openai", "anthropic")]
+        turns = [one for one in answered if one.kind in ("openai", "anthropic")]
+        self.counts["answered"] = len(answered)
+        self.counts["told unsaved"] = sum(one.saved is False for one in answered)
+        chains = self._truth.chains()
+        for one in texts:
+            if (tuple(one.sent), tuple(one.sampled), tuple(one.logprobs)) not in chains:
+                self._ledger.accuse("wrong", "no worker has sampled this", one)
+        for key in sorted({(one.tenant, one.space) for one in texts}):
+            self._retrieve([one for one in texts if (one.tenant, one.space) == key], *key)
+        self._others(texts)
+        self._sessions(turns)
+
+    def _missing(self, entry: Entry, words: str) -> None:
+        """What was told to be unsaved is counted apart."""
+        kind = "lost, told unsaved" if entry.saved is False else "lost in a stream" if entry.saved is None else "lost"
+        self._ledger.accuse(kind, words, entry)
+
+    # Text ------------------------------------------------------------------------------------------------------------
+
+    def _post(self, path: str, body: Json, tenant: str, space: str = "") -> Any:
+        headers = {"authorization": f"Bearer {TENANTS[tenant]}", **({"x-radix-namespace": space} if space else {})}
+        answer = call(self._url + path, body, headers=headers)
+        return answer.json() if answer.status == 200 else (answer.status, answer.content[:200])
+
+    def _retrieve(self, entries: Sequence[Entry], tenant: str, space: str) -> None:
+        for some in _pieces(entries):
+            body = {"text": [one.whole for one in some], "return_logp": True}
+            found = self._post("/retrieve_from_text", body, tenant, space)
+            for one, got in zip(some, found, strict=True):
+                self._compare(one, self._asked_again(one, got, tenant, space))
+
+    def _asked_again(self, entry: Entry, found: Json, tenant: str, space: str) -> Json:
+        """Ask once more where the store could not be asked this time: the answer says so, and may be another one later.
+
+        What says so for ever was asked for while the store was away, and its client was told.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while STORE_UNREACHABLE in set(found["reasons"]) - entry.reasons and time.monotonic() < deadline:
+            self.counts["asked again"] += 1
+            time.sleep(0.5)
+            (found,) = self._post("/retrieve_from_text", {"text": [entry.whole], "return_logp": True}, tenant, space)
+        return found
+
+    def _compare(self, entry: Entry, found: Json) -> None:
+        names = [turn["request_id"] for turn in found["turns"]]
+        if strangers := [name for name in names if self._owners.get(name, entry.tenant) != entry.tenant]:
+            self._ledger.accuse("crossed", f"its answer has turns of another tenant: {strangers}", entry)
+        if entry.rid not in found["request_ids"]:
+            self._missing(entry, f"{found['request_ids']} end here, exact is {found['exact']}, {found['reasons']}")
+            return
+        if len(found["request_ids"]) != len(set(found["request_ids"])) or names.count(entry.rid) != 1:
+            self._ledger.accuse("doubled", f"it is there {found['request_ids'].count(entry.rid)} times: {names}", entry)
+        count, size = len(entry.sampled), len(entry.chain)
+        versions = [one for one in found["weight_versions"] if one["end"] == size]
+        faults = [
+            words
+            for words, bad in {
+                "other tokens": found["tokens"] != entry.chain,
+                "another mask": found["loss_mask"][-count:] != [1] * count,
+                "other logprobs": found["rollout_logp"] is None or found["rollout_logp"][-count:] != entry.logprobs,
+                "another version": not versions or versions[0]["version"] != entry.version,
+                "not exact": not found["exact"] and not (entry.reasons and set(found["reasons"]) & entry.reasons),
+            }.items()
+            if bad
+        ]
+        if faults:
+            self._ledger.accuse("wrong", f"{', '.join(faults)}; exact is {found['exact']}, {found['reasons']}", entry)
+            return
+        self.counts["retrieved whole"] += 1
+        self.counts["retrieved whole, told unsaved"] += entry.saved is False
+        self.counts["not exact, as told"] += not found["exact"]
+
+    def _others(self, texts: Sequence[Entry]) -> None:
+        """The other tenant, and the other namespace, know nothing of it."""
+        for tenant in TENANTS:
+            for space in ("", "eval"):
+                foreign = [one for one in texts if (one.tenant, one.space) != (tenant, space)][-400:]
+                for some in _pieces(foreign):
+                    asked = {"text": [one.whole for one in some], "return_logp": True}
+                    for one, got in zip(some, self._post("/retrieve_from_text", asked, tenant, space), strict=True):
+                        if one.rid in [turn["request_id"] for turn in got["turns"]] or one.rid in got["request_ids"]:
+                            self._ledger.accuse("crossed", f"tenant {tenant}, namespace {space or '-'} gets it", one)
+                        self.counts["asked by others"] += 1
+
+    # Sessions --------------------------------------------------------------------------------------------------------
+
+    def _sessions(self, turns: Sequence[Entry]) -> None:
+        by_session: defaultdict[str, list[Entry]] = defaultdict(list)
+        for one in turns:
+            by_session[one.line].append(one)
+        for name, entries in by_session.items():
+            self._session(name, entries)
+        self.counts["sessions"] = len(by_session)
+
+    def _session(self, name: str, entries: list[Entry]) -> None:
+        tenant = entries[0].tenant
+        headers = {"authorization": f"Bearer {TENANTS[tenant]}"}
+        answer = call(f"{self._url}/sessions/{name}/trajectories", headers=headers)
+        if answer.status != 200:
+            for one in entries:
+                self._missing(one, f"its session answers {answer.status}: {answer.content[:120]!r}")
+            return
+        other = next(key for one, key in TENANTS.items() if one != tenant)
+        status = call(f"{self._url}/sessions/{name}", headers={"authorization": f"Bearer {other}"}).status
+        if status != 404:
+            self._ledger.accuse("crossed", f"another tenant gets {status} for its session", entries[0])
+        summary = call(f"{self._url}/sessions/{name}", headers=headers).json()
+        self._finalized = summary["phase"].lower() == "finalized"
+        trajectories = answer.json()["trajectories"]
+        for entry in entries:
+            self._turn(entry, trajectories)
+
+    def _turn(self, entry: Entry, trajectories: list[Json]) -> None:
+        places = [(one, turn) for one in trajectories for turn in one["turns"] if turn["request_id"] == entry.rid]
+        if not places and entry.saved is False and self._finalized:
+            self.counts["told unsaved, and the session was finalized before it was handed over"] += 1
+            return
+        if not places:
+            self._missing(entry, f"it is in none of its session's {len(trajectories)} trajectories")
+            return
+        trained = 0
+        for one, turn in places:
+            part = slice(turn["start"], turn["end"])
+            before = [*one["prompt_ids"], *one["response_ids"][: turn["start"]]]
+            if one["response_ids"][part] != entry.sampled or before != entry.sent:
+                self._ledger.accuse("wrong", "other tokens", entry)
+                return
+            if one["response_logprobs"][part] != entry.logprobs:
+                self._ledger.accuse("wrong", "other logprobs", entry)
+                return
+            trained += all(one["response_mask"][part])
+        if trained != 1:
+            self._ledger.accuse("doubled", f"its tokens are to be trained in {trained} trajectories", entry)
+            return
+        self.counts["retrieved whole"] += 1
+        self.counts["retrieved whole, told unsaved"] += entry.saved is False
+
+
+def check_store(url: str, ledger: Ledger, truth: Truth) -> Counter[str]:
+    """Read the whole store: no reply is there twice, none that no worker has sampled, and `verify` finds nothing."""
+    sampled = {ids for _, ids, _ in truth.chains()}
+    beginnings: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for ids in sampled:
+        beginnings[ids[0] if ids else -1].append(ids)
+    counts: Counter[str] = Counter()
+
+    async def read(store: Store) -> None:
+        names: Counter[tuple[str, ...]] = Counter()
+        async for record in store.scan():
+            counts["records"] += 1
+            if not record.sampled:
+                continue
+            names.update((record.namespace[0], name) for name in record.request_ids)
+            ids = tuple(memoryview(record.ids).cast("i"))
+            # Of a client that left, a beginning may be all that was heard of.
+            if ids not in sampled and not any(one[: len(ids)] == ids for one in beginnings[ids[0]]):
+                ledger.accuse("wrong", f"the store has a reply that no worker gave: {record.request_ids}")
+        counts["replies"] = len(names)
+        for name, times in names.items():
+            if times > 1:
+                about = next((one for one in ledger.entries if one.rid == name[1]), None)
+                ledger.accuse("doubled", f"the store has {name} {times} times", about)
+        async for finding in store.verify():
+            if finding.kind != "file":
+                ledger.accuse("wrong", f"verify: {finding.kind} {finding.message}")
+
+    async def opened() -> None:
+        store = open_store(url)
+        await store.open(None)
+        try:
+            await read(store)
+        finally:
+            await store.close()
+
+    asyncio.run(opened())
+    return counts
+
+
+def _pieces(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    for at in range(0, len(entries), AT_ONCE):
+        yield entries[at : at + AT_ONCE]

@@ -1,0 +1,117 @@
+"""What is done to the machines, at random: SIGKILL, SIGSTOP, and what networks do. Each fault is written into the ledger."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from benchmarks.many_routers.ledger import Fault, Ledger
+from benchmarks.many_routers.machines import Machines
+from benchmarks.many_routers.wire import State
+
+PAUSE = (0.3, 2.0)
+
+
+class Faults:
+    """One after the other, now and then two at once."""
+
+    def __init__(self, machines: Machines, ledger: Ledger, seed: int) -> None:
+        self._machines, self._ledger = machines, ledger
+        self._dice = random.Random(seed)
+        self._stopping = threading.Event()
+        self._version = 0
+        self.counts: Counter[str] = Counter()
+
+    def stop(self) -> None:
+        """End with the fault that is going on."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Hurt the machines until `stop`."""
+        dice = self._dice
+        kinds: list[Callable[[], None]] = [self._kill_router, self._freeze_router, self._new_weights]
+        if self._machines.redis is not None:
+            kinds += [self._kill_redis, self._freeze_redis, self._wire, self._wire, self._two]
+        while not self._stopping.wait(dice.uniform(*PAUSE)):
+            dice.choice(kinds)()
+
+    def _begin(self, what: str) -> Fault:
+        self.counts[what.split(" of ")[0]] += 1
+        return self._ledger.fault(what)
+
+    def _wait(self, most: float) -> None:
+        self._stopping.wait(self._dice.uniform(0, most))
+
+    def _kill_router(self) -> None:
+        number = self._dice.randrange(len(self._machines.routers))
+        router = self._machines.routers[number]
+        fault = self._begin(f"kill -9 of router {number}")
+        router.kill()
+        self._wait(1.0)
+        router.start()
+        router.wait_until_up()
+        fault.until = self._ledger.now()
+
+    def _freeze_router(self) -> None:
+        number = self._dice.randrange(len(self._machines.routers))
+        fault = self._begin(f"SIGSTOP of router {number}")
+        self._machines.routers[number].freeze()
+        self._wait(4.0)
+        self._machines.routers[number].thaw()
+        fault.until = self._ledger.now()
+
+    def _new_weights(self) -> None:
+        """No fault, but something that all routers have to hear of."""
+        self._version += 1
+        for worker in self._machines.workers:
+            worker.set_weight_version(str(self._version))
+
+    def _kill_redis(self) -> None:
+        assert self._machines.redis is not None
+        fault = self._begin("kill -9 of redis")
+        self._machines.redis.kill()
+        self._wait(2.0)
+        self._machines.redis.start()
+        self._machines.redis.wait_until_up()
+        fault.until = self._ledger.now()
+
+    def _freeze_redis(self) -> None:
+        assert self._machines.redis is not None
+        fault = self._begin("SIGSTOP of redis")
+        self._machines.redis.freeze()
+        self._wait(5.0)
+        self._machines.redis.thaw()
+        fault.until = self._ledger.now()
+
+    def _wire(self) -> None:
+        dice = self._dice
+        states: tuple[State, ...] = ("slow", "silent", "deaf", "cut", "cut")
+        state = dice.choice(states)
+        chosen = [number for number in range(len(self._machines.wires)) if dice.random() < 0.5] or [0]
+        fault = self._begin(f"wire {state} of routers {chosen}")
+        for number in chosen:
+            self._machines.wires[number].set(state)
+        if state == "cut" and dice.random() < 0.5:
+            time.sleep(0.01)  # only long enough to break the connections
+        else:
+            self._wait(4.0)
+        for number in chosen:
+            self._machines.wires[number].set("whole")
+        fault.until = self._ledger.now()
+
+    def _two(self) -> None:
+        """Redis is away, and a router that waits for it is killed."""
+        assert self._machines.redis is not None
+        number = self._dice.randrange(len(self._machines.routers))
+        fault = self._begin(f"SIGSTOP of redis, then kill -9 of router {number}")
+        self._machines.redis.freeze()
+        self._wait(2.0)
+        self._machines.routers[number].kill()
+        self._wait(1.0)
+        self._machines.redis.thaw()
+        self._machines.routers[number].start()
+        self._machines.routers[number].wait_until_up()
+        fault.until = self._ledger.now()

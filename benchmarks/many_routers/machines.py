@@ -1,0 +1,169 @@
+"""The machines: workers in this process; routers, a balancer and a store as processes of their own, which may be hurt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.many_routers.wire import Wire
+from router.embedded.loop_thread import LoopThread
+from router.embedded.worker import EmbeddedWorker
+from tests.support import debian, templates
+from tests.support.client import call
+from tests.support.engine_server import free_port
+from tests.support.programs import Process, Program
+from tests.support.vocabularies import vocabulary
+
+TENANTS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
+ADMIN = "key-of-admin"
+FSYNCS = ("always", "everysec")
+
+_BALANCER = """
+global
+  maxconn 2000
+defaults
+  mode http
+  timeout connect 2s
+  timeout client 120s
+  timeout server 120s
+  timeout check 500ms
+  retries 3
+  option redispatch 1
+frontend all
+  bind 127.0.0.1:{port}
+  default_backend routers
+backend routers
+  balance random
+  option httpchk GET /readiness
+  default-server check inter 300ms fall 2 rise 1
+  http-response set-header x-served-by %s
+{servers}
+"""
+
+
+class Machines:
+    """All of them, with their logs and files in `folder`. Entering starts them.
+
+    Attributes:
+        url: of the balancer.
+        routers, redis: processes; redis is None with a store of another kind.
+        wires: from each router to Redis.
+    """
+
+    def __init__(
+        self, store: str, folder: Path, routers: int = 3, fsync: str = "everysec", flags: Sequence[str] = ()
+    ) -> None:
+        """`store`: `sqlite` or `redis`."""
+        self._entered = contextlib.ExitStack()
+        self._folder, self._flags = folder, flags
+        self.workers = [
+            EmbeddedWorker(vocabulary("qwen"), stream_style=style, seed=number, token_delay=0.002)
+            for number, style in enumerate(("cumulative", "incremental"))
+        ]
+        self.redis: Process | None = None
+        self.redis_port = free_port()
+        if store == "redis":
+            (folder / "redis").mkdir()
+            self.redis = Process("redis", *self._redis(fsync), folder=folder, up="Ready to accept connections")
+        self.store = f"redis://127.0.0.1:{self.redis_port}/0" if store == "redis" else f"sqlite:{folder / 'store'}/"
+        self.count = routers
+        self.wires: list[Wire] = []
+        self.routers: list[Program] = []
+
+    def _redis(self, fsync: str) -> list[str]:
+        """Each group is in the file before it is acknowledged; `fsync` says what a power cut may take."""
+        flags = {
+            "port": self.redis_port,
+            "bind": "127.0.0.1",
+            "dir": self._folder / "redis",
+            "save": "",
+            "appendonly": "yes",
+        }
+        flags |= {"appendfsync": fsync, "maxmemory-policy": "noeviction", "aof-load-truncated": "yes"}
+        return [
+            str(debian.program("redis-server")),
+            *(str(word) for name, value in flags.items() for word in (f"--{name}", value)),
+        ]
+
+    def __enter__(self) -> Machines:
+        with contextlib.ExitStack() as stack:
+            for worker in self.workers:
+                stack.enter_context(worker)
+            if self.redis is not None:
+                stack.enter_context(self.redis).wait_until_up()
+                thread = LoopThread("wires", self.workers[0]._options.new_loop)
+                stack.callback(thread.stop)
+                self.wires = [Wire(thread, self.redis_port) for _ in range(self.count)]
+                for wire in self.wires:
+                    stack.callback(wire.close)
+            self.routers = [self.router(f"router-{number}", number) for number in range(self.count)]
+            for router in self.routers:
+                stack.enter_context(router)
+            for router in self.routers:
+                router.wait_until_up()
+            port = free_port()
+            servers = "\n".join(f"  server {number} 127.0.0.1:{one.port}" for number, one in enumerate(self.routers))
+            config = self._folder / "haproxy.cfg"
+            config.write_text(_BALANCER.format(port=port, servers=servers))
+            command = [str(debian.program("haproxy")), "-db", "-V", "-f", str(config)]
+            balancer = Process("haproxy", *command, folder=self._folder, up="")
+            stack.enter_context(balancer)
+            self.url = f"http://127.0.0.1:{port}"
+            _wait_for(self.url)
+            self._entered = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.close()
+
+    def router(self, name: str, number: int | None = None) -> Program:
+        """Return a router that was not started: behind wire `number`, or one that asks the store itself."""
+        store = self.store
+        if number is not None and self.wires:
+            store = f"redis://127.0.0.1:{self.wires[number].port}/0"
+        template = str(templates.folder() / "qwen2_5.jinja")
+        flags = ["--tokenizer-path", str(vocabulary("qwen")), "--chat-template", template, "--store", store]
+        flags += [word for tenant, key in TENANTS.items() for word in ("--api-key", f"{tenant}:{key}")]
+        flags += ["--admin-key", ADMIN, "--verify-rate", "0", "--abort-retry-wait", "0.2"]
+        flags += ["--radix-max-tokens", "40000", "--shutdown-grace", "10"]
+        flags += ["--store-spool", str(self._folder / "spool"), *self._flags]
+        return Program(name, *flags, "--worker-urls", *(one.url for one in self.workers), folder=self._folder)
+
+    def heal(self) -> None:
+        """Let all of them run, and wait until all that waits for the store is in it. Raises TimeoutError."""
+        for wire in self.wires:
+            wire.set("whole")
+        for process in (*self.routers, *([self.redis] if self.redis else [])):
+            if process.alive:
+                process.thaw()
+            else:
+                process.start()
+        if self.redis is not None:
+            self.redis.wait_until_up()
+        for router in self.routers:
+            router.wait_until_up()
+        deadline = time.monotonic() + 60
+        while waiting := [count for router in self.routers if (count := unwritten(router.url))]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the store is there, but is not handed all that waits: {waiting}")
+            time.sleep(0.2)
+
+
+def unwritten(url: str) -> int:
+    """Return how much of what a router recorded waits for the store."""
+    found = call(f"{url}/radix_tree/stats", headers={"authorization": f"Bearer {ADMIN}"}).json()["store"]
+    return int(found["waiting"])
+
+
+def _wait_for(url: str) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            if call(f"{url}/liveness", timeout=2).status == 200:
+                return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{url} does not answer")
+        time.sleep(0.05)

@@ -1,0 +1,196 @@
+"""The client that awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import aiohttp
+
+from middleware_hub.client import operations
+from middleware_hub.client.claims import Claim, ClaimOptions
+from middleware_hub.client.operations import GenerateOptions, Operation, Prompt, RetrieveOptions
+from middleware_hub.client.sending import BROKEN, ClientOptions, Sending, broken_answer, broken_stream
+from middleware_hub.client.streams import Lines, StreamReader
+from middleware_hub.client.trajectory import Cover, Trajectory
+from middleware_hub.client.wire import Answer, Call, Piece, Reply, read_json
+
+T = TypeVar("T")
+
+
+class AsyncClient(Sending):
+    """Talks to a router from one event loop, or from several. See `Sending` for the arguments."""
+
+    def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
+        super().__init__(urls, **options)
+        # By loop: trainers make new ones.
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections of the running loop."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        found = self._sessions.get(loop)
+        if found is None:
+            # No limits of the library's own. An idle connection is closed here before the router closes it.
+            found = self._sessions[loop] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return found
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Send a request, again if that is harmless, and return what its answer says."""
+        async with self._sent(operation.call) as found:
+            return operation.read(Answer(found.status, _lower(found), await _body(found, operation.call)))
+
+    @asynccontextmanager
+    async def _sent(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send until there is an answer that counts. Its body is still to be read."""
+        attempt = 0
+        while True:
+            attempt += 1
+            wait: float | None
+            try:
+                found = await self._session().request(**self._request(call), allow_redirects=False)
+            except BROKEN as error:
+                wait = self.go_on(call, attempt, None, error)
+            else:
+                wait = self.go_on(call, attempt, found.status, None) if found.status >= 400 else None
+                if wait is None:
+                    break
+                found.close()
+            await asyncio.sleep(wait or 0.0)
+        try:
+            yield found
+        finally:
+            found.release() if found.content.is_eof() else found.close()
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
+    ) -> Reply:
+        """Return one reply to a text or to ids."""
+        return await self.run(operations.generate(prompt, sampling_params, options))
+
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        n: int = 1,
+        **options: Unpack[GenerateOptions],
+    ) -> list[list[Reply]]:
+        """Return `n` replies to each prompt, in one request: a list for each prompt."""
+        return await self.run(operations.generate_batch(prompts, sampling_params, n, options))
+
+    async def stream(
+        self, prompt: Prompt, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[Piece, None]:
+        """Yield a reply as it comes; the last piece has all of it. Raises IncompleteStreamError. Closing it ends the reply."""
+        call = operations.stream(prompt, sampling_params, options)
+        async with self._sent(call) as found:
+            if found.status != 200:
+                read_json(call, Answer(found.status, _lower(found), await found.read()))
+            reader, lines = StreamReader(_lower(found)), Lines()
+            try:
+                async for chunk in found.content.iter_any():
+                    new = "".join([reader.feed(line) for line in lines.feed(chunk)])
+                    if reader.done:
+                        yield Piece(new, reader.reply())
+                        return
+                    if new:
+                        yield Piece(new, None)
+            except BROKEN as error:
+                raise broken_stream() from error
+        raise broken_stream()
+
+    async def retrieve(
+        self,
+        text: str,
+        *,
+        expect_request_ids: Sequence[str] | None = None,
+        request_id: str | None = None,
+        **options: Unpack[RetrieveOptions],
+    ) -> Trajectory:
+        """Return the exact sequence of a text. List all replies that you got: a lost one is found only so."""
+        return await self.run(operations.retrieve(text, expect_request_ids, request_id, options))
+
+    async def cover(
+        self,
+        text: str,
+        expect_request_ids: Sequence[str],
+        *,
+        request_id: str | None = None,
+        **options: Unpack[RetrieveOptions],
+    ) -> Cover:
+        """Return the fewest sequences that hold all listed replies whole, that of the text first."""
+        return await self.run(operations.cover(text, expect_request_ids, request_id, options))
+
+    async def explain(self, text: str) -> dict[str, Any]:
+        """Return where a text leaves what is recorded."""
+        return await self.run(operations.explain(text))
+
+    async def claim(self, **options: Unpack[ClaimOptions]) -> Claim:
+        """Take samples for a while; without any, `len(claim)` is 0. Acknowledge them, or they are handed out again."""
+        return await self.run(operations.claim(options))
+
+    async def acknowledge(self, claim: Claim | str) -> int:
+        """Say that samples are trained on, or kept: they are never handed out again. Returns how many.
+
+        Raises RefusedError if the lease was over and others have some of them: `details["taken"]`.
+        """
+        found = await self.run(operations.settle("ack", claim))
+        return int(found["acknowledged"])
+
+    async def release(self, claim: Claim | str) -> int:
+        """Give samples back; return how many."""
+        found = await self.run(operations.settle("release", claim))
+        return int(found["released"])
+
+    async def renew(self, claim: Claim | str, lease_seconds: float = 600.0) -> None:
+        """Let the lease of a claim begin again. Raises RefusedError if it was over, and others have some of it."""
+        await self.run(operations.settle("renew", claim, lease_seconds=lease_seconds))
+
+    async def reward(self, request_id: str, reward: float | None, info: Mapping[str, Any] | None = None) -> None:
+        """Say what a rollout was worth, named by its last reply: it is complete."""
+        await self.run(operations.reward(request_id, reward, info))
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """Return the workers of the router."""
+        answer = await self.run(operations.plain(Call("GET", "/workers", again=True)))
+        found: list[dict[str, Any]] = answer["workers"]
+        return found
+
+    async def to_workers(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Call all workers, for example `/update_weights_from_disk`. Raises RefusedError if one of them did not do it."""
+        return await self.run(operations.to_workers(path, body))
+
+
+def _lower(found: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in found.headers.items()}
+
+
+async def _body(found: aiohttp.ClientResponse, call: Call) -> bytes:
+    try:
+        return await found.read()
+    except BROKEN as error:
+        raise broken_answer(call, error) from error

@@ -1,0 +1,122 @@
+"""Groups and claims: what a trainer takes from the router, each sample at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from middleware_hub.client.trajectory import Trajectory
+
+
+class ClaimOptions(TypedDict, total=False):
+    """What a trainer asks for: the fields of `/trajectories/claim`; see the HTTP API.
+
+    Attributes:
+        groups, limit: groups and samples at most.
+        group_size: of a complete group, where the requests did not say it.
+        lease_seconds: how long the samples are this trainer's own.
+        wait_seconds: how long to wait for a first complete group.
+        allow_partial: whether groups that are not complete count.
+        partial_after_seconds: of these, only those to which nothing happened for so long.
+        exact_only, max_staleness: what other samples have to be.
+    """
+
+    groups: int
+    limit: int
+    group_size: int
+    lease_seconds: float
+    wait_seconds: float
+    allow_partial: bool
+    partial_after_seconds: float
+    exact_only: bool
+    max_staleness: int
+    return_routed_experts: bool
+    return_indexer_topk: bool
+    return_top_p: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rollout: a session, or what was sampled from one prompt on.
+
+    Attributes:
+        id: its name; the same whenever it is handed out.
+        reward: what it was worth; None if no reward was given.
+        reward_info: what else was said of it.
+        trajectories: its sequences; each sampled token has mask 1 in one of them, in this sample or in another one.
+        details: the other fields of the answer.
+    """
+
+    id: str
+    group_id: str
+    rollout_id: str | None
+    session_id: str | None
+    reward: float | None
+    reward_info: Mapping[str, Any]
+    exact: bool
+    complete: bool
+    trajectories: tuple[Trajectory, ...]
+    details: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Sample:
+        """Read a sample of an answer. Raises InconsistentAnswerError."""
+        read = Trajectory.of if found["session_id"] is None else Trajectory.of_branch
+        names = [name for name in cls.__dataclass_fields__ if name not in ("trajectories", "details")]
+        return cls(
+            **{name: found[name] for name in names},
+            trajectories=tuple(read(one) for one in found["trajectories"]),
+            details={name: value for name, value in found.items() if name not in cls.__dataclass_fields__},
+        )
+
+
+@dataclass(frozen=True)
+class ClaimedGroup:
+    """A group of a claim; `partial`: it is not complete, or not any more."""
+
+    group_id: str
+    size: int | None
+    partial: bool
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Samples that are this trainer's until the lease is over; acknowledge them when they are trained on, or kept.
+
+    Attributes:
+        id: None if there was nothing to claim.
+        lost: samples whose tokens are gone: `id` and `group_id`. They are not handed out again.
+        filtered: how many samples were left out, by reason: `inexact`, `stale`.
+        details: the other fields of the answer.
+    """
+
+    id: str | None
+    groups: tuple[ClaimedGroup, ...]
+    lost: tuple[Mapping[str, str], ...]
+    filtered: Mapping[str, int]
+    details: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (sample for group in self.groups for sample in group.samples)
+
+    def __len__(self) -> int:
+        return sum(len(group.samples) for group in self.groups)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Claim:
+        """Read an answer. Raises InconsistentAnswerError."""
+        samples = [Sample.of(one) for one in found["samples"]]
+        groups = tuple(
+            ClaimedGroup(
+                one["group_id"],
+                one["size"],
+                one["partial"],
+                tuple(sample for sample in samples if sample.group_id == one["group_id"]),
+            )
+            for one in found["groups"]
+        )
+        read = ("claim_id", "groups", "samples", "lost", "filtered")
+        details = {name: value for name, value in found.items() if name not in read}
+        return cls(found["claim_id"], groups, tuple(found["lost"]), found["filtered"], details)

@@ -1,0 +1,230 @@
+"""A conversation as text, with everything that must be kept with it so that its tokens are found again.
+
+Every turn names the reply that it continues, and at the end all replies are listed. Then a reply that the router lost makes the
+sequence inexact; without the names its text would silently be taken for a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, Unpack
+
+from middleware_hub.client.errors import UnknownReplyError
+from middleware_hub.client.operations import NO_PARENT, GenerateOptions, RetrieveOptions
+from middleware_hub.client.trajectory import Cover, Trajectory
+from middleware_hub.client.wire import Reply
+
+LONG_TOKEN = 16
+"""Characters of a rewritten reply that surely hold a whole token. A parent without one in the text would count as lost."""
+
+
+@dataclass
+class Transcript:
+    """The text and the replies of a conversation. It can be saved with a sample, and taken up later, elsewhere.
+
+    Attributes:
+        text: prompt, replies and observations so far. It may be set: a loop that rewrites its history does that.
+        names: the `id` of every reply, also of those that the text no longer holds.
+        begin: the character at which the last turn begins: it may be in several pieces, if it was aborted and continued.
+        prompt_chars: the length of the first prompt.
+        recorded: the text up to the last reply, as the router saw both: that is what is retrieved. A loop that strips its last
+            reply, or ends on an observation, has another `text`, of which nothing more was sampled.
+        path: the replies in `recorded`: name, and the characters where each begins and ends.
+    """
+
+    text: str
+    names: list[str] = field(default_factory=list)
+    begin: int = -1
+    prompt_chars: int = -1
+    recorded: str = ""
+    path: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.begin = len(self.text) if self.begin < 0 else self.begin
+        self.prompt_chars = len(self.text) if self.prompt_chars < 0 else self.prompt_chars
+
+    @property
+    def parent(self) -> str:
+        """Return the reply that the next turn continues: the last one of which the text still has whole tokens."""
+        kept = self._kept()
+        return kept[-1][0] if kept else NO_PARENT
+
+    def _kept(self) -> list[tuple[str, int, int]]:
+        """Return the replies of which the text still has whole tokens, as far as it has them."""
+        kept = _in_common(self.text, self.recorded)
+        found = []
+        for name, start, end in self.path:
+            part, cut = self.recorded[start:kept], self.recorded[kept:end]
+            # Punctuation may be one token with the line breaks behind it; a word is none with them.
+            if not cut or len(part) >= LONG_TOKEN or (not cut.strip() and any(map(str.isalnum, part))):
+                found.append((name, start, min(end, kept)))
+        return found
+
+    @property
+    def turn(self) -> str:
+        """Return the last turn's text."""
+        return self.text[self.begin :]
+
+    @property
+    def response(self) -> str:
+        """Return everything behind the first prompt."""
+        return self.text[self.prompt_chars :]
+
+    def take(self, reply: Reply) -> None:
+        """Add a reply, as it is."""
+        start = len(self.text)
+        if reply.output_ids:
+            self.path = self._kept()
+            self.path.append((reply.id, start, start + len(reply.text)))
+            self.names.append(reply.id)
+        self.text += reply.text
+        if reply.output_ids:
+            self.recorded = self.text
+
+    def append(self, observation: str) -> None:
+        """Add a text that was not sampled. The next turn begins behind it."""
+        self.text += observation
+        self.begin = len(self.text)
+
+    def state(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {**vars(self), "names": list(self.names), "path": [list(one) for one in self.path]}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state` was made of."""
+        path = [(name, start, end) for name, start, end in state["path"]]
+        return cls(**{**state, "names": list(state["names"]), "path": path})
+
+
+def _in_common(one: str, other: str) -> int:
+    """Return with how many characters both begin."""
+    if one.startswith(other):
+        return len(other)
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.startswith(other[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class Talk:
+    """What both conversations share.
+
+    Args:
+        client: the router's.
+        prompt: a text, or a transcript to take up.
+        sampling_params: of every turn that brings none of its own.
+        options: of every turn; `lora_path` applies to retrieval, too.
+    """
+
+    def __init__(
+        self,
+        prompt: str | Transcript,
+        sampling_params: Mapping[str, Any] | None,
+        options: GenerateOptions,
+    ) -> None:
+        self.transcript = Transcript(prompt) if isinstance(prompt, str) else prompt
+        self.sampling_params = dict(sampling_params or {})
+        self.options = options
+
+    @property
+    def text(self) -> str:
+        """Return everything so far."""
+        return self.transcript.text
+
+    def append(self, observation: str) -> None:
+        """Add a text that was not sampled."""
+        self.transcript.append(observation)
+
+    def turn_options(self, more: GenerateOptions) -> GenerateOptions:
+        """Return the options of the next turn."""
+        return {**self.options, "parent": self.transcript.parent, **more}
+
+    def retrieval(self, options: RetrieveOptions) -> RetrieveOptions:
+        """Return the options of a retrieval."""
+        adapter: RetrieveOptions = {"lora_path": self.options["lora_path"]} if "lora_path" in self.options else {}
+        return {**adapter, **options}
+
+    @property
+    def recorded(self) -> str:
+        """Return the text that is retrieved."""
+        return self.transcript.recorded or self.transcript.text
+
+    def named(self) -> dict[str, Any]:
+        """Return the field that says which of several replies with this text is meant."""
+        names = self.transcript.names
+        return {"request_id": names[-1] if names else None}
+
+
+class Asks(Protocol):
+    """What a conversation needs of an `AsyncClient`."""
+
+    async def generate(
+        self, prompt: str, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
+    ) -> Reply:
+        """Return one reply to a text."""
+        ...
+
+    async def retrieve(
+        self,
+        text: str,
+        *,
+        expect_request_ids: Sequence[str] | None = None,
+        request_id: str | None = None,
+        **options: Unpack[RetrieveOptions],
+    ) -> Trajectory:
+        """Return the sequence of a text."""
+        ...
+
+    async def cover(
+        self,
+        text: str,
+        expect_request_ids: Sequence[str],
+        *,
+        request_id: str | None = None,
+        **options: Unpack[RetrieveOptions],
+    ) -> Cover:
+        """Return the sequences of replies."""
+        ...
+
+
+class AsyncConversation(Talk):
+    """A conversation with an `AsyncClient`."""
+
+    def __init__(
+        self,
+        client: Asks,
+        prompt: str | Transcript,
+        sampling_params: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> None:
+        super().__init__(prompt, sampling_params, options)
+        self.client = client
+
+    async def say(self, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]) -> Reply:
+        """Let the model continue the text, add its reply, and return it. After an abort, say it again: it goes on."""
+        params = {**self.sampling_params, **(sampling_params or {})}
+        reply = await self.client.generate(self.text, params, **self.turn_options(options))
+        self.transcript.take(reply)
+        return reply
+
+    async def retrieve(self, **options: Unpack[RetrieveOptions]) -> Trajectory:
+        """Return the sequence that the last reply ends. A listed reply that is not in it makes it inexact."""
+        names, asked = self.transcript.names, self.retrieval(options)
+        try:
+            return await self.client.retrieve(self.recorded, expect_request_ids=names, **self.named(), **asked)
+        except UnknownReplyError:  # the last reply is lost: what is left says so by itself
+            return await self.client.retrieve(self.recorded, expect_request_ids=names, **asked)
+
+    async def cover(self, **options: Unpack[RetrieveOptions]) -> Cover:
+        """Return sequences that hold every reply whole, that of the last reply first."""
+        names, asked = self.transcript.names, self.retrieval(options)
+        try:
+            return await self.client.cover(self.recorded, names, **self.named(), **asked)
+        except UnknownReplyError:
+            return await self.client.cover(self.recorded, names, **asked)

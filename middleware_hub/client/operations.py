@@ -1,0 +1,276 @@
+"""What can be asked of a router: for each question the request, and how its answer is read. The two clients share them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypedDict, TypeVar
+
+from middleware_hub.client.claims import Claim, ClaimOptions
+from middleware_hub.client.errors import InconsistentAnswerError, refused
+from middleware_hub.client.trajectory import Cover, Trajectory
+from middleware_hub.client.wire import Answer, Call, Reply, read_json, read_replies
+
+T = TypeVar("T")
+
+NO_PARENT = "none"
+"""The parent of a prompt that continues nothing, although the same text was sampled before."""
+
+
+@dataclass(frozen=True)
+class Operation(Generic[T]):
+    """A request, and what its answer becomes."""
+
+    call: Call
+    read: Callable[[Answer], T]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """What a generation may have besides its prompt and `sampling_params`.
+
+    Attributes:
+        parent: the `id` of the reply that the prompt continues; of a batch, one for each prompt. `NO_PARENT`: none of them.
+        lora_path: the adapter.
+        rid: a name of your own for the reply; of a batch, one for each prompt. Lost with `n` above 1.
+        group_id: the group that its rollout belongs to; of a batch, one for each prompt, or one for all.
+        group_size: how many samples the group will have.
+        rollout_id: the rollout, where a loop rewrites its history; of a batch as `group_id`.
+        rollout_end: whether this reply ends its rollout, so that it may be claimed without a reward.
+        routing_key: the conversation or sample, for policies that keep it on one worker.
+        abort_policy: `retry` or `return`, instead of the router's.
+        return_logprob: whether the reply has logprobs. The router remembers them in any case.
+        return_routed_experts, return_indexer_topk, return_sampling_mask: let the engine tell these of each token.
+        return_trajectory: the whole sequence comes with the reply: `Reply.trajectory`.
+        fields: further fields of the body, as SGLang knows them.
+    """
+
+    parent: str | Sequence[str | None] | None
+    lora_path: str | None
+    rid: str | Sequence[str] | None
+    group_id: str | Sequence[str] | None
+    group_size: int | None
+    rollout_id: str | Sequence[str] | None
+    rollout_end: bool
+    routing_key: str | None
+    abort_policy: str | None
+    return_logprob: bool
+    return_routed_experts: bool
+    return_indexer_topk: bool
+    return_sampling_mask: bool
+    return_trajectory: bool
+    fields: Mapping[str, Any]
+
+
+class RetrieveOptions(TypedDict, total=False):
+    """What may be asked about a text: the fields of `/retrieve_from_text`."""
+
+    strict: bool
+    max_staleness: int | None
+    lora_path: str | None
+    return_routed_experts: bool
+    return_indexer_topk: bool
+    return_top_p: bool
+
+
+class ExportOptions(TypedDict, total=False):
+    """How a session is exported: the fields of `finalize`."""
+
+    expect_request_ids: Sequence[str] | None
+    shared_turns: str
+    export_all_checkpoints: bool
+
+
+Prompt = str | Sequence[int]
+"""A text, or ids."""
+
+
+def generate(prompt: Prompt, sampling: Mapping[str, Any] | None, options: GenerateOptions) -> Operation[Reply]:
+    call = _generate_call([prompt], sampling, 1, options, single=True)
+    return Operation(call, lambda answer: read_replies(read_json(call, answer), 1, 1, answer.headers)[0][0])
+
+
+def generate_batch(
+    prompts: Sequence[Prompt], sampling: Mapping[str, Any] | None, n: int, options: GenerateOptions
+) -> Operation[list[list[Reply]]]:
+    call = _generate_call(prompts, sampling, n, options, single=False)
+    return Operation(call, lambda answer: read_replies(read_json(call, answer), len(prompts), n, answer.headers))
+
+
+def stream(prompt: Prompt, sampling: Mapping[str, Any] | None, options: GenerateOptions) -> Call:
+    call = _generate_call([prompt], sampling, 1, options, single=True)
+    # Without logprobs there are streams of SGLang that can be read in two ways.
+    return replace(call, body={**(call.body or {}), "stream": True, "return_logprob": True})
+
+
+def _generate_call(
+    prompts: Sequence[Prompt], sampling: Mapping[str, Any] | None, n: int, options: GenerateOptions, *, single: bool
+) -> Call:
+    if not prompts or not all(prompts):
+        raise ValueError("a prompt is empty")
+    kinds = {isinstance(prompt, str) for prompt in prompts}
+    if len(kinds) != 1:
+        raise ValueError("a batch has texts or ids, not both")
+    params = dict(sampling or {})
+    if (n != 1 or "n" in params) and params.setdefault("n", n) != n:
+        raise ValueError(f"`sampling_params` has n={params['n']}: say it as the argument `n`")
+    values = list(prompts) if kinds == {True} else [list(prompt) for prompt in prompts]
+    body: dict[str, Any] = {"text" if kinds == {True} else "input_ids": values[0] if single else values}
+    body["sampling_params"] = params
+    for name in ("lora_path", "rid"):
+        if options.get(name) is not None:
+            body[name] = options.get(name)
+    for name, value in options.items():
+        if name.startswith("return_") and value:
+            body[name] = True
+    body.update(options.get("fields") or {})
+    headers = {}
+    if options.get("routing_key"):
+        headers["x-smg-routing-key"] = str(options.get("routing_key"))
+    if options.get("abort_policy"):
+        headers["x-abort-policy"] = str(options.get("abort_policy"))
+    for name in ("group_id", "rollout_id"):
+        given: Any = options.get(name)
+        if given is not None:
+            headers[f"x-{name.replace('_', '-')}"] = given if isinstance(given, str) else ", ".join(given)
+    if options.get("group_size") is not None:
+        headers["x-group-size"] = str(options.get("group_size"))
+    if options.get("rollout_end"):
+        headers["x-rollout-end"] = "true"
+    parent = options.get("parent")
+    if isinstance(parent, str):
+        headers["x-radix-parent"] = parent
+    elif parent is not None:
+        if len(parent) != len(prompts):
+            raise ValueError(f"{len(parent)} parents for {len(prompts)} prompts: name one for each, or None")
+        headers["x-radix-parent"] = ", ".join(name or "" for name in parent)
+    return Call("POST", "/generate", body, headers, samples=True)
+
+
+def retrieve(
+    text: str, names: Sequence[str] | None, request_id: str | None, options: RetrieveOptions
+) -> Operation[Trajectory]:
+    call = _retrieve_call(text, names, request_id, options)
+    return Operation(call, lambda answer: _built(call, answer, Trajectory.of))
+
+
+def cover(text: str, names: Sequence[str], request_id: str | None, options: RetrieveOptions) -> Operation[Cover]:
+    call = _retrieve_call(text, names, request_id, options, cover=True)
+
+    def built(found: Mapping[str, Any]) -> Cover:
+        return Cover(tuple(Trajectory.of(one) for one in found["trajectories"]), tuple(found["missing"]))
+
+    return Operation(call, lambda answer: _built(call, answer, built))
+
+
+def _retrieve_call(
+    text: str, names: Sequence[str] | None, request_id: str | None, options: RetrieveOptions, **more: Any
+) -> Call:
+    body = {"text": text, **more, **{name: value for name, value in options.items() if value is not None}}
+    if names is not None:
+        body["expect_request_ids"] = list(names)
+    if request_id is not None:
+        body["request_id"] = request_id
+    return Call("POST", "/retrieve_from_text", body, again=True)
+
+
+def explain(text: str) -> Operation[dict[str, Any]]:
+    return plain(Call("POST", "/radix_tree/explain", {"text": text}, again=True))
+
+
+def plain(call: Call) -> Operation[dict[str, Any]]:
+    """Return an operation whose answer is a JSON object, as it is."""
+    return _operation(call, lambda found: dict(found))
+
+
+def _operation(call: Call, build: Callable[[Any], T]) -> Operation[T]:
+    """Return an operation whose answer is read by `build`."""
+    return Operation(call, lambda answer: _built(call, answer, build))
+
+
+def to_workers(path: str, body: Mapping[str, Any]) -> Operation[dict[str, Any]]:
+    """Return a call to all workers. Its answer of 207, some workers did not do it, becomes an error."""
+    call = Call("POST", path, body, accepts=frozenset({200, 207}))
+
+    def read(answer: Answer) -> dict[str, Any]:
+        found: dict[str, Any] = read_json(call, answer)
+        if answer.status == 207:
+            advice = "look at each worker's answer in `details['workers']`; they may be at different versions now"
+            raise refused(207, {"type": "workers_differ", **found, "message": f"{found.get('message')} - {advice}"})
+        return found
+
+    return Operation(call, read)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def claim(options: ClaimOptions) -> Operation[Claim]:
+    """Return a claim. It may be sent again: what an answer that was lost had claimed comes back when its lease is over."""
+    call = Call("POST", "/trajectories/claim", dict(options), again=True)
+    return _operation(call, Claim.of)
+
+
+def settle(what: str, claimed: Claim | str, **more: Any) -> Operation[dict[str, Any]]:
+    """Return `ack`, `release` or `renew`; sent twice it does no more than once. Raises ValueError for an empty claim."""
+    name = claimed if isinstance(claimed, str) else claimed.id
+    if name is None:
+        raise ValueError("there was nothing to claim, so there is nothing to settle: look at len(claim)")
+    return plain(Call("POST", f"/trajectories/{what}", {"claim_id": name, **more}, again=True))
+
+
+def reward(request_id: str, value: float | None, info: Mapping[str, Any] | None) -> Operation[dict[str, Any]]:
+    return rewards([{"request_id": request_id, "reward": value, **({} if info is None else {"reward_info": info})}])
+
+
+def rewards(given: Sequence[Mapping[str, Any]]) -> Operation[dict[str, Any]]:
+    body = {"rewards": [dict(one) for one in given]}
+    return plain(Call("POST", "/trajectories/reward", body, again=True))
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def create_session(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
+    given = {name: value for name, value in fields.items() if value is not None}
+    headers = {
+        f"x-group-{name}": str(given.pop(f"group_{name}")) for name in ("id", "size") if f"group_{name}" in given
+    }
+    # Under a name of the router's own, a session that was made twice by accident would only be one that nobody uses.
+    return plain(Call("POST", "/sessions", given, headers, again="session_id" not in given, accepts=frozenset({201})))
+
+
+def chat(session_id: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Operation[dict[str, Any]]:
+    """Return a turn. It may be sent again: with its key the router knows it, and samples once."""
+    path = f"/sessions/{session_id}/v1/chat/completions"
+    return plain(Call("POST", path, body, {"idempotency-key": uuid.uuid4().hex, **headers}, again=True))
+
+
+def in_session(
+    method: str, session_id: str, place: str = "", body: Mapping[str, Any] | None = None
+) -> Operation[dict[str, Any]]:
+    """Return a call of a session that may be repeated: its second answer is the first one."""
+    return plain(Call(method, f"/sessions/{session_id}{place}", body, again=True))
+
+
+def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:
+    body = {name: value for name, value in options.items() if value is not None}
+    call = Call("POST", f"/sessions/{session_id}/finalize", body, again=True)
+
+    def built(found: Mapping[str, Any]) -> Cover:
+        trajectories = tuple(Trajectory.of_branch(one) for one in found["trajectories"])
+        return Cover(trajectories, tuple(found.get("missing") or ()))
+
+    return Operation(call, lambda answer: _built(call, answer, built))
+
+
+def _built(call: Call, answer: Answer, build: Callable[[Any], T]) -> T:
+    found = read_json(call, answer)
+    try:
+        return build(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InconsistentAnswerError(
+            f"the answer of {call.path} has another shape ({error!r}): {json.dumps(found)[:300]}: the router's version does "
+            "not fit this client's"
+        ) from error

@@ -1,0 +1,255 @@
+"""What waits: `Client`, an `AsyncClient` in a thread of its own, and conversations and sessions with it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from middleware_hub.client import operations
+from middleware_hub.client.asynchronous import AsyncClient
+from middleware_hub.client.claims import Claim, ClaimOptions
+from middleware_hub.client.conversation import Talk, Transcript
+from middleware_hub.client.errors import UnknownReplyError
+from middleware_hub.client.operations import ExportOptions, GenerateOptions, Operation, Prompt, RetrieveOptions
+from middleware_hub.client.sending import ClientOptions
+from middleware_hub.client.session import SessionCalls, SessionOptions
+from middleware_hub.client.trajectory import Cover, Trajectory
+from middleware_hub.client.wire import Piece, Reply
+
+T = TypeVar("T")
+
+
+class Client:
+    """Talks to a router, and waits for each answer. Any number of threads may share it.
+
+    Its thread is its own: make the client behind a `fork`, not in front of it. What is still open when Python ends is
+    closed then. See `Sending` for the arguments.
+    """
+
+    def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
+        self.asynchronous = AsyncClient(urls, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tito-client", daemon=True)
+        self._thread.start()
+        _open.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections, and end the thread."""
+        if not self._loop.is_closed():
+            self._wait(self.asynchronous.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        _open.discard(self)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # also Ctrl-C: what is under way ends, and its worker stops
+            future.cancel()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Return the address that is asked now."""
+        return self.asynchronous.url
+
+    def run(self, operation: Operation[T]) -> T:
+        """Send a request, again if that is harmless, and return what its answer says."""
+        return self._wait(self.asynchronous.run(operation))
+
+    def generate(
+        self, prompt: Prompt, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
+    ) -> Reply:
+        """Return one reply to a text or to ids."""
+        return self._wait(self.asynchronous.generate(prompt, sampling_params, **options))
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        n: int = 1,
+        **options: Unpack[GenerateOptions],
+    ) -> list[list[Reply]]:
+        """Return `n` replies to each prompt, in one request: a list for each prompt."""
+        return self._wait(self.asynchronous.generate_batch(prompts, sampling_params, n=n, **options))
+
+    def stream(
+        self, prompt: Prompt, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
+    ) -> Iterator[Piece]:
+        """Yield a reply as it comes; the last piece has all of it. Raises IncompleteStreamError. Closing it ends the reply."""
+        pieces = self.asynchronous.stream(prompt, sampling_params, **options)
+        try:
+            while (piece := self._wait(_next(pieces))) is not None:
+                yield piece
+        finally:
+            self._wait(pieces.aclose())
+
+    def retrieve(
+        self,
+        text: str,
+        *,
+        expect_request_ids: Sequence[str] | None = None,
+        request_id: str | None = None,
+        **options: Unpack[RetrieveOptions],
+    ) -> Trajectory:
+        """Return the exact sequence of a text. List all replies that you got: a lost one is found only so."""
+        asked = self.asynchronous.retrieve(
+            text, expect_request_ids=expect_request_ids, request_id=request_id, **options
+        )
+        return self._wait(asked)
+
+    def cover(
+        self,
+        text: str,
+        expect_request_ids: Sequence[str],
+        *,
+        request_id: str | None = None,
+        **options: Unpack[RetrieveOptions],
+    ) -> Cover:
+        """Return the fewest sequences that hold all listed replies whole, that of the text first."""
+        return self._wait(self.asynchronous.cover(text, expect_request_ids, request_id=request_id, **options))
+
+    def explain(self, text: str) -> dict[str, Any]:
+        """Return where a text leaves what is recorded."""
+        return self._wait(self.asynchronous.explain(text))
+
+    def claim(self, **options: Unpack[ClaimOptions]) -> Claim:
+        """Take samples for a while; without any, `len(claim)` is 0. Acknowledge them, or they are handed out again."""
+        return self.run(operations.claim(options))
+
+    def acknowledge(self, claim: Claim | str) -> int:
+        """Say that samples are trained on, or kept: they are never handed out again. Returns how many.
+
+        Raises RefusedError if the lease was over and others have some of them: `details["taken"]`.
+        """
+        found = self.run(operations.settle("ack", claim))
+        return int(found["acknowledged"])
+
+    def release(self, claim: Claim | str) -> int:
+        """Give samples back; return how many."""
+        found = self.run(operations.settle("release", claim))
+        return int(found["released"])
+
+    def renew(self, claim: Claim | str, lease_seconds: float = 600.0) -> None:
+        """Let the lease of a claim begin again. Raises RefusedError if it was over, and others have some of it."""
+        self.run(operations.settle("renew", claim, lease_seconds=lease_seconds))
+
+    def reward(self, request_id: str, reward: float | None, info: Mapping[str, Any] | None = None) -> None:
+        """Say what a rollout was worth, named by its last reply: it is complete."""
+        self.run(operations.reward(request_id, reward, info))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the workers of the router."""
+        return self._wait(self.asynchronous.workers())
+
+    def to_workers(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Call all workers, for example `/update_weights_from_disk`. Raises RefusedError if one of them did not do it."""
+        return self._wait(self.asynchronous.to_workers(path, body))
+
+
+async def _next(pieces: Any) -> Piece | None:
+    return await anext(pieces, None)
+
+
+_open: weakref.WeakSet[Client] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open.clear)  # their threads are the parent's
+
+
+@atexit.register
+def _close_what_is_open() -> None:
+    for client in list(_open):
+        client.close()
+
+
+class Conversation(Talk):
+    """A conversation with a `Client`."""
+
+    def __init__(
+        self,
+        client: Client,
+        prompt: str | Transcript,
+        sampling_params: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> None:
+        super().__init__(prompt, sampling_params, options)
+        self.client = client
+
+    def say(self, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]) -> Reply:
+        """Let the model continue the text, add its reply, and return it. After an abort, say it again: it goes on."""
+        params = {**self.sampling_params, **(sampling_params or {})}
+        reply = self.client.generate(self.text, params, **self.turn_options(options))
+        self.transcript.take(reply)
+        return reply
+
+    def retrieve(self, **options: Unpack[RetrieveOptions]) -> Trajectory:
+        """Return the sequence that the last reply ends. A listed reply that is not in it makes it inexact."""
+        names, asked = self.transcript.names, self.retrieval(options)
+        try:
+            return self.client.retrieve(self.recorded, expect_request_ids=names, **self.named(), **asked)
+        except UnknownReplyError:  # the last reply is lost: what is left says so by itself
+            return self.client.retrieve(self.recorded, expect_request_ids=names, **asked)
+
+    def cover(self, **options: Unpack[RetrieveOptions]) -> Cover:
+        """Return sequences that hold every reply whole, that of the last reply first."""
+        names, asked = self.transcript.names, self.retrieval(options)
+        try:
+            return self.client.cover(self.recorded, names, **self.named(), **asked)
+        except UnknownReplyError:
+            return self.client.cover(self.recorded, names, **asked)
+
+
+class Session(SessionCalls):
+    """A session of a `Client`. As a context it is deleted at the end."""
+
+    def __init__(self, client: Client, **options: Unpack[SessionOptions]) -> None:
+        made = client.run(operations.create_session(dict(options)))
+        super().__init__(made)
+        self.client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.delete()
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Return a completion in OpenAI's form. `fields` are those of the request: `tools`, `temperature`, `n`, ..."""
+        return self.took(self.client.run(self.chat_call(messages, fields, headers)))
+
+    def reward(self, reward_info: Mapping[str, Any], branch: str | None = None) -> dict[str, Any]:
+        """Attach a reward to the session, or to a branch by the id of one of its replies."""
+        return self.client.run(self.reward_call(reward_info, branch))
+
+    def finalize(self, **options: Unpack[ExportOptions]) -> Cover:
+        """End it; return a trajectory for each branch. May be called again."""
+        return self.client.run(self.finalize_call(options))
+
+    def tree(self) -> dict[str, Any]:
+        """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`."""
+        return self.client.run(self.tree_call())
+
+    def delete(self) -> None:
+        """Abort what runs, and forget everything."""
+        self.client.run(operations.in_session("DELETE", self.id))

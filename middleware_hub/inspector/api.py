@@ -1,0 +1,305 @@
+"""The JSON API of the inspector, as pure ASGI. `PATHS` lists its calls; docs/http-api.md describes them.
+
+All of it only reads. An answer is a window, or is bounded; what takes long is done in steps, or in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from itertools import chain as joined
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from middleware_hub.inspector.advice import advice
+from middleware_hub.inspector.branches import HEAVY, Branches
+from middleware_hub.inspector.conversations.conversation import MOST_BRANCHES, Conversation
+from middleware_hub.inspector.conversations.sessions import SessionConversation
+from middleware_hub.inspector.conversations.standings import MOST_NAMESPACES, Ledgers, Standings
+from middleware_hub.inspector.conversations.stored import Registry, StoredSessions
+from middleware_hub.inspector.conversations.texts import Shelf, Texts
+from middleware_hub.inspector.finding import PARAMETERS, TimeSlices, Wanted, find
+from middleware_hub.inspector.pages import GUARDS
+from middleware_hub.inspector.queries import Query, explain_request, path_segments
+from middleware_hub.inspector.reports.drifts import Drifts
+from middleware_hub.inspector.reports.files import TYPES
+from middleware_hub.inspector.reports.run import RunReports
+from middleware_hub.persistence.backing import Backing
+from middleware_hub.radix.retrieval import RETOKENIZED
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.sessions.session import Session
+from middleware_hub.spans.chain import INEXACT
+from middleware_hub.spans.trajectory import flatten
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.errors import MethodNotAllowedError, NotFoundError
+from router.http.bodies import read_json
+from router.http.headers import HeaderList
+from router.http.offload import offload
+from router.http.request_state import request_state
+from router.http.responses import SEND_BYTES, send_json
+
+PREFIX = "/inspect/api"
+_BRANCH = f"{PREFIX}/conversations/{{id}}/branches/{{branch}}"
+PATHS = (
+    "/inspect/assets/{file}",
+    f"{PREFIX}/conversations",
+    f"{PREFIX}/conversations/{{id}}",
+    _BRANCH,
+    *(f"{_BRANCH}/{place}" for place in ("tokens", "find", "drift", "download")),
+    f"{PREFIX}/compare",
+    f"{PREFIX}/explain",
+    f"{PREFIX}/run",
+)
+
+
+class SessionSource(Registry, Protocol):
+    """Has the sessions; `SessionRegistry` is one."""
+
+    def of(self, tenant: str) -> list[Session]:
+        """Return those of a tenant that are in memory."""
+        ...
+
+    async def reach(self, tenant: str, session_id: str) -> Session | None:
+        """Return a session as it is now, also one that only the store has."""
+        ...
+
+
+class Sources(NamedTuple):
+    """What is looked at. A part that a router does not have is None."""
+
+    tokenizer: Tokenizer
+    tree: RadixTree | None
+    memory: Backing | None
+    sessions: SessionSource | None
+    behind: Callable[[str], int]
+    """Returns how many versions a weight version is behind the current one."""
+    groups: Ledgers
+
+
+class Api:
+    """See the top of this file."""
+
+    def __init__(self, sources: Sources, *, max_body_bytes: int) -> None:
+        self._sources = sources
+        self._max_body_bytes = max_body_bytes
+        self._vocabulary = sources.tokenizer.vocabulary
+        tree, groups = sources.tree, sources.groups
+        self._texts = None if tree is None else Texts(tree.forest, sources.tokenizer.spell_prompt, groups.standing)
+        self._standings = Standings(groups, lambda: () if tree is None else tree.forest.roots)
+        self._stored = None if sources.sessions is None else StoredSessions(sources.sessions, SessionConversation)
+        self._session_changes: dict[str, tuple[tuple[float, ...], int]] = {}
+        self._drifts = Drifts(sources.tokenizer)
+        self._runs = RunReports(self._vocabulary, self._drifts, sources.behind)
+        self._branches = Branches(self._vocabulary, self._drifts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call. Raises RouterError."""
+        tenant = request_state(scope).caller.tenant
+        match path_segments(scope, PREFIX):
+            case ["conversations"]:
+                _require(scope, "GET")
+                await self._list(tenant, scope, send)
+            case ["conversations", name]:
+                _require(scope, "GET")
+                Query(scope, ())
+                conversation = await self._conversation(tenant, name)
+                await self._standings.look(tenant)
+                await self._answer(send, await self._about(conversation))
+            case ["conversations", name, "branches", branch, "download"]:
+                _require(scope, "GET")
+                await self._download(tenant, name, branch, scope, send)
+            case ["conversations", name, "branches", branch, *rest] if len(rest) < 2:
+                _require(scope, "GET")
+                if not rest:
+                    await self._standings.look(tenant)
+                await self._answer(send, await self._of_branch(tenant, name, branch, rest, scope))
+            case ["compare"]:
+                _require(scope, "GET")
+                await self._answer(send, await self._compare(tenant, scope))
+            case ["run"]:
+                _require(scope, "GET")
+                await self._answer(send, await self._run(tenant, scope))
+            case ["explain"]:
+                _require(scope, "POST")
+                await self._answer(send, await self._explain(tenant, scope, receive))
+            case _:
+                raise NotFoundError(f"the inspector has nothing at {scope['path']}")
+
+    async def _answer(self, send: Send, answer: Any) -> None:
+        await send_json(send, 200, msgspec.json.encode(answer), [(b"cache-control", b"no-store"), *GUARDS])
+
+    # Conversations -----------------------------------------------------------------------------------------------------
+
+    async def _shelf(self, tenant: str) -> Shelf:
+        return Shelf(0) if self._texts is None else await self._texts.shelf(tenant)
+
+    def _sessions_of(self, tenant: str) -> list[Session]:
+        return [] if self._sources.sessions is None else self._sources.sessions.of(tenant)
+
+    async def _list(self, tenant: str, scope: Scope, send: Send) -> None:
+        query = Query(scope, PARAMETERS)
+        wanted, since = Wanted.of(query), query.number("changed_since", -1, -1, 2**62)
+        if wanted.name is not None:
+            await self._look_in_store(tenant, wanted.name, query.exactly("namespace") or "")
+        stored, more = ([], False) if self._stored is None else await self._stored.of(tenant)
+        entered = await self._standings.look(tenant)
+        shelf, sessions = await self._shelf(tenant), self._sessions_of(tenant)
+        change = shelf.changes + self._change_of_sessions(tenant, sessions, len(stored)) + entered
+        if since == change:
+            headers = [(b"cache-control", b"no-store"), *GUARDS]
+            await send({"type": "http.response.start", "status": 204, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        listed: list[Conversation] = [*map(SessionConversation, sessions), *stored]
+        found, cursor = await find(wanted, shelf.newest_first, listed, self._vocabulary)
+        remembered = {
+            "conversations": len(shelf.order) + len(listed),
+            "sessions": len(listed),
+            "more": more,
+            "tokens": shelf.tokens + sum(session.tokens for session in sessions),
+        }
+        await self._answer(send, {"conversations": found, "next": cursor, "remembered": remembered, "change": change})
+
+    async def _look_in_store(self, tenant: str, name: str, namespace: str = "") -> None:
+        """Bring what has this name into memory, if only the store has it: a session, or a reply to a text.
+
+        A reply is looked for in the namespaces that are known here, and in the given one: a store keeps names apart by them.
+        """
+        sessions, tree, memory = self._sources.sessions, self._sources.tree, self._sources.memory
+        inner = name.partition(":")[2] if name.startswith(("session:", "text:")) else name
+        if sessions is not None and not name.startswith("text:"):
+            await sessions.reach(tenant, inner)
+        if tree is not None and memory is not None and not name.startswith("session:"):
+            reply = inner.partition("~")[0]
+            places = {(tenant, "", namespace), *(place for place in tree.forest.roots if place[0] == tenant)}
+            for place in sorted(places)[:MOST_NAMESPACES]:
+                if reply and tree.reply(place, reply) is None:
+                    await memory.cover(place, " ", [reply])
+
+    def _change_of_sessions(self, tenant: str, sessions: Iterable[Session], stored: int = 0) -> int:
+        """Return a number that has grown if anything happened in a tenant's sessions since the last look."""
+        state = (
+            float(sum(1 for _ in sessions) + stored),
+            float(sum(session.samples for session in sessions)),
+            max((session.used for session in sessions), default=0.0),
+        )
+        known, number = self._session_changes.get(tenant, ((), 0))
+        if known != state:
+            number += 1
+            self._session_changes[tenant] = state, number
+        return number
+
+    async def _conversation(self, tenant: str, name: str) -> Conversation:
+        """Return a conversation by its id. Raises NotFoundError."""
+        kind, _, inner = name.partition(":")
+        if kind == "session" and self._sources.sessions is not None:
+            session = await self._sources.sessions.reach(tenant, inner)
+            if session is not None:
+                return SessionConversation(session)
+        found = (await self._shelf(tenant)).ids.get(name)
+        if found is None and kind == "text":
+            await self._look_in_store(tenant, name)
+            found = (await self._shelf(tenant)).ids.get(name)
+        if found is None:
+            raise NotFoundError(f"no conversation {name[:200]!r} is remembered: it may have been evicted, or deleted")
+        return found
+
+    async def _about(self, conversation: Conversation) -> dict[str, Any]:
+        """Return all that is known of a conversation but its tokens."""
+        slices = TimeSlices()
+        summary = conversation.summary()
+        nodes, truncated = conversation.nodes()
+        branches = []
+        for branch in islice(conversation.branches(), MOST_BRANCHES):
+            branches.append(branch.described(branch.chain()))
+            await slices.pause()
+        for node in nodes:
+            node["preview"] = node["preview"]()
+            await slices.pause()
+        truncated = truncated or summary["branches"] > MOST_BRANCHES
+        return {**summary, "tree": nodes, "branches_list": branches, "truncated": truncated}
+
+    async def _of_branch(self, tenant: str, name: str, branch: str, rest: list[str], scope: Scope) -> dict[str, Any]:
+        return await self._branches.answer(await self._conversation(tenant, name), branch, "".join(rest), scope)
+
+    async def _download(self, tenant: str, name: str, branch: str, scope: Scope, send: Send) -> None:
+        conversation = await self._conversation(tenant, name)
+        about = await self._about(conversation)
+        form, content = await self._branches.file(conversation, branch, scope, about)
+        named = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name}-{branch}")[:100]
+        headers = [
+            (b"content-type", TYPES[form]),
+            (b"content-disposition", f'attachment; filename="{named}.{form}"'.encode()),
+            (b"content-security-policy", b"default-src 'none'; sandbox"),
+            (b"cache-control", b"no-store"),
+        ]
+        await send_whole(send, content, [*headers, *GUARDS])
+
+    async def _compare(self, tenant: str, scope: Scope) -> dict[str, Any]:
+        query = Query(scope, ("a", "a_branch", "b", "b_branch"))
+        one, other = [
+            (await self._conversation(tenant, query.required(side)), query.text(f"{side}_branch"))
+            for side in ("a", "b")
+        ]
+        return await self._branches.compare(one, other)
+
+    # The whole run -----------------------------------------------------------------------------------------------------
+
+    async def _run(self, tenant: str, scope: Scope) -> dict[str, Any]:
+        Query(scope, ())
+        shelf, sessions = await self._shelf(tenant), self._sessions_of(tenant)
+
+        def everything() -> tuple[int, Iterable[Conversation]]:
+            listed = [SessionConversation(session) for session in sessions]
+            return len(shelf.order) + len(listed), joined((one for _, one in shelf.newest_first(None)), listed)
+
+        change = shelf.changes + self._change_of_sessions(tenant, sessions)
+        return await self._runs.report(tenant, change, everything)
+
+    # Explain -----------------------------------------------------------------------------------------------------------
+
+    async def _explain(self, tenant: str, scope: Scope, receive: Receive) -> dict[str, Any]:
+        Query(scope, ())
+        body = await read_json(scope, receive, self._max_body_bytes)
+        request = await offload(len(body) > 64 * 1024, explain_request, body)
+        tree, memory = self._sources.tree, self._sources.memory
+        if tree is None:
+            raise NotFoundError("this router remembers sessions only, and no texts")
+        namespace = tenant, request.adapter, request.namespace
+        if memory is not None:
+            await memory.cover(namespace, request.text)
+        recall = tree.recall(namespace, request.text, note=False)
+        assert recall is not None, "no reply was named"
+        cut = recall.cut
+        flat = await offload(cut.tokens > HEAVY, flatten, cut.span, cut.take)
+        reasons = list(flat.reasons)
+        if cut.recut and "cut_in_token" not in reasons:
+            reasons.append("cut_in_token")
+        if cut.start < len(request.text):
+            reasons.append(RETOKENIZED)
+        return {
+            **tree.departure(namespace, request.text).explained(request.text),
+            "tokens": cut.tokens,
+            "exact": recall.exact and INEXACT.isdisjoint(reasons),
+            "reasons": reasons,
+            "advice": advice(reasons),
+        }
+
+
+async def send_whole(send: Send, content: bytes, headers: HeaderList) -> None:
+    """Send a file, in pieces."""
+    start = [*headers, (b"content-length", b"%d" % len(content))]
+    await send({"type": "http.response.start", "status": 200, "headers": start})
+    for at in range(0, len(content), SEND_BYTES):
+        await send({"type": "http.response.body", "body": content[at : at + SEND_BYTES], "more_body": True})
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _require(scope: Scope, method: str) -> None:
+    if scope["method"] != method and not (method == "GET" and scope["method"] == "HEAD"):
+        raise MethodNotAllowedError(f"{scope['path']} takes {method}", headers=(("allow", method),))

@@ -1,0 +1,214 @@
+"""One branch: its head, windows of its tokens, what is found in it; and two branches, compared."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from starlette.types import Scope
+
+from middleware_hub.drift import sequences
+from middleware_hub.inspector.conversations.chain import Chain, matches
+from middleware_hub.inspector.conversations.conversation import Branch, Conversation
+from middleware_hub.inspector.queries import MOST_TEXT, Query
+from middleware_hub.inspector.reports import files
+from middleware_hub.inspector.reports.drift import Drift, Drifted
+from middleware_hub.inspector.reports.drifts import Drifts
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.errors import BadRequestError, NotFoundError
+from router.http.offload import offload
+
+MOST_TOKENS = 5_000
+"""Tokens of one window."""
+MOST_MATCHES = 1_000
+MOST_DRIFTED = 200
+"""Tokens that are shown of one place where re-encoding gives others."""
+PATIENCE = 0.02
+"""Seconds that an answer waits for a drift that is not known yet."""
+MOST_RUNS = 2_000
+"""Runs of a comparison."""
+MOST_CHAINS = 64
+MOST_CHAIN_TOKENS = 4_000_000
+"""Chains that are kept to be read on, and the tokens of all of them."""
+HEAVY = 20_000
+"""What concerns more tokens is done in a thread."""
+
+
+_PARAMETERS = {"": (), "tokens": ("start", "end"), "find": ("text", "token_ids", "from", "limit"), "drift": ("from",)}
+_Json = Mapping[str, Any]
+
+
+class Branches:
+    """See the top of this file. It keeps the chains that were looked at last."""
+
+    def __init__(self, vocabulary: Vocabulary, drifts: Drifts) -> None:
+        self._vocabulary = vocabulary
+        self._drifts = drifts
+        self._chains: OrderedDict[TokenSpan, tuple[Branch, Chain]] = OrderedDict()
+
+    async def answer(self, conversation: Conversation, branch: str, place: str, scope: Scope) -> dict[str, Any]:
+        """Answer a call below a branch's path. Raises NotFoundError, BadRequestError."""
+        known = _PARAMETERS.get(place)
+        if known is None:
+            raise NotFoundError(f"the inspector has nothing at {scope['path']}")
+        query = Query(scope, known)
+        found, chain = self.chain(conversation, branch)
+        match place:
+            case "tokens":
+                return await self._window(chain, query)
+            case "find":
+                return await self._find(chain, query)
+            case "drift":
+                return await self._next_drift(chain, query)
+        return await self._head(found, chain, PATIENCE)
+
+    async def file(self, conversation: Conversation, branch: str, scope: Scope, about: _Json) -> tuple[str, bytes]:
+        """Return a branch as a file, and the name of its format. `about` is what is known of the conversation.
+
+        Raises NotFoundError, BadRequestError.
+        """
+        query = Query(scope, ("format",))
+        form = query.choice("format", files.TYPES) or "json"
+        found, chain = self.chain(conversation, branch)
+        head = await self._head(found, chain, None)
+        if form == "parquet":
+            return form, await offload(True, files.as_parquet, about, head, chain, self._vocabulary)
+        drift = await self._drifts.soon(chain, None)
+        places = None if drift is None else await offload(True, self._each_drifted, chain, drift)
+        tokens = await offload(True, files.tokens, chain, self._vocabulary, places)
+        return form, await offload(True, files.as_json if form == "json" else files.as_page, about, head, tokens)
+
+    async def _head(self, branch: Branch, chain: Chain, patience: float | None) -> dict[str, Any]:
+        drift = await self._drifts.soon(chain, patience)
+        return await offload(chain.total > HEAVY, self._described, branch, chain, drift)
+
+    async def _next_drift(self, chain: Chain, query: Query) -> dict[str, Any]:
+        drift = await self._drifts.soon(chain, PATIENCE)
+        if drift is None:
+            return {"next": None, "known": False}
+        following = drift.next(query.number("from", 0, 0, 2**31))
+        place = None if following is None else {"start": following.start, "end": following.end}
+        return {"next": place, "known": True}
+
+    def _each_drifted(self, chain: Chain, drift: Drift) -> list[dict[str, Any]]:
+        return [self._drifted(chain, one) for one in drift.found]
+
+    def chain(self, conversation: Conversation, name: str | None) -> tuple[Branch, Chain]:
+        """Return a branch, the newest without a name, and its chain. Raises NotFoundError."""
+        found = conversation.branch(name) if name is not None else next(conversation.branches(), None)
+        if found is None:
+            raise NotFoundError(f"conversation {conversation.id[:200]!r} has no branch {(name or '')[:200]!r}")
+        kept = self._chains.pop(found.span, None)
+        chain = found.chain() if kept is None or kept[0] != found else kept[1]
+        self._chains[found.span] = found, chain
+        while len(self._chains) > MOST_CHAINS or (
+            len(self._chains) > 1 and sum(len(one) for _, one in self._chains.values()) > MOST_CHAIN_TOKENS
+        ):
+            self._chains.popitem(last=False)
+        return found, chain
+
+    def _described(self, branch: Branch, chain: Chain, drift: Drift | None) -> dict[str, Any]:
+        line = branch.described(chain)
+        vocabulary, ids = self._vocabulary, chain.ids()
+        return {
+            "id": branch.id,
+            "total": chain.total,
+            "chars": int(vocabulary.begun(array("i", ids.tobytes()))[-1]) if chain.total else 0,
+            "exact": line["exact"],
+            "reasons": line["reasons"],
+            "versions": chain.versions,
+            "turns": [_turn(turn, chain, drift) for turn in chain.turns],
+            "logprobs": quantiles(chain),
+            "drift": None if drift is None else drift.described(),
+            "reward": branch.reward,
+            "text_preview": vocabulary.spell(ids[:200].tolist())[:400],
+        }
+
+    async def _window(self, chain: Chain, query: Query) -> dict[str, Any]:
+        start = query.number("start", 0, 0, 2**31)
+        end = query.number("end", min(start + 2_000, chain.total), 0, 2**31)
+        if end - start > MOST_TOKENS:
+            raise BadRequestError(f"a window has at most {MOST_TOKENS} tokens, not {end - start}")
+        if end < start:
+            raise BadRequestError("`end` is before `start`")
+        end = min(end, chain.total)
+        start = min(start, end)
+        window = chain.window(start, end, self._vocabulary)
+        drift = await self._drifts.soon(chain, PATIENCE)
+        found = None if drift is None else [self._drifted(chain, one) for one in drift.between(start, end)]
+        return {**window, "drift": found}
+
+    def _drifted(self, chain: Chain, one: Drifted) -> dict[str, Any]:
+        """Return a place where re-encoding gives other tokens, with both spellings."""
+        literal = self._vocabulary.literal
+        sampled = chain.ids(one.start, min(one.end, one.start + MOST_DRIFTED)).tolist()
+        encoded = one.encoded[:MOST_DRIFTED]
+        return {
+            "start": one.start,
+            "end": one.end,
+            "text": one.text[: 8 * MOST_DRIFTED],
+            "sampled": sampled,
+            "encoded": list(encoded),
+            "sampled_texts": [literal(each) for each in sampled],
+            "encoded_texts": [literal(each) for each in encoded],
+        }
+
+    async def _find(self, chain: Chain, query: Query) -> dict[str, Any]:
+        text, ids = query.text("text", MOST_TEXT), query.ids("token_ids")
+        wanted = text if ids is None else ids
+        if wanted is None or (text is not None and ids is not None):
+            raise BadRequestError("give `text` or `token_ids`")
+        first, most = query.number("from", 0, 0, 2**31), query.number("limit", 100, 1, MOST_MATCHES)
+        found, more = await offload(chain.total > HEAVY, matches, chain, self._vocabulary, wanted, first, most)
+        return {"matches": found, "more": more}
+
+    async def compare(
+        self, one: tuple[Conversation, str | None], other: tuple[Conversation, str | None]
+    ) -> dict[str, Any]:
+        """Return two branches, their runs, and where they differ first. Raises NotFoundError."""
+        heads, chains = [], []
+        for conversation, name in (one, other):
+            branch, chain = self.chain(conversation, name)
+            heads.append({"conversation": conversation.id, **branch.described(chain), "total": chain.total})
+            chains.append(chain)
+        heavy = sum(map(len, chains)) > HEAVY
+        return {"a": heads[0], "b": heads[1], **await offload(heavy, compared, *chains)}
+
+
+def _turn(turn: dict[str, Any], chain: Chain, drift: Drift | None) -> dict[str, Any]:
+    """Return a turn with its figures."""
+    start, end = turn["start"], turn["end"]
+    if not turn["sampled"]:
+        return {**turn, "sampled_tokens": 0, "drifted": None if drift is None else 0, "logprob": None}
+    return {
+        **turn,
+        "sampled_tokens": end - start,
+        "drifted": None if drift is None else drift.within(start, end),
+        "logprob": chain.mean_logprob(start),
+    }
+
+
+def compared(one: Chain, other: Chain) -> dict[str, Any]:
+    """Return the runs of two chains, and where they differ first."""
+    ids, others = one.ids(), other.ids()
+    first = sequences.first_difference(ids, others)
+    runs, truncated = sequences.compare(ids, others, most=MOST_RUNS)
+    return {
+        "first_difference": None if first is None else {"a": first, "b": first},
+        "runs": [{"op": run.op, "a": [run.start, run.end], "b": [run.other_start, run.other_end]} for run in runs],
+        "truncated": truncated,
+    }
+
+
+def quantiles(chain: Chain) -> dict[str, Any]:
+    """Return how the logprobs of a chain's sampled tokens lie; without any, the numbers are null."""
+    numbers = chain.logprobs
+    if not len(numbers):
+        return {"p01": None, "p50": None, "p99": None, "min": None, "max": None, "count": 0}
+    low, middle, high = np.percentile(numbers, (1, 50, 99)).tolist()
+    extremes = {"min": float(numbers.min()), "max": float(numbers.max())}
+    return {"p01": low, "p50": middle, "p99": high, **extremes, "count": len(numbers)}

@@ -1,0 +1,126 @@
+"""What the inspector knows of any conversation, whether it is text or a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from middleware_hub.inspector.conversations.chain import Chain
+from middleware_hub.spans.chain import INEXACT, TokenSpan, links
+from router.errors import NotFoundError
+
+MOST_BRANCHES = 1_000
+"""Branches of one conversation that are listed, the newest first."""
+MOST_NODES = 5_000
+"""Nodes of one tree that are listed."""
+BRANCHES_OF_NODE = 16
+"""Branches that are named at each node they run through."""
+TITLE = 160
+PREVIEW = 80
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One chain of a conversation, from its first prompt to its end.
+
+    Attributes:
+        id: names it within its conversation.
+        span: its last span.
+        time: when it ended, in seconds since 1970.
+        roles: of its contexts, where the messages are known.
+        more: reasons besides those of its spans.
+    """
+
+    id: str
+    span: TokenSpan
+    time: float
+    label: str
+    reward: float | None = None
+    more: tuple[str, ...] = ()
+    roles: Mapping[TokenSpan, str] = field(default_factory=dict)
+
+    def chain(self) -> Chain:
+        """Take its spans. What is evicted later is still in them. Raises NotFoundError if it was evicted before."""
+        found = list(links(self.span, self.span.count))
+        found.reverse()
+        if found[0][0].offset:
+            raise NotFoundError(f"branch {self.id[:200]!r} is no longer remembered")
+        return Chain(found, self.roles)
+
+    def reasons(self, chain: Chain) -> list[str]:
+        """Return why it is not exact, or not in every way."""
+        return list(dict.fromkeys((*chain.reasons, *self.more)))
+
+    def described(self, chain: Chain) -> dict[str, Any]:
+        """Return its line in the list of a conversation's branches."""
+        reasons = self.reasons(chain)
+        return {
+            "id": self.id,
+            "label": self.label,
+            "turns": len(chain.replies),
+            "tokens": chain.total,
+            "sampled": chain.sampled,
+            "versions": chain.versions,
+            "reward": self.reward,
+            "exact": INEXACT.isdisjoint(reasons),
+            "reasons": reasons,
+            "updated": self.time,
+        }
+
+
+class Conversation(Protocol):
+    """One conversation of a tenant."""
+
+    @property
+    def id(self) -> str:
+        """What it is called in paths."""
+        ...
+
+    @property
+    def updated(self) -> int:
+        """When something was last recorded in it, in nanoseconds since 1970."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """Return its line in the list of conversations."""
+        ...
+
+    def branches(self) -> Iterator[Branch]:
+        """Yield its branches, newest first."""
+        ...
+
+    def branch(self, name: str) -> Branch | None:
+        """Return the branch of this id."""
+        ...
+
+    def named(self, name: str) -> bool:
+        """Return whether it, or a reply in it, has this id."""
+        ...
+
+    def moment(self, span: TokenSpan) -> float | None:
+        """Return when a reply was recorded, in seconds since 1970; None if that is not known."""
+        ...
+
+    def texts(self) -> Iterator[str] | None:
+        """Yield the whole texts of its branches; None where only the tokens spell them."""
+        ...
+
+    def nodes(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return the nodes of its tree, parents before children, and whether some were left out.
+
+        The `preview` of each is a function that makes it: many are made in steps.
+        """
+        ...
+
+
+def name_branches(nodes: Mapping[str, dict[str, Any]], ends: Sequence[tuple[str, str]]) -> None:
+    """Add to each node the branches that run through it, some of them where there are many.
+
+    `ends` are branches, each with the node that it ends at.
+    """
+    for branch, at in ends:
+        node = nodes.get(at)
+        while node is not None and len(node["branch_of"]) < BRANCHES_OF_NODE:
+            node["branch_of"].append(branch)  # if a node is full, all nodes above it are full
+            node = nodes.get(node["parent"] or "")

@@ -1,0 +1,210 @@
+"""Conversations that are sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from middleware_hub.inspector.conversations.conversation import (
+    MOST_BRANCHES,
+    MOST_NODES,
+    PREVIEW,
+    TITLE,
+    Branch,
+    name_branches,
+)
+from middleware_hub.sessions.session import Session
+from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
+from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, TokenSpan, reasons_of, version_names
+
+
+class SessionConversation:
+    """See the top of this file."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.id = f"session:{session.id}"
+        self._moments: dict[TokenSpan, float] | None = None
+
+    @property
+    def updated(self) -> int:
+        head = self._session.trie.head
+        return int(max(self._session.created_at, 0.0 if head is None else head.time) * 1e9)
+
+    def summary(self) -> dict[str, Any]:
+        session = self._session
+        checkpoints = session.trie.checkpoints()
+        seen: dict[TokenSpan, None] = {}
+        reasons: dict[str, None] = {}
+        versions: dict[str, None] = {}
+        sampled = 0
+        for one in checkpoints:
+            sampled += one.span.count
+            versions.update(dict.fromkeys(version_names(one.span.versions)))
+            reasons.update(dict.fromkeys(one.reasons))
+            if one.span.logprobs is None:
+                reasons["no_logprobs"] = None
+            for span in (one.span, one.span.parent):
+                if span is not None:
+                    reasons.update(dict.fromkeys(reasons_of(span.flags)))
+            context = one.span.parent
+            if context is not None and not context.sampled:
+                seen[context] = None
+        if session.unread:
+            reasons[STORE_UNREACHABLE] = None
+        metadata = session.metadata or {}
+        return {
+            "id": self.id,
+            "kind": "session",
+            "namespace": _word(metadata.get("namespace")) or "",
+            "adapter": "",
+            "title": self._title(),
+            "turns": len(checkpoints),
+            "tokens": sampled + sum(span.count for span in seen),
+            "sampled": sampled,
+            "branches": sum(one.terminal for one in checkpoints),
+            "versions": list(versions),
+            "reward": reward_of(session.reward_info),
+            "group": _word(metadata.get("group_id")) or _word(metadata.get("group")),
+            "exact": INEXACT.isdisjoint(reasons),
+            "reasons": list(reasons),
+            "created": session.created_at,
+            "updated": self.updated / 1e9,
+            "model": _word(metadata.get("model")),
+            "phase": session.phase.value,
+        }
+
+    def _title(self) -> str:
+        first = None
+        for node in self._session.trie.each_node():
+            if node.role == "user":
+                return _content(node.message)[:TITLE]
+            first = first or node
+        return "" if first is None else _content(first.message)[:TITLE]
+
+    def branches(self) -> Iterator[Branch]:
+        return (self._branch(one) for one in reversed(self._session.trie.checkpoints(terminal=True)))
+
+    def branch(self, name: str) -> Branch | None:
+        found = self._session.trie.checkpoint(name)
+        return None if found is None else self._branch(found)
+
+    def _branch(self, checkpoint: Checkpoint) -> Branch:
+        lineage = list(checkpoint.lineage())
+        more: dict[str, None] = {}
+        rewards = dict(self._session.reward_info)
+        roles: dict[TokenSpan, str] = {}
+        for turn in reversed(lineage):
+            more.update(dict.fromkeys(turn.reasons))
+            rewards.update(turn.reward or {})
+            context, asked = turn.span.parent, turn.node.parent
+            if turn is not lineage[-1] and context is not None and not context.sampled and asked is not None:
+                roles[context] = asked.role or "context"
+        if self._session.unread:
+            more[STORE_UNREACHABLE] = None
+        ended = checkpoint.time or self._session.created_at
+        label = _content(checkpoint.node.message)[:PREVIEW] or checkpoint.id
+        return Branch(checkpoint.id, checkpoint.span, ended, label, reward_of(rewards), tuple(more), roles)
+
+    def named(self, name: str) -> bool:
+        session = self._session
+        return name in (self.id, session.id) or session.trie.checkpoint(name) is not None
+
+    def moment(self, span: TokenSpan) -> float | None:
+        if self._moments is None:
+            self._moments = {one.span: one.time for one in self._session.trie.checkpoints()}
+        return self._moments.get(span) or None
+
+    def texts(self) -> None:
+        return None
+
+    def nodes(self) -> tuple[list[dict[str, Any]], bool]:
+        nodes: dict[str, dict[str, Any]] = {}
+        at: dict[int, str] = {}
+        truncated = False
+        for node in self._session.trie.each_node():
+            if len(nodes) >= MOST_NODES:
+                truncated = True
+                break
+            if not node.committed:
+                continue
+            above = None if node.parent is None else at.get(id(node.parent))
+            if node.samples:
+                for sample in node.samples:
+                    nodes[sample.id] = _sample_node(sample, above)
+                at[id(node)] = node.samples[-1].id
+            else:
+                at[id(node)] = name = f"message:{len(nodes)}"
+                nodes[name] = _message_node(name, node, above)
+        for name, node_ in nodes.items():
+            checkpoint = self._session.trie.checkpoint(name) if node_["role"] == "assistant" else None
+            context = None if checkpoint is None else checkpoint.span.parent
+            asked = nodes.get(node_["parent"] or "")
+            if context is not None and not context.sampled and asked is not None and not asked["sampled"]:
+                asked["tokens"] = context.count
+        ends = [(one.id, one.id) for one in reversed(self._session.trie.checkpoints(terminal=True))]
+        name_branches(nodes, ends[:MOST_BRANCHES])
+        return list(nodes.values()), truncated
+
+
+def _sample_node(sample: Checkpoint, above: str | None) -> dict[str, Any]:
+    span = sample.span
+    return {
+        "id": sample.id,
+        "parent": above,
+        "role": "assistant",
+        "request_id": span.request_ids[0] if span.request_ids else sample.id,
+        "tokens": span.count,
+        "sampled": span.count,
+        "version": next(reversed(version_names(span.versions)), None),
+        "preview": partial(_preview, sample.node.message),
+        "finish": sample.finish,
+        "branch_of": [],
+    }
+
+
+def _message_node(name: str, node: MessageNode, above: str | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "parent": above,
+        "role": node.role,
+        "request_id": None,
+        "tokens": 0,
+        "sampled": 0,
+        "version": None,
+        "preview": partial(_preview, node.message),
+        "finish": None,
+        "branch_of": [],
+    }
+
+
+def _content(message: bytes) -> str:
+    """Return the text of a message; of a call of tools their names and arguments."""
+    fields = msgspec.json.decode(message) if message else {}
+    content = fields.get("content")
+    if isinstance(content, list):
+        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    if isinstance(content, str) and content:
+        return content
+    calls = fields.get("tool_calls")
+    return msgspec.json.encode(calls).decode() if calls else ""
+
+
+def _preview(message: bytes) -> str:
+    return _content(message)[:PREVIEW]
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def reward_of(info: dict[str, Any]) -> float | None:
+    """Return the number in a reward: under the usual names, or the only number there is."""
+    numbers = {name: float(one) for name, one in info.items() if isinstance(one, int | float)}
+    for name in ("reward", "score", "value"):
+        if name in numbers:
+            return numbers[name]
+    return next(iter(numbers.values())) if len(numbers) == 1 else None

@@ -1,0 +1,157 @@
+"""Sessions that only the store has, as they were when they were last read.
+
+A store lists its sessions by name, and says nothing else of them. So each is read once, in the background, and again when its
+log has grown. Of texts a store can say no more than what it is asked for: it finds them by their beginning, or by a reply's id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol
+
+from middleware_hub.inspector.conversations.conversation import Branch, Conversation
+from middleware_hub.sessions.session import Session
+from middleware_hub.spans.chain import TokenSpan
+from router.errors import RouterError
+
+logger = logging.getLogger(__name__)
+
+MOST_STORED = 2_000
+"""Sessions of a tenant that are read for the list, in the order of their names."""
+AGAIN = 10.0
+"""Seconds until a look at the list reads the store again."""
+MOST_TENANTS = 32
+
+
+class SessionArchive(Protocol):
+    """Finds the sessions in a store; `sessions.log.archive` implements it."""
+
+    def listed(self, tenant: str) -> AsyncIterator[tuple[str, int]]:
+        """Yield the ids of all sessions of a tenant that have not ended, each with the number of its last event."""
+        ...
+
+    async def find(self, tenant: str, session_id: str) -> Session | None:
+        """Return a session as its log says."""
+        ...
+
+
+class Registry(Protocol):
+    """Has the sessions; `SessionRegistry` is one.
+
+    Attributes:
+        archive: finds those in the store; None without one.
+        tokens: of all sessions in memory.
+    """
+
+    archive: Any  # a `SessionArchive`, or None
+    tokens: int
+
+    def find(self, tenant: str, session_id: str) -> Session | None:
+        """Return a session that is in memory."""
+        ...
+
+
+class StoredSession:
+    """A session as it was read. Its branches are read when it is opened."""
+
+    def __init__(self, conversation: Conversation, events: int) -> None:
+        self.id = conversation.id
+        self.events = events
+        self.updated = conversation.updated
+        self._summary = conversation.summary()
+        self._names = frozenset(branch.id for branch in conversation.branches())
+
+    def summary(self) -> dict[str, Any]:
+        return {**self._summary, "stored": True}
+
+    def branches(self) -> Iterator[Branch]:
+        return iter(())
+
+    def branch(self, name: str) -> Branch | None:
+        return None
+
+    def named(self, name: str) -> bool:
+        return name in (self.id, self.id.removeprefix("session:")) or name in self._names
+
+    def moment(self, span: TokenSpan) -> float | None:
+        return None
+
+    def texts(self) -> Iterator[str]:
+        yield self._summary["title"]
+
+    def nodes(self) -> tuple[list[dict[str, Any]], bool]:
+        return [], False
+
+
+class _Survey:
+    """What is known of a tenant's sessions in the store."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, StoredSession] = {}
+        self.more = False
+        self.over = -AGAIN
+        self.task: asyncio.Task[None] | None = None
+
+
+class StoredSessions:
+    """See the top of this file. `describe` makes a conversation of a session."""
+
+    def __init__(self, registry: Registry, describe: Callable[[Session], Conversation]) -> None:
+        self._registry = registry
+        self._describe = describe
+        self._surveys: dict[str, _Survey] = {}
+
+    async def of(self, tenant: str) -> tuple[list[StoredSession], bool]:
+        """Return what is known by now, without what is in memory, and whether there is more."""
+        if self._registry.archive is None:
+            return [], False
+        survey = self._surveys.pop(tenant, None) or _Survey()
+        self._surveys[tenant] = survey
+        if len(self._surveys) > MOST_TENANTS:
+            oldest = self._surveys.pop(next(iter(self._surveys)))
+            if oldest.task is not None:
+                oldest.task.cancel()
+        if survey.task is None and time.monotonic() - survey.over > AGAIN:
+            survey.task = asyncio.create_task(self._look(tenant, survey))
+        if survey.task is not None:
+            await asyncio.wait([survey.task], timeout=0.1)
+        held = self._registry.find
+        return [one for name, one in survey.found.items() if held(tenant, name) is None], survey.more
+
+    async def _look(self, tenant: str, survey: _Survey) -> None:
+        seen: dict[str, StoredSession] = {}
+        survey.more = True
+        try:
+            archive: SessionArchive = self._registry.archive
+            async for name, events in archive.listed(tenant):
+                if len(seen) == MOST_STORED:
+                    return
+                known = survey.found.get(name)
+                if known is None or known.events != events:
+                    known = await self._read(tenant, name, events)
+                if known is not None:
+                    seen[name] = survey.found[name] = known
+                await asyncio.sleep(0)
+            survey.more = False
+        except RouterError as error:
+            logger.warning("the sessions in the store are not listed: %s", error)
+        finally:
+            survey.found = seen
+            survey.over = time.monotonic()
+            survey.task = None
+
+    async def _read(self, tenant: str, name: str, events: int) -> StoredSession | None:
+        registry = self._registry
+        if registry.find(tenant, name) is not None:
+            return None
+        session = await registry.archive.find(tenant, name)
+        if session is None:
+            return None
+        found = StoredSession(self._describe(session), events)
+        if registry.find(tenant, name) is not session:
+            registry.tokens -= session.tokens  # counted when it was read; only its summary is kept
+            await session.abort()
+        return found

@@ -1,0 +1,279 @@
+"""A conversation of the radix tree: what continues one first sampled reply, counted as replies come and go."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+from middleware_hub.inspector.conversations.conversation import (
+    MOST_BRANCHES,
+    MOST_NODES,
+    PREVIEW,
+    TITLE,
+    Branch,
+    name_branches,
+)
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.records import Namespace
+from middleware_hub.spans.chain import (
+    ID_BYTES,
+    INEXACT,
+    TokenSpan,
+    chain_ids,
+    links,
+    reasons_of,
+    unpack_ids,
+    version_names,
+)
+
+MOST_REWARDED = 16
+"""Ends of a conversation that are looked at for its reward, the newest first."""
+
+Spell = Callable[[Sequence[int]], str]
+Standing = Callable[[Namespace, str], tuple[str, float | None] | None]
+"""Returns the group that a reply was entered in, and its reward; None if it is in no group."""
+
+
+class _Reply:
+    """A reply in a conversation: the contexts in front of it, and the reply that it goes on from."""
+
+    __slots__ = ("before", "contexts", "generation", "whole")
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.contexts: list[TokenSpan] = []
+        self.before: TokenSpan | None = None
+        self.whole = False
+        """Whether all of the reply before it that the client saw is in its chain."""
+        for part, take in links(generation.span.parent, generation.span.take):
+            if part.sampled:
+                self.before, self.whole = part, take >= part.visible
+                break
+            self.contexts.append(part)
+
+
+def _reasons(span: TokenSpan) -> Iterator[str]:
+    yield from reasons_of(span.flags)
+    if span.sampled and span.logprobs is None:
+        yield "no_logprobs"
+
+
+class TextConversation:
+    """See the top of this file. `name` is that of its first reply, or the reply's place in the order of recording."""
+
+    def __init__(
+        self, first: TokenSpan, namespace: Namespace, name: str, spell: Spell, standing: Standing = lambda *_: None
+    ) -> None:
+        self.first = first
+        self.namespace = namespace
+        self.id = f"text:{name}"
+        self.updated = 0
+        self.created = 0
+        self._spell = spell
+        self._standing = standing
+        self._replies: dict[TokenSpan, _Reply] = {}
+        self._contexts: Counter[TokenSpan] = Counter()
+        self._continued: Counter[TokenSpan] = Counter()
+        self._versions: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._sampled = self._context_tokens = 0
+        self._title: str | None = None
+        self._group: str | None = None
+        self._named: dict[TokenSpan, str] | None = None
+        self._by_name: dict[str, TokenSpan] = {}
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens, each once."""
+        return self._sampled + self._context_tokens
+
+    def add(self, generation: Generation) -> None:
+        span = generation.span
+        if span in self._replies:
+            return
+        reply = self._replies[span] = _Reply(generation)
+        self._named = None
+        for part in reply.contexts:
+            self._contexts[part] += 1
+            if self._contexts[part] == 1:
+                self._context_tokens += part.count
+                self._reasons.update(_reasons(part))
+        if reply.before is not None and reply.whole:
+            self._continued[reply.before] += 1
+        self._versions.update(version_names(span.versions))
+        self._reasons.update(_reasons(span))
+        self._sampled += span.count
+        self.created = min(self.created or generation.serial, generation.serial)
+        self.updated = max(self.updated, generation.serial)
+
+    def remove(self, generation: Generation) -> None:
+        reply = self._replies.pop(generation.span, None)
+        if reply is None:
+            return
+        self._named = None
+        for part in reply.contexts:
+            self._contexts[part] -= 1
+            if not self._contexts[part]:
+                del self._contexts[part]
+                self._context_tokens -= part.count
+                self._reasons.subtract(_reasons(part))
+        if reply.before is not None and reply.whole:
+            self._continued[reply.before] -= 1
+            if not self._continued[reply.before]:
+                del self._continued[reply.before]
+        self._versions.subtract(version_names(generation.span.versions))
+        self._reasons.subtract(_reasons(generation.span))
+        self._sampled -= generation.span.count
+
+    # What is shown -----------------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        reasons = [name for name, count in self._reasons.items() if count > 0]
+        return {
+            "id": self.id,
+            "kind": "text",
+            "namespace": self.namespace[2],
+            "adapter": self.namespace[1],
+            "title": self.title,
+            "turns": len(self._replies),
+            "tokens": self.tokens,
+            "sampled": self._sampled,
+            "branches": len(self._replies) - len(self._continued.keys() & self._replies.keys()),
+            "versions": [name for name, count in self._versions.items() if count > 0],
+            "reward": self._newest_reward(),
+            "group": self.group,
+            "exact": INEXACT.isdisjoint(reasons),
+            "reasons": reasons,
+            "created": self.created / 1e9,
+            "updated": self.updated / 1e9,
+            "model": None,
+        }
+
+    @property
+    def title(self) -> str:
+        """The beginning of its first prompt."""
+        if self._title is None:
+            parts = [
+                part.ids[: ID_BYTES * min(take, TITLE)] for part, take in links(self.first.parent, self.first.take)
+            ]
+            ids = unpack_ids(b"".join(reversed(parts))[: ID_BYTES * TITLE])
+            self._title = self._spell(ids)[:TITLE]
+        return self._title
+
+    @property
+    def group(self) -> str:
+        """The group that its client named, or else what all samples of one prompt have in common."""
+        named = next(map(self._entered, self._replies), None)
+        if named is not None:
+            return named[0]
+        if self._group is None:
+            prompt = chain_ids(self.first.parent, self.first.take)
+            key = "\0".join(self.namespace).encode("utf-8", "surrogatepass")
+            self._group = hashlib.blake2b(prompt, digest_size=8, key=hashlib.blake2b(key).digest()).hexdigest()
+        return self._group
+
+    def _entered(self, span: TokenSpan) -> tuple[str, float | None] | None:
+        return self._standing(self.namespace, span.request_ids[0]) if span.request_ids else None
+
+    def _newest_reward(self) -> float | None:
+        if next(map(self._entered, self._replies), None) is None:
+            return None  # in no group, so nobody could reward it
+        rewards = map(self._reward, self.leaves()[:MOST_REWARDED])
+        return next((one for one in rewards if one is not None), None)
+
+    def _reward(self, generation: Generation) -> float | None:
+        entered = self._entered(generation.span)
+        return None if entered is None else entered[1]
+
+    def generations(self) -> Iterator[Generation]:
+        return (reply.generation for reply in self._replies.values())
+
+    def leaves(self) -> list[Generation]:
+        """Return the replies that nothing goes on from, newest first."""
+        found = [reply.generation for span, reply in self._replies.items() if span not in self._continued]
+        return sorted(found, key=lambda one: one.serial, reverse=True)
+
+    def branches(self) -> Iterator[Branch]:
+        names = self._names()
+        return (self._branch(names[one.span], one) for one in self.leaves())
+
+    def branch(self, name: str) -> Branch | None:
+        self._names()
+        span = self._by_name.get(name)
+        return None if span is None else self._branch(name, self._replies[span].generation)
+
+    def _branch(self, name: str, generation: Generation) -> Branch:
+        return Branch(name, generation.span, generation.serial / 1e9, name, self._reward(generation))
+
+    def _names(self) -> dict[TokenSpan, str]:
+        """Return the names of all replies: the first one of each, with the place in the order where another has it already."""
+        if self._named is None:
+            self._named, self._by_name = {}, {}
+            for span, reply in self._replies.items():
+                name = name_of(reply.generation, self._by_name)
+                self._named[span] = name
+                self._by_name[name] = span
+        return self._named
+
+    def named(self, name: str) -> bool:
+        return name in (self.id, self.id.removeprefix("text:")) or any(span.named(name) for span in self._replies)
+
+    def moment(self, span: TokenSpan) -> float | None:
+        reply = self._replies.get(span)
+        return None if reply is None else reply.generation.serial / 1e9
+
+    def _preview(self, span: TokenSpan) -> Callable[[], str]:
+        return lambda: self._spell(unpack_ids(span.ids[: ID_BYTES * PREVIEW]))[:PREVIEW]
+
+    def texts(self) -> Iterator[str]:
+        return (leaf.node.text for leaf in self.leaves())
+
+    def nodes(self) -> tuple[list[dict[str, Any]], bool]:
+        names = self._names()
+        numbers: dict[TokenSpan, str] = {}
+        nodes: dict[str, dict[str, Any]] = {}
+        truncated = False
+        for reply in sorted(self._replies.values(), key=lambda one: one.generation.serial):
+            if len(nodes) >= MOST_NODES:
+                truncated = True
+                break
+            above = None if reply.before is None else names.get(reply.before)
+            for part in reversed(reply.contexts):
+                known = numbers.get(part)
+                if known is None:
+                    known = numbers[part] = f"context:{len(numbers)}"
+                    role = "prompt" if above is None else "context"
+                    nodes[known] = _node(known, above, role, part, self._preview(part))
+                above = known
+            span, name = reply.generation.span, names[reply.generation.span]
+            nodes[name] = _node(name, above, "assistant", span, self._preview(span))
+        name_branches(nodes, [(names[one.span], names[one.span]) for one in self.leaves()[:MOST_BRANCHES]])
+        return list(nodes.values()), truncated
+
+
+def _node(name: str, above: str | None, role: str, span: TokenSpan, preview: Callable[[], str]) -> dict[str, Any]:
+    sampled = span.sampled
+    return {
+        "id": name,
+        "parent": above,
+        "role": role,
+        "request_id": (span.request_ids[0] if span.request_ids else "") if sampled else None,
+        "tokens": span.count,
+        "sampled": span.count if sampled else 0,
+        "version": next(reversed(version_names(span.versions)), None) if sampled else None,
+        "preview": preview,
+        "finish": span.finish if sampled else None,
+        "branch_of": [],
+    }
+
+
+def name_of(generation: Generation, taken: Container[str]) -> str:
+    """Return a name for a reply that is not taken: the client's, the engine's, or its place in the order of recording."""
+    found = generation.span.request_ids
+    name = next((one for one in found[:1] if one), "")
+    return name if name and name not in taken else f"{name}~{generation.serial}"

@@ -1,0 +1,70 @@
+// How numbers, times and reasons are written.
+
+const whole = new Intl.NumberFormat("en");
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+/** 12,345 */
+export const count = (value) => (value === null || value === undefined ? "–" : whole.format(value));
+
+/** 12.3K, for where there is no room. */
+export const short = (value) => (value < 10_000 ? whole.format(value) : compact.format(value));
+
+/** "1 turn", "2 turns" */
+export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
+
+/** A share as per cent: no share is shown as none, and none as some. */
+export function percent(part, of) {
+  if (!of) return "–";
+  const share = (100 * part) / of;
+  if (share > 0 && share < 0.1) return "<0.1%";
+  if (share < 100 && share > 99.9) return ">99.9%";
+  return `${share < 10 && share > 0 ? share.toFixed(1) : Math.round(share)}%`;
+}
+
+/** A logprob or another float, with enough places to tell it from its neighbours. */
+export const float = (value, places = 3) => (value === null || value === undefined ? "–" : signed(value.toFixed(places)));
+const signed = (text) => (Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−"));
+
+/** "12 s ago", and what a clock showed in the title. */
+export function ago(seconds, now = Date.now() / 1000) {
+  const gone = Math.max(0, now - seconds);
+  if (gone < 60) return `${Math.round(gone)} s ago`;
+  if (gone < 3600) return `${Math.round(gone / 60)} min ago`;
+  if (gone < 86_400) return `${Math.round(gone / 3600)} h ago`;
+  return new Date(seconds * 1000).toISOString().slice(0, 10);
+}
+
+/** 2026-11-22 16:25:01 */
+export function clock(seconds) {
+  const date = new Date(seconds * 1000);
+  const two = (value) => String(value).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} `
+    + `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+
+/** What a reason for not being exact means, in one line. */
+export const REASONS = {
+  retokenized: "a part was encoded again from its text",
+  cut_in_token: "the text was cut inside a sampled token",
+  split_character: "a character of several tokens was cut",
+  engine_mismatch: "the engine's ids do not spell its text",
+  version_uncertain: "the weights changed while it was sampled",
+  no_logprobs: "the engine sent no logprobs",
+  multimodal: "it holds more than text",
+  template_mismatch: "a context is not what the chat template renders",
+  store_unreachable: "the store could not be asked, and may know more",
+  unknown_parent: "a request named a parent that is not known",
+  unknown_reply: "a reply that its caller lists is not in it",
+  edited_turn: "a sampled turn was edited",
+  ambiguous_parent: "another recorded reply went further",
+  tail_left_out: "the hidden end of a reply was left out",
+};
+
+/** How a generation ended: [word, whether something is wrong with it, what it means]. */
+export function ending(finish) {
+  if (!finish) return ["", false, ""];
+  if (finish === "length") return ["cut off", true, "ended by max_new_tokens or by the context length, not by the model"];
+  if (finish.startsWith("abort")) return ["aborted", true, "ended by an abort"];
+  if (finish === "stop" || finish === "tool_calls" || finish === "end_turn") return [finish, false, "the model ended it"];
+  return [finish, false, ""];
+}

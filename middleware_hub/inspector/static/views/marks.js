@@ -1,0 +1,24 @@
+// Small signs that several views have.
+
+import { h } from "../lib/dom.js";
+import { REASONS, clock, ago } from "../lib/words.js";
+
+/** Whether something is exact, and why it is not, or not in every way. */
+export function exactness(exact, reasons = []) {
+  const doubts = (kind) => reasons.map((reason) => h("span", { class: `mark ${kind}`, title: REASONS[reason] }, reason));
+  if (exact) return h("span", { class: "marks" }, h("span", { class: "mark good" }, "exact"), doubts(""));
+  if (!reasons.length) return h("span", { class: "mark bad" }, "not exact");
+  return h("span", { class: "marks" }, doubts("bad"));
+}
+
+export const when = (seconds) => h("time", { datetime: new Date(seconds * 1000).toISOString(), title: clock(seconds) }, ago(seconds));
+
+/** Versions as "3", "3 → 5", or "3 → 5 (4 of them)". */
+export function versions(all) {
+  if (!all?.length) return "–";
+  if (all.length === 1) return all[0];
+  return `${all[0]} → ${all.at(-1)}${all.length > 2 ? ` (${all.length})` : ""}`;
+}
+
+/** What went wrong, said where the view would be. */
+export const trouble = (error) => h("div", { class: "trouble", role: "alert" }, h("strong", null, "That did not work. "), error.message);

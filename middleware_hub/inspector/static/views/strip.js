@@ -1,0 +1,260 @@
+// The text of a branch as boxes, one for each token. Only rows near the view are in the page, whatever the length.
+
+import { colouring } from "../lib/colours.js";
+import { h, put } from "../lib/dom.js";
+import { Heights, cutRows, rowOf } from "../lib/rows.js";
+import { drawRow } from "./row.js";
+
+const SPARE = 500; // pixels drawn beyond each edge
+const LINE = 27; // pixels of a line of tokens, for guesses
+const CHARACTER = 8.4;
+const AT_ONCE = 2; // windows fetched at one time
+
+export class Strip {
+  #drawn = new Map(); // row -> its element
+  #selected = -1;
+  #matches = [];
+  #fetching = 0;
+  #wanted = [];
+  #scheduled = false;
+  #width = 0;
+  #gone = false;
+
+  /** `tokens` are those of the branch with this `head`; `onselect(index)` is told which one is looked at. */
+  constructor({ head, tokens, mode, onselect, onerror }) {
+    this.head = head;
+    this.tokens = tokens;
+    this.onselect = onselect;
+    this.onerror = onerror;
+    this.rows = cutRows(head.total, head.turns);
+    this.inner = h("div", { class: "strip-inner" });
+    this.element = h("div", { class: "strip", tabindex: 0, role: "region", "aria-label": "Tokens", "aria-describedby": "strip-help" }, this.inner);
+    this.element.addEventListener("scroll", () => this.#schedule(), { passive: true });
+    this.element.addEventListener("click", (event) => this.#clicked(event));
+    this.watcher = new ResizeObserver(() => this.#resized());
+    this.watcher.observe(this.element);
+    this.mode = mode;
+    this.#guess();
+  }
+
+  get selected() {
+    return this.#selected;
+  }
+
+  close() {
+    this.#gone = true;
+    this.watcher.disconnect();
+  }
+
+  /** Colours by something else. The token at the top stays there. */
+  colour(mode, head = this.head) {
+    const { row, offset } = this.#anchor();
+    this.mode = mode;
+    this.head = head;
+    this.#clear();
+    this.#guess();
+    this.element.scrollTop = this.heights.top(row) + offset;
+    this.#draw();
+  }
+
+  /** Marks what a search found, as `{start, end}`. */
+  found(matches) {
+    this.#matches = matches;
+    this.#clear();
+    this.#draw();
+  }
+
+  /** Looks at a token, and brings it into view: where it is, or to a third of the height if it is far. */
+  async select(index, { centre = false } = {}) {
+    const wanted = Math.max(0, Math.min(index, this.head.total - 1));
+    this.#mark(this.#selected, false);
+    this.#selected = wanted;
+    const row = rowOf(this.rows, wanted);
+    try {
+      await this.tokens.fetch(wanted);
+    } catch (error) {
+      this.onerror(error);
+      return;
+    }
+    if (this.#gone || this.#selected !== wanted) return;
+    if (!this.#drawn.has(row) || !this.#box(wanted)) {
+      this.element.scrollTop = this.heights.top(row) - this.element.clientHeight / 3;
+      this.#draw();
+    }
+    this.#reveal(wanted, centre);
+    this.#mark(wanted, true);
+    this.onselect(wanted);
+  }
+
+  /** Looks at the nearest token on the line above (-1) or below (1). */
+  line(direction) {
+    const box = this.#box(this.#selected);
+    if (!box) return;
+    const from = box.getBoundingClientRect();
+    const middle = (from.left + from.right) / 2;
+    let best = null;
+    for (let index = this.#selected + direction; index >= 0 && index < this.head.total; index += direction) {
+      const next = this.#box(index)?.getBoundingClientRect();
+      if (!next) break;
+      const away = direction > 0 ? next.top >= from.bottom - 6 : next.bottom <= from.top + 6;
+      if (!away) continue;
+      if (best && Math.abs(next.top - best.top) > 6) break;
+      const distance = Math.abs((next.left + next.right) / 2 - middle);
+      if (!best || distance < best.distance) best = { index, distance, top: next.top };
+    }
+    this.select(best ? best.index : this.#selected + direction);
+  }
+
+  #clicked(event) {
+    const box = event.target.closest(".t");
+    if (box?.dataset.i) this.select(Number(box.dataset.i));
+  }
+
+  #box(index) {
+    const row = this.#drawn.get(rowOf(this.rows, index));
+    return row?.querySelector(`[data-i="${index}"]`) ?? null;
+  }
+
+  #mark(index, on) {
+    const box = index >= 0 ? this.#box(index) : null;
+    box?.classList.toggle("on", on);
+    if (on) box?.setAttribute("aria-current", "true");
+    else box?.removeAttribute("aria-current");
+  }
+
+  #reveal(index, centre) {
+    const box = this.#box(index);
+    if (!box) return;
+    const [view, at] = [this.element.getBoundingClientRect(), box.getBoundingClientRect()];
+    const hidden = at.top < view.top + 8 || at.bottom > view.bottom - 8;
+    if (!hidden && !centre) return;
+    const far = centre || at.top < view.top - view.height / 2 || at.bottom > view.bottom + view.height / 2;
+    if (far) this.element.scrollTop += at.top - view.top - view.height / 3;
+    else this.element.scrollTop += at.top < view.top + 8 ? at.top - view.top - 40 : at.bottom - view.bottom + 40;
+    this.#draw();
+  }
+
+  #guess() {
+    this.#width = this.inner.clientWidth || 700;
+    const each = Math.max(1, this.head.chars / Math.max(1, this.head.total)) * CHARACTER + 6;
+    const line = this.mode === "drift" ? LINE * 1.3 : LINE;
+    const height = (row) => Math.ceil(((row.end - row.start) * each) / Math.max(200, this.#width - 80)) * line + (row.first ? 34 : 4);
+    this.heights = new Heights(this.rows.map(height));
+    this.classOf = colouring(this.mode, this.head);
+  }
+
+  #anchor() {
+    const row = this.heights.at(this.element.scrollTop);
+    return { row, offset: this.element.scrollTop - this.heights.top(row) };
+  }
+
+  #resized() {
+    if (this.#gone || Math.abs(this.inner.clientWidth - this.#width) < 2) return this.#draw();
+    return this.colour(this.mode);
+  }
+
+  #clear() {
+    for (const element of this.#drawn.values()) element.remove();
+    this.#drawn.clear();
+  }
+
+  #schedule() {
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    requestAnimationFrame(() => {
+      this.#scheduled = false;
+      this.#draw();
+    });
+  }
+
+  /** Draws the rows near the view. What they measure may move others into it: then again. */
+  #draw() {
+    if (this.#gone || !this.rows.length || !this.element.clientHeight) return;
+    for (let again = true, round = 0; again && round < 4; round += 1) again = this.#drawOnce();
+    this.inner.style.setProperty("height", `${this.heights.top(this.rows.length)}px`);
+    this.#fetch();
+  }
+
+  #drawOnce() {
+    const anchor = this.#anchor();
+    const top = this.element.scrollTop;
+    const first = this.heights.at(top - SPARE);
+    const last = this.heights.at(top + this.element.clientHeight + SPARE);
+    for (const [row, element] of this.#drawn) {
+      if (row >= first && row <= last && !(element.waiting && this.#window(row))) continue;
+      element.remove();
+      this.#drawn.delete(row);
+    }
+    const fresh = [];
+    this.#wanted = [];
+    const piece = document.createDocumentFragment();
+    for (let row = first; row <= last; row += 1) {
+      const window = this.#window(row);
+      if (!window) this.#wanted.push(row);
+      if (this.#drawn.has(row)) continue;
+      const element = drawRow(this, row, window !== null);
+      element.waiting = window === null;
+      if (element.waiting) element.style.setProperty("height", `${this.heights.height(row)}px`);
+      this.#drawn.set(row, element);
+      piece.append(element);
+      fresh.push(row);
+    }
+    if (!fresh.length) return false;
+    this.inner.append(piece);
+    const sizes = fresh.map((row) => this.#drawn.get(row).offsetHeight); // read all before anything is written
+    let moved = false;
+    fresh.forEach((row, place) => {
+      if (!this.#drawn.get(row).waiting) moved = this.heights.measured(row, sizes[place]) || moved;
+    });
+    for (const [row, element] of this.#drawn) element.style.setProperty("transform", `translateY(${this.heights.top(row)}px)`);
+    if (moved) {
+      this.inner.style.setProperty("height", `${this.heights.top(this.rows.length)}px`);
+      const wanted = this.heights.top(anchor.row) + anchor.offset;
+      if (Math.abs(wanted - this.element.scrollTop) > 1) this.element.scrollTop = wanted;
+    }
+    return moved;
+  }
+
+  /** Both windows of a row, since a row may lie in two, or null. */
+  #window(row) {
+    const { start, end } = this.rows[row];
+    const first = this.tokens.at(start);
+    return first && this.tokens.at(end - 1) ? first : null;
+  }
+
+  #fetch() {
+    while (this.#fetching < AT_ONCE && this.#wanted.length) {
+      const { start, end } = this.rows[this.#wanted.shift()];
+      const index = this.tokens.at(start) ? end - 1 : start;
+      if (this.tokens.at(index)) continue;
+      this.#fetching += 1;
+      this.tokens.fetch(index).then(
+        () => this.#arrived(),
+        (error) => {
+          this.#fetching -= 1;
+          this.onerror(error);
+        },
+      );
+    }
+  }
+
+  #arrived() {
+    this.#fetching -= 1;
+    this.#schedule();
+  }
+
+  /** The classes of a token's box. */
+  classes(token) {
+    const found = this.#matches.some((match) => match.start <= token.index && token.index < match.end);
+    const names = ["t", token.sampled ? "s" : "c", this.classOf(token)];
+    if (token.special) names.push("special");
+    if (found) names.push("found");
+    if (token.index === this.#selected) names.push("on");
+    return names.filter(Boolean).join(" ");
+  }
+
+  /** Says that nothing is here. */
+  empty(...what) {
+    put(this.inner, h("p", { class: "empty" }, what));
+  }
+}

@@ -1,0 +1,55 @@
+// The tree of a conversation: a line for each run of messages without a fork, indented behind forks.
+
+import { h } from "../lib/dom.js";
+import { conversationAt } from "../lib/route.js";
+import { float, plural, short } from "../lib/words.js";
+import { exactness } from "./marks.js";
+
+const MOST = 200; // lines
+const DEEP = 6; // levels that are indented
+
+/** Joins nodes with one child to their child: `[{nodes, depth, branches}]`, in the order of the tree. */
+export function runs(nodes) {
+  const children = new Map();
+  for (const node of nodes) {
+    const key = node.parent ?? null;
+    if (!children.has(key)) children.set(key, []);
+    children.get(key).push(node);
+  }
+  const found = [];
+  const waiting = (children.get(null) ?? []).map((node) => [node, 0]).reverse();
+  while (waiting.length) {
+    const [first, depth] = waiting.pop();
+    const run = [first];
+    let below = children.get(first.id) ?? [];
+    while (below.length === 1) {
+      run.push(below[0]);
+      below = children.get(below[0].id) ?? [];
+    }
+    found.push({ nodes: run, depth, leaf: below.length === 0 });
+    for (const node of below.toReversed()) waiting.push([node, depth + 1]);
+  }
+  return found;
+}
+
+/** The tree, with the branch that is shown marked. */
+export function tree(conversation, shown) {
+  const named = new Map(conversation.branches_list.map((branch) => [branch.id, branch]));
+  const all = runs(conversation.tree ?? []);
+  const lines = all.slice(0, MOST).map((run) => {
+    const last = run.nodes.at(-1);
+    const passes = run.nodes[0].branch_of ?? [];
+    const branch = run.leaf ? named.get(last.branch_of?.[0]) : null;
+    const on = passes.includes(shown);
+    const target = on ? shown : passes[0];
+    const tokens = run.nodes.reduce((sum, node) => sum + node.tokens, 0);
+    return h("li", { class: on ? "on" : "", style: { "--depth": Math.min(run.depth, DEEP) } },
+      h("a", { href: conversationAt(conversation.id, target), "aria-current": on && run.leaf ? "true" : null },
+        h("span", { class: "preview" }, h("span", { class: "dim" }, `${last.role} `), h("bdi", null, (last.preview || run.nodes[0].preview || "(no text)").trim() || "(white space)")),
+        h("span", { class: "dim facts" }, `${run.nodes.length > 1 ? `${run.nodes.length} parts · ` : ""}${short(tokens)} tokens`,
+          branch && branch.reward !== null && branch.reward !== undefined && ` · reward ${float(branch.reward, 2)}`,
+          branch && !branch.exact && [" ", exactness(false, branch.reasons)])));
+  });
+  if (all.length > MOST) lines.push(h("li", { class: "dim" }, `and ${all.length - MOST} more: choose one in the list of branches`));
+  return h("ul", { class: "tree" }, lines);
+}

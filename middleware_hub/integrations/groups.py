@@ -1,0 +1,61 @@
+"""The group of a rollout, for trainers elsewhere that claim it (docs/http-api.md).
+
+Only on demand: the trainers' own loops hold their groups themselves, and a group that nobody claims stays in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from middleware_hub.client.errors import RefusedError
+
+logger = logging.getLogger(__name__)
+
+
+class Told(Protocol):
+    """A client, as far as it takes rewards."""
+
+    async def reward(self, request_id: str, reward: float | None) -> None:
+        """Say what a rollout was worth, named by its last reply: it is complete."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The group of a prompt's samples.
+
+    Attributes:
+        id: its name at the router; None if it has none there.
+        size: how many samples there will be.
+    """
+
+    id: str | None = None
+    size: int | None = None
+
+    @classmethod
+    def of(cls, run: str | None, number: object, size: int) -> Group:
+        """Return the group of a prompt: the run's name and the prompt's number. Without a run it has no name.
+
+        Raises ValueError if the trainer gave the prompt no number.
+        """
+        if run is None:
+            return cls()
+        if number is None:
+            raise ValueError("the trainer did not number the prompt's group, so `groups` cannot name it")
+        return cls(f"{run}/{number}", size)
+
+    async def end_text(self, client: Told, replies: Sequence[str], reward: object) -> None:
+        """Say that a rollout is complete, and what it was worth, if that is known already."""
+        if self.id is None or not replies:
+            return
+        try:
+            await client.reward(replies[-1], as_number(reward))
+        except RefusedError as error:  # the trainer has its sample all the same
+            logger.warning("a rollout of group %r is not complete for those who claim it: %s", self.id, error)
+
+
+def as_number(reward: object) -> float | None:
+    """Return a reward as a float; None if it is no number."""
+    return float(reward) if isinstance(reward, int | float) else None

@@ -1,0 +1,304 @@
+"""What slime and miles share: `Sample`, which both have from the same origin, and rollouts that fill it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from middleware_hub.client.asynchronous import AsyncClient
+from middleware_hub.client.conversation import AsyncConversation, Transcript
+from middleware_hub.client.operations import GenerateOptions, RetrieveOptions
+from middleware_hub.client.session import AsyncSession
+from middleware_hub.client.trajectory import Trajectory
+from middleware_hub.client.wire import Reply, Retries
+from middleware_hub.integrations.groups import Group, as_number
+from middleware_hub.integrations.response import NOTHING, Response, Wanted, response_of
+from middleware_hub.integrations.text_loop import Progress, Rules, talk
+
+logger = logging.getLogger(__name__)
+
+STATE = "tito"
+"""The key in `Sample.metadata` of a rollout that was aborted and can go on."""
+POLL = 0.5
+"""Seconds between two looks at whether the trainer has had enough."""
+
+Agent = Callable[..., "Awaitable[Mapping[str, Any] | None]"]
+"""`async agent(base_url, prompt, request_kwargs, metadata)`, as miles calls it: runs the task with its own libraries."""
+
+USED_OF_SAMPLE = tuple(
+    "index rollout_id prompt tokens response response_length reward loss_mask weight_versions rollout_log_probs "
+    "rollout_routed_experts remove_sample status metadata prefix_cache_info Status PrefixCacheInfo".split()
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sample to be generated, in the words that both trainers share.
+
+    Attributes:
+        sample: the trainer's.
+        sampling: its `sampling_params`.
+        client: of the router.
+        wanted: what is replayed.
+        routing_key: of the sample, for the router's policy.
+        one: whether the trainer takes one sample only: with partial rollouts both read `.response` of what comes back.
+        mask_earlier: whether what earlier steps sampled gets mask 0.
+        stopped: returns whether the trainer has had enough.
+        template: makes a text of a list of messages.
+        put_extras: sets the fields that only one of the trainers has.
+        group: that of the sample.
+    """
+
+    sample: Any
+    sampling: Mapping[str, Any]
+    client: AsyncClient
+    wanted: Wanted = field(default_factory=Wanted)
+    routing_key: str | None = None
+    one: bool = False
+    mask_earlier: bool = False
+    stopped: Callable[[], bool] = lambda: False
+    template: Callable[[Any], str] = str
+    put_extras: Callable[[Any, Response], None] = lambda _sample, _response: None
+    group: Group = field(default_factory=Group)
+
+    @property
+    def options(self) -> GenerateOptions:
+        """Return what each generation asks for."""
+        return {
+            "routing_key": self.routing_key,
+            "abort_policy": "return",
+            "return_routed_experts": self.wanted.experts is not None,
+            "return_indexer_topk": self.wanted.indexer,
+            "group_id": self.group.id,
+            "group_size": self.group.size,
+        }
+
+    @property
+    def retrieval(self) -> RetrieveOptions:
+        """Return what the retrieval asks for."""
+        return {
+            "return_top_p": self.wanted.top_p,
+            "return_routed_experts": self.wanted.experts is not None,
+            "return_indexer_topk": self.wanted.indexer,
+        }
+
+
+async def text_rollout(job: Job, rules: Rules) -> Any:
+    """Generate a sample as text. Return it, or with `tidy` a list: all sequences that hold what it sampled."""
+    sample = job.sample
+    state = sample.metadata.pop(STATE, None)
+    prompt = sample.prompt if isinstance(sample.prompt, str) else job.template(sample.prompt)
+    at = Progress(Transcript(prompt)) if state is None else Progress.of(state)
+    earlier = frozenset(at.transcript.names) if job.mask_earlier else frozenset[str]()
+    known = len(at.transcript.names)
+    options = job.options
+    if job.group.id is not None and rules.tidy is not None:
+        options["rollout_id"] = at.rollout
+    conversation = AsyncConversation(job.client, at.transcript, job.sampling, **options)
+
+    def heard(reply: Reply) -> None:
+        sample.prefix_cache_info.add(reply.meta_info)
+        if reply.meta_info.get("spec_verify_ct"):
+            sample.spec_info.add(reply.meta_info)
+
+    await talk(conversation, rules, at, sample, heard)
+    text = at.transcript
+    # Without `tidy` what was recorded is the text, but for an observation that the budget left unanswered.
+    sample.response = text.response if rules.tidy is not None else text.recorded[text.prompt_chars :]
+    sample.status = _status(sample, at.finish)
+    aborted = at.finish == "abort"
+    if aborted:
+        sample.metadata[STATE] = at.state()
+        if len(at.transcript.names) == known:
+            return sample  # aborted in the queue: there is nothing new to fetch
+    else:
+        await job.group.end_text(job.client, at.transcript.names, sample.reward)
+    if rules.tidy is None or job.one or aborted:
+        found = await conversation.retrieve(**job.retrieval)
+        _fill(job, sample, found, earlier)
+        if rules.tidy is not None and not aborted:
+            _tell_left_out(sample, len(at.transcript.names) - len(found.turns))
+        return sample
+    whole = await conversation.cover(**job.retrieval)
+    return _siblings(job, whole.trajectories, earlier)
+
+
+def _tell_left_out(sample: Any, replies: int) -> None:
+    if replies > 0:
+        sample.metadata["replies_left_out"] = replies
+        logger.warning(
+            "%d replies of sample %s are not trained on: with partial rollouts the trainer takes one sequence of a sample, and "
+            "`tidy` spreads the replies over several",
+            replies,
+            sample.index,
+        )
+
+
+async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool) -> Any:
+    """Run an agent in a session; return a list: a sample for each of its branches. If it was stopped: its sample, aborted.
+
+    Args:
+        one_reward: whether all of them must have the same reward.
+
+    Raises:
+        ValueError: the trainer takes one sample only. It would fail on the list later, when it aborts what is pending.
+    """
+    sample = job.sample
+    if job.one:
+        raise ValueError(
+            "an agent's branches are a list of samples, and with --partial-rollout the trainer reads `.response` of each entry "
+            "of a group: leave --partial-rollout off"
+        )
+    sampling, group = _session_sampling(job.sampling), job.group
+    session = await AsyncSession.create(job.client, sampling_params=sampling, group_id=group.id, group_size=group.size)
+    kept = False
+    try:
+        result, stopped = await _run_agent(job, agent, session)
+        if stopped:
+            sample.status = sample.Status.ABORTED
+            return sample
+        if group.id is not None and (reward := as_number(result.get("reward"))) is not None:
+            await session.reward({"reward": reward})
+        found = await session.finalize()
+        kept = group.id is not None  # for who claims it
+    finally:
+        if not kept:
+            await session.delete()
+    if not found.trajectories:
+        return [_nothing(job, result)]
+    made = _siblings(job, found.trajectories, frozenset())
+    for one, trajectory in zip(made, found.trajectories, strict=True):
+        one.metadata.update(result)
+        one.status = _status(one, trajectory.finish)
+        rewards = trajectory.details.get("reward_info") or {}
+        own = None if one_reward else rewards.get("score")
+        reward = result.get("reward", rewards.get("score")) if own is None else own
+        one.reward = sample.reward if reward is None else reward
+        one.metadata["reward_info"] = rewards
+        one.metadata["messages"] = trajectory.details.get("messages")
+        one.response = _last_words(trajectory)
+    return made
+
+
+async def _run_agent(job: Job, agent: Agent, session: AsyncSession) -> tuple[dict[str, Any], bool]:
+    """Return what the agent says, and whether the trainer stopped it."""
+    more: dict[str, Any] = {"return_routed_experts": True} if job.wanted.experts is not None else {}
+    metadata = {**job.sample.metadata, "session_id": session.id}
+    work = agent(
+        base_url=session.anthropic_base_url,  # an SDK that adds no /v1 is understood as well
+        prompt=job.sample.prompt,
+        request_kwargs={**_openai_names(job.sampling), **more},
+        metadata=metadata,
+    )
+    task = asyncio.ensure_future(work) if inspect.isawaitable(work) else asyncio.ensure_future(_said(work))
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=POLL)
+            if job.stopped() and not task.done():
+                task.cancel()
+                return {}, True
+        try:
+            return dict(task.result() or {}), False
+        except Exception as error:
+            logger.warning("the agent of sample %s failed", job.sample.index, exc_info=True)
+            return {"agent_error": repr(error)}, False
+    finally:
+        task.cancel()
+
+
+async def _said(value: Any) -> Any:
+    return value
+
+
+def _fill(job: Job, sample: Any, found: Trajectory, earlier: frozenset[str]) -> None:
+    """Put one sequence into a sample."""
+    made = response_of(found, job.wanted, earlier)
+    sample.tokens = made.tokens
+    sample.response_length = made.length
+    sample.loss_mask = made.mask
+    sample.rollout_log_probs = made.logprobs
+    sample.weight_versions = made.version_runs
+    sample.rollout_routed_experts = made.experts
+    # Not cleared: a sample that someone removed before stays removed.
+    sample.remove_sample = sample.remove_sample or not made.usable
+    sample.metadata |= {
+        "exact": found.exact,
+        "reasons": list(made.reasons),
+        "token_weight_versions": [
+            [run.version, run.start - made.start, run.end - made.start] for run in found.versions
+        ],
+    }
+    job.put_extras(sample, made)
+
+
+def _siblings(job: Job, found: Sequence[Trajectory], earlier: frozenset[str]) -> list[Any]:
+    """Return a sample for each sequence of one rollout, with the rollout's id, so that losses count it once."""
+    rollout = job.sample.rollout_id if job.sample.rollout_id is not None else job.sample.index
+    made = []
+    for trajectory in found:
+        one = copy.deepcopy(job.sample)
+        one.rollout_id = rollout
+        _fill(job, one, trajectory, earlier)
+        made.append(one)
+    return made
+
+
+def _nothing(job: Job, result: Mapping[str, Any]) -> Any:
+    """Return a sample of a rollout that sampled nothing: a trainer counts it, and trains on none of it."""
+    sample = job.sample
+    _fill(job, sample, NOTHING, frozenset())
+    sample.status = sample.Status.FAILED
+    sample.metadata.update(result)
+    sample.reward = result.get("reward", sample.reward)
+    return sample
+
+
+def _status(sample: Any, finish: str) -> Any:
+    if finish == "abort":
+        return sample.Status.ABORTED
+    return sample.Status.TRUNCATED if finish == "length" else sample.Status.COMPLETED
+
+
+def _last_words(found: Trajectory) -> str:
+    said = [one for one in found.details.get("messages") or () if one.get("role") == "assistant"]
+    content = said[-1].get("content") if said else ""
+    return content if isinstance(content, str) else ""
+
+
+_OPENAI = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_OPENAI_TAKES = frozenset("max_tokens min_tokens seed temperature top_p top_k min_p stop stop_token_ids n".split())
+
+
+def _openai_names(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    renamed = {_OPENAI.get(name, name): value for name, value in sampling.items() if value is not None}
+    return {name: value for name, value in renamed.items() if name in _OPENAI_TAKES}
+
+
+def _session_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sampling.items() if value is not None and name != "n"}
+
+
+_CLIENTS: dict[tuple[str, str | None], AsyncClient] = {}
+EVALUATION = "evaluation"
+"""The namespace of evaluations, which training never continues."""
+PATIENT = Retries(attempts=40, first=0.5, longest=10.0, resample=True)
+"""As long as the trainers' own functions try: a router may be restarted in the middle of a step."""
+
+
+def client_for(url: str, *, evaluation: bool) -> AsyncClient:
+    """Return the client of a router. Evaluations have a namespace of their own, so that training never continues them."""
+    key = url, EVALUATION if evaluation else None
+    if key not in _CLIENTS:
+        _CLIENTS[key] = AsyncClient(url.split(","), namespace=key[1], retries=PATIENT)
+    return _CLIENTS[key]
+
+
+async def close_clients() -> None:
+    """Close what the running loop has opened. Without it connections end with the trainer's process."""
+    for client in _CLIENTS.values():
+        await client.close()

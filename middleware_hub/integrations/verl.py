@@ -1,0 +1,312 @@
+"""verl: agent loops that talk text, or run an agent in a session. docs/trainers.md shows how they are set up.
+
+- name: text_agent
+  _target_: middleware_hub.integrations.verl.TextAgentLoop
+  router: http://10.0.0.9:30000
+  act: my_env.act
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from middleware_hub.client.asynchronous import AsyncClient
+from middleware_hub.client.conversation import AsyncConversation, Transcript
+from middleware_hub.client.errors import not_usable
+from middleware_hub.client.operations import plain
+from middleware_hub.client.session import AsyncSession
+from middleware_hub.client.trajectory import Trajectory
+from middleware_hub.client.wire import Call
+from middleware_hub.integrations.groups import Group, as_number
+from middleware_hub.integrations.response import Response, Wanted, response_of
+from middleware_hub.integrations.samples import client_for
+from middleware_hub.integrations.text_loop import Progress, Rules, talk
+from middleware_hub.integrations.versions import require
+
+require(
+    "verl",
+    [
+        f"verl.experimental.agent_loop.agent_loop:{name}"
+        for name in (
+            "AgentLoopBase.run",
+            "AgentLoopMetrics.generate_sequences",
+            *(
+                f"AgentLoopOutput.{field}"
+                for field in "prompt_ids response_ids response_mask response_logprobs routed_experts reward_score num_turns "
+                "metrics extra_fields".split()
+            ),
+        )
+    ],
+)
+
+from verl.experimental.agent_loop.agent_loop import (  # noqa: E402 - after the check of its version
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class RouterLoop(AgentLoopBase):
+    """What both loops share.
+
+    Args:
+        router: its address; several, separated by commas, if they share a store.
+        inexact: `mask` gives a sequence that must not be trained on mask 0; `raise` fails its rollout.
+        moe: layers, and experts of each token, of a model whose routing is replayed.
+        ray_workers: whether the SGLang servers that verl started are registered at the router, by verl's names for them.
+        groups: the run's name, if trainers elsewhere claim the samples from the router: they are called NAME/UID. Without it
+            the router is told of no groups, because one that nobody claims stays in its memory.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        router: str,
+        inexact: str = "mask",
+        moe: Sequence[int] | None = None,
+        ray_workers: bool = True,
+        groups: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if inexact not in ("mask", "raise"):
+            raise ValueError(f"`inexact` is mask or raise, not {inexact!r}")
+        self.router = router
+        self.inexact = inexact
+        self.moe = moe
+        self.ray_workers = ray_workers
+        self.groups = groups
+
+    async def _client(self) -> AsyncClient:
+        client = client_for(self.router, evaluation=False)  # verl does not tell its loops which of them validate
+        if self.ray_workers:
+            await add_workers(client)
+        return client
+
+    def _group(self, fields: Mapping[str, Any]) -> Group:
+        return Group.of(self.groups, fields.get("uid"), self.rollout_config.get("n", 1))
+
+    def _sampling(self, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+        params = {name: value for name, value in sampling_params.items() if name not in ("logprobs", "max_tokens")}
+        limit = sampling_params.get("max_tokens") or self.rollout_config.response_length
+        return {**params, "max_new_tokens": params.get("max_new_tokens") or limit}
+
+    def _wanted(self) -> Wanted:
+        if not self.rollout_config.get("enable_rollout_routing_replay", False):
+            return Wanted()
+        if self.moe is None:
+            raise ValueError(
+                "enable_rollout_routing_replay is on: write `moe: [LAYERS, EXPERTS_PER_TOKEN]` behind `router`, as the model's "
+                "config.json has them in num_hidden_layers and num_experts_per_tok"
+            )
+        layers, chosen = self.moe
+        return Wanted(experts=(int(layers), int(chosen)))
+
+    def _output(self, found: Trajectory, turns: int, seconds: float, fields: Mapping[str, Any]) -> AgentLoopOutput:
+        """Return a sequence as verl takes it: cut at the configured lengths, with the versions that it was sampled under."""
+        made = response_of(found, self._wanted())
+        if not made.usable and self.inexact == "raise":
+            raise not_usable("the sequence must not be trained on", made.reasons)
+        prompt, limit = self.rollout_config.prompt_length, self.rollout_config.response_length
+        start = max(0, made.start - prompt)  # verl cuts long prompts at their beginning, too
+        experts = made.experts
+        oldest, newest = self._steps(made, fields)
+        return AgentLoopOutput(
+            prompt_ids=made.tokens[start : made.start],
+            response_ids=made.tokens[made.start :][:limit],
+            response_mask=(made.mask if made.usable else [0] * made.length)[:limit],
+            response_logprobs=made.logprobs[:limit],
+            routed_experts=None if experts is None else experts[start : made.start + limit],
+            num_turns=2 * turns,
+            metrics=AgentLoopMetrics(generate_sequences=seconds),
+            extra_fields={
+                "turn_scores": [],
+                "tool_rewards": [],
+                "min_global_steps": oldest,
+                "max_global_steps": newest,
+                "token_weight_versions": [
+                    [run.version, run.start - made.start, run.end - made.start] for run in found.versions
+                ],
+                "exact": found.exact,
+                "reasons": list(made.reasons),
+            },
+        )
+
+    def _steps(self, made: Response, fields: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the global steps of the oldest and the newest weights that a sequence was sampled under.
+
+        Replies say them if the engines know them (`POST /update_weight_version` after each update). If they do not, the step of
+        the batch says them, as long as the trainer waits for its rollouts. Raises RuntimeError if nobody knows.
+        """
+        said = [int(version) for version in made.version_runs if version.isdecimal()]
+        if said and len(said) == len(made.version_runs):
+            return min(said), max(said)
+        trainer = self.config.get("trainer") or {}
+        mode = (trainer.get("v1") or {}).get("trainer_mode", "sync") if trainer.get("use_v1", True) else "sync"
+        mode = "fully async" if self.config.get("async_training") is not None else mode
+        step = fields.get("global_steps")
+        if mode != "sync":
+            raise RuntimeError(
+                f"verl's trainer is {mode}, and the engines say the weight versions {sorted(set(made.version_runs))}, which "
+                "are no steps: set the version after each update, POST /update_weight_version {'new_version': STEP, "
+                "'abort_all_requests': false}"
+            )
+        # Before its first update an engine has the weights of step 0, and step N is trained on those of N - 1.
+        at = max(0, int(step) - 1) if step is not None else 0
+        return at, at
+
+
+class TextAgentLoop(RouterLoop):
+    """Turns of text, until the environment returns None.
+
+    Args:
+        act: your environment, or its dotted path: `act(turn, fields)`, where `fields` are those of the dataset's row.
+        max_turns: turns of the model.
+        tidy: what your history keeps of a turn, or its dotted path. The rollout then has several outputs.
+    """
+
+    def __init__(self, *args: Any, act: Any, max_turns: int = 8, tidy: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.act = _loaded(act)
+        self.max_turns = max_turns
+        self.tidy = None if tidy is None else _loaded(tidy)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the output of one rollout; a list with `tidy`, the sequence of the last reply at its end."""
+        client = await self._client()
+        messages = list(kwargs["raw_prompt"])
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **dict(self.apply_chat_template_kwargs)
+        )
+        wanted = self._wanted().experts is not None
+        at, group = Progress(Transcript(text)), self._group(kwargs)
+        conversation = AsyncConversation(
+            client,
+            at.transcript,
+            self._sampling(sampling_params),
+            abort_policy="return",
+            return_routed_experts=wanted,
+            routing_key=str(kwargs["uid"]) if "uid" in kwargs else None,
+            group_id=group.id,
+            group_size=group.size,
+            rollout_id=None if group.id is None or self.tidy is None else at.rollout,
+        )
+        rules = Rules(self.act, self.max_turns, self.tidy, resume=True, count=self._count)
+        began = time.monotonic()
+        await talk(conversation, rules, at, kwargs, lambda _reply: None)
+        seconds = time.monotonic() - began
+        await group.end_text(client, at.transcript.names, None)  # verl computes rewards later
+        if self.tidy is None:
+            found = await conversation.retrieve(return_routed_experts=wanted)
+            return self._output(found, at.turns, seconds, kwargs)
+        whole = await conversation.cover(return_routed_experts=wanted)
+        main, *others = [self._output(one, at.turns, seconds, kwargs) for one in whole]
+        return _several(self, [*others, main])  # verl takes the last one's reward for all
+
+    def _count(self, text: str) -> int:
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+class SessionAgentLoop(RouterLoop):
+    """An agent that speaks OpenAI's or Anthropic's API, in a session. Its branches are the outputs of one rollout.
+
+    Args:
+        agent: `async agent(base_url, prompt, request_kwargs, metadata)`, or its dotted path. It may return a dictionary with
+            a `reward`.
+    """
+
+    def __init__(self, *args: Any, agent: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent = _loaded(agent)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the outputs of one rollout, in the order of their commits."""
+        client = await self._client()
+        params = self._sampling(sampling_params)
+        budget, group = self.rollout_config.response_length, self._group(kwargs)
+        session = await AsyncSession.create(
+            client, sampling_params=params, response_budget=budget, group_id=group.id, group_size=group.size
+        )
+        kept = False
+        began = time.monotonic()
+        try:
+            metadata = {name: value for name, value in kwargs.items() if name != "raw_prompt"}
+            said = await self.agent(
+                base_url=session.anthropic_base_url,
+                prompt=list(kwargs["raw_prompt"]),
+                request_kwargs={},  # the session has the parameters
+                metadata={**metadata, "session_id": session.id},
+            )
+            if group.id is not None and (reward := as_number((said or {}).get("reward"))) is not None:
+                await session.reward({"reward": reward})
+            found = await session.finalize()
+            kept = group.id is not None  # for who claims it
+        finally:
+            if not kept:
+                await session.delete()
+        seconds = time.monotonic() - began
+        outputs = []
+        for one in found:
+            output = self._output(one, len(one.turns), seconds, kwargs)
+            score = (one.details.get("reward_info") or {}).get("score", (said or {}).get("reward"))
+            output.reward_score = None if score is None else float(score)
+            output.extra_fields["reward_extra_info"] = {}
+            outputs.append(output)
+        if not outputs:
+            raise not_usable("the agent asked for no reply", ["nothing_sampled"])
+        return _several(self, outputs)
+
+
+def _several(loop: RouterLoop, outputs: list[AgentLoopOutput]) -> Any:
+    """Return all outputs, if this trainer takes a list: that of `trainer.use_v1` does."""
+    trainer = loop.config.get("trainer") or {}
+    if trainer.get("use_v1", True):
+        return outputs
+    if len(outputs) > 1:
+        logger.warning(
+            "%d of %d sequences are not trained on: with trainer.use_v1 off verl takes one of a rollout",
+            len(outputs) - 1,
+            len(outputs),
+        )
+    return outputs[-1]
+
+
+_registered: dict[int, float] = {}
+_AGAIN = 30.0
+"""Seconds after which the servers are looked for again: verl may have started more."""
+
+
+async def add_workers(client: AsyncClient) -> None:
+    """Register verl's SGLang servers; again is no error."""
+    import ray
+
+    now = time.monotonic()
+    if now - _registered.get(id(client), -_AGAIN) < _AGAIN:
+        return
+    for replica in range(10_000):
+        try:
+            server = ray.get_actor(f"sglang_server_{replica}_0")
+        except ValueError:
+            break
+        host, port = await server.get_server_address.remote()
+        where = f"[{host}]" if ":" in str(host) else host
+        await client.run(plain(Call("POST", "/add_worker", {"url": f"http://{where}:{port}"}, again=True)))
+    _registered[id(client)] = now
+
+
+def _loaded(given: Any) -> Callable[..., Any]:
+    """Return a function, or what a dotted path names."""
+    if not isinstance(given, str):
+        return given  # type: ignore[no-any-return] # whatever can be called
+    module, _, name = given.replace(":", ".").rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+__all__: Sequence[str] = ("RouterLoop", "SessionAgentLoop", "TextAgentLoop", "add_workers")

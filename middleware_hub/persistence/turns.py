@@ -1,0 +1,336 @@
+"""Recorded replies on their way into the store: named at once, and written down together.
+
+    record   a turn gets the ids of its records. What is recorded behind it may build on it from now on
+    later    texts are hashed and records made, of all turns that came in meanwhile: one batch
+    then     each turn hears whether it is saved
+
+Should the store refuse such a batch, each turn is appended by itself, so that no turn is lost by another one's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from middleware_hub.persistence.backing import Beside
+from middleware_hub.persistence.mending import Refilling, ends_before, whole_chain
+from middleware_hub.persistence.spelling import Spelling
+from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.radix.match import PrefixMatch
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.records import SampledReply
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.store.chains import Stored, record_of
+from middleware_hub.store.errors import MissingRecordError
+from middleware_hub.store.gathering import Gathering
+from middleware_hub.store.paths import BLOCK, TextPath
+from middleware_hub.store.protocol import Batch, Mend, Over, Refill
+from middleware_hub.store.records import Blob, Event, Serials, SpanRecord, new_id
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE: Final = 0.02
+"""Seconds for which turns are gathered at most."""
+_ENOUGH: Final = 1 << 18
+"""Bytes of turns that are not gathered any longer."""
+_A_TURN: Final = 2_000
+"""Bytes that a turn counts beside its tokens and text."""
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A reply that is recorded in the tree.
+
+    Attributes:
+        context: the record of its context, if that is new.
+        base, text: of its own record: `text` begins behind the whole text of `base`.
+        begins: the root of a conversation that begins with it.
+        saved: for whoever waits.
+        events: appended in one step with it.
+    """
+
+    match: PrefixMatch
+    generation: Generation
+    reply: SampledReply
+    stamp: str
+    context: SpanRecord | None
+    base: TokenSpan | None
+    text_from: int
+    begins: bytes | None
+    saved: asyncio.Future[bool]
+    events: Sequence[Event] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Turns that are appended together.
+
+    Attributes:
+        batches: one for each.
+        news: appended with them.
+        split: whether the store refused them together.
+    """
+
+    turns: Sequence[_Turn]
+    batches: list[Batch]
+    news: Sequence[Event] = ()
+    split: bool = False
+
+
+class Appends(Protocol):
+    """Appends batches, see `saving`."""
+
+    def append(
+        self,
+        batch: Batch,
+        *,
+        mend: Mend | None = None,
+        over: Over | None = None,
+        apart: Callable[[], None] | None = None,
+        parts: Sequence[Batch] = (),
+    ) -> asyncio.Future[bool]:
+        """Append a batch; the future tells whether it was acknowledged in time."""
+        ...
+
+
+class Turns:
+    """See the top of this file."""
+
+    def __init__(
+        self, tree: RadixTree, saving: Appends, serials: Serials, versions: VersionLog, spelling: Spelling
+    ) -> None:
+        self._tree = tree
+        self._saving = saving
+        self._serials = serials
+        self._versions = versions
+        self._spelling = spelling
+        self._gathered = Gathering[_Turn](self._write, _PATIENCE, _ENOUGH)
+        self._coming: dict[bytes, Callable[[bytes], None] | None] = {}
+        """The roots of conversations that are not in the store yet, and what is to be done when they are."""
+        self._unsettled: set[bytes] = set()
+        """The ids of records that are not in the store yet, and not given up."""
+
+    def add(
+        self,
+        match: PrefixMatch,
+        generation: Generation,
+        reply: SampledReply,
+        *,
+        own_context: bool,
+        beside: Beside | None = None,
+    ) -> asyncio.Future[bool]:
+        """Name the records of a reply, and save it soon; the future says whether the store has acknowledged it.
+
+        `beside` returns events to be appended in one step with it.
+        """
+        span, line = generation.span, match.continues
+        stamp = self._tree.clock.current or ""
+        base = None if line is None else line.span
+        text_from = 0 if base is None else base.text_end
+        context = None
+        if own_context:
+            base = span.parent
+            assert base is not None
+            if base.stored is None:
+                context = self._context(match, base, stamp)
+            text_from = span.start
+        elif match.known is not None or ends_before(span):
+            base, text_from = span.parent, span.start
+        above = span.parent or (None if line is None else line.span)
+        name = new_id()
+        of_root = name if above is None else above.stored.root
+        span.stored = Stored(name, of_root, generation.serial, stamp=stamp, ends=span.ends)
+        root = span.stored.root
+        begins = root if root in (name, context and context.id) else None
+        if begins is not None:
+            self._coming.setdefault(begins)
+        self._tree.keep(span, name)
+        self._tree.hold(span)  # until it is in the store it cannot come back from there
+        self._unsettled.add(name)
+        saved: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        events = () if beside is None else beside(generation)
+        turn = _Turn(match, generation, reply, stamp, context, base, text_from, begins, saved, events)
+        size = len(match.text) - text_from + len(reply.text) + len(reply.ids) + len(reply.logprobs or b"")
+        self._gathered.add(turn, _A_TURN + size + (0 if context is None else len(context.ids)))
+        return saved
+
+    def when_there(self, root: bytes, work: Callable[[bytes], None]) -> None:
+        """Do something with a conversation of the store, given its root: now, or as soon as it is there."""
+        if root in self._coming:
+            self._coming[root] = work
+        else:
+            work(root)
+
+    def _over(self, turn: _Turn) -> None:
+        """A turn is in the store, or was given up."""
+        span = turn.generation.span
+        work = None if turn.begins is None else self._coming.pop(turn.begins, None)
+        if work is not None:
+            work(span.stored.root)
+        self._unsettled.discard(span.stored.id)
+        self._tree.release(span)
+
+    async def refill(self, store: Refill) -> None:
+        """Append what the tree knows and a store has lost. Raises StoreUnreachableError."""
+        await Refilling(self._tree.stored, self._unsettled, self._chain).run(store)
+
+    def _chain(self, generation: Generation, only: Collection[bytes] | None, own: Batch | None = None) -> Batch:
+        tree = self._tree
+        return whole_chain(tree.keep, generation, own or Batch(), tree.extras.of, self._spelling.apart, only)
+
+    def _context(self, match: PrefixMatch, span: TokenSpan, stamp: str) -> SpanRecord:
+        """Return the record of a context. Its id covers all that it is, so it is made before a match adds to the span."""
+        line = None if match.continues is None else match.continues.span
+        record = record_of(
+            span,
+            match.namespace,
+            serial=self._serials.next(),
+            stamp=stamp,
+            text=match.text[0 if line is None else line.text_end :],
+            line=line,
+            base=line,
+        )
+        span.stored = Stored(record.id, record.root, record.serial, stamp=stamp, ends=record.ends)
+        self._tree.keep(span, record.id)
+        return record
+
+    def flush(self) -> None:
+        """Begin to append what was gathered."""
+        self._write(self._gathered.take())
+
+    def _write(self, turns: Sequence[_Turn]) -> None:
+        written, batches = [], []
+        for turn in turns:
+            try:
+                batches.append(self._batch(turn))
+                written.append(turn)
+            except Exception:
+                logger.exception("a reply could not be written down")
+                self._over(turn)
+                turn.saved.set_result(False)
+        if written:
+            self._append(_Group(written, batches, self._versions.news()))
+
+    def _batch(self, turn: _Turn) -> Batch:
+        """Return what is to be appended of a turn. Those recorded before it have been written."""
+        match, reply, span = turn.match, turn.reply, turn.generation.span
+        line = None if match.continues is None else match.continues.span
+        text = match.text + reply.text
+        path: TextPath | None = match.hashed
+        if path is not None and BLOCK * path.first <= (0 if line is None else line.text_end):
+            path = path.longer(text)
+        else:
+            path = TextPath(match.namespace, text, None if line is None else line.stored.state)
+        plain, spelled = self._spelling.apart(span, path, line)
+        extras = self._tree.extras.of(span)
+        record = record_of(
+            span,
+            match.namespace,
+            serial=turn.generation.serial,
+            stamp=turn.stamp,
+            text=text[turn.text_from :],
+            line=line,
+            base=turn.base,
+            tail=reply.tail,
+            spelled=None if spelled is None else spelled.place(),
+            extras=tuple(extras),
+        )
+        span.stored = replace(
+            span.stored, plain=plain, state=path.state(len(text)), spelled=spelled, extras=record.extras
+        )
+        blobs = [Blob(record.id, name, "int32", *one) for name, one in extras.items()]
+        return Batch(
+            [record] if turn.context is None else [turn.context, record], {record.id: path}, blobs, turn.events
+        )
+
+    # Appending ---------------------------------------------------------------------------------------------------------
+
+    def _append(self, group: _Group) -> None:
+        def over(_: bool) -> None:
+            for turn in group.turns:
+                self._over(turn)
+
+        def apart() -> None:
+            group.split = True
+
+        together = _together(group)
+        count = len(together.records)
+        saving = self._saving.append(
+            together,
+            mend=lambda batch, error: self._mended(group.turns, batch, error, first=len(batch.records) == count),
+            over=over,
+            apart=apart if len(group.turns) > 1 else None,
+            parts=[_with(group.batches[0], group.news), *group.batches[1:]],
+        )
+        saving.add_done_callback(lambda done: self._answer(group, saved=not done.cancelled() and done.result()))
+
+    def _mended(self, turns: Sequence[_Turn], batch: Batch, error: MissingRecordError, *, first: bool) -> Batch | None:
+        """Return a batch with the whole chains of the turns that lack something, because the store has forgotten it.
+
+        The `first` time it gets only what is missing, because that may be all: a context that several samples share is
+        appended with one of them, which may come later than the others.
+        """
+        missing = set(error.missing)
+        needy = {record.id for record in batch.records if missing.intersection((*record.links, record.root))}
+        chains = [
+            self._chain(
+                turn.generation,
+                missing if first else None,
+                Batch(blobs=[blob for blob in batch.blobs if blob.record == turn.generation.span.stored.id]),
+            )
+            for turn in turns
+            if not first or not needy.isdisjoint(_names(turn))
+        ]
+        if not chains:
+            return None
+        again = {record.id for chain in chains for record in chain.records}
+        if first and not again:
+            return self._mended(turns, batch, error, first=False)
+        return Batch(
+            [
+                *(record for chain in chains for record in chain.records),
+                *(record for record in batch.records if record.id not in again),
+            ],
+            {**batch.paths, **{name: path for chain in chains for name, path in chain.paths.items()}},
+            [*batch.blobs, *(blob for chain in chains for blob in chain.blobs)],
+            batch.events,
+            gathered=True,
+        )
+
+    def _answer(self, group: _Group, *, saved: bool) -> None:
+        if group.split:
+            for at, turn in enumerate(group.turns):
+                self._append(_Group([turn], [group.batches[at]], () if at else group.news))
+            return
+        group.batches.clear()  # what was not saved waits in a file
+        for turn in group.turns:
+            if not turn.saved.done():
+                turn.saved.set_result(saved)
+
+
+def _names(turn: _Turn) -> list[bytes]:
+    """Return the ids of what is recorded of a turn."""
+    span = turn.generation.span
+    return [span.stored.id] if turn.context is None else [turn.context.id, span.stored.id]
+
+
+def _with(one: Batch, news: Sequence[Event]) -> Batch:
+    return Batch(one.records, one.paths, one.blobs, [*one.events, *news], gathered=True)
+
+
+def _together(group: _Group) -> Batch:
+    if len(group.batches) == 1:
+        return _with(group.batches[0], group.news)
+    return Batch(
+        [record for one in group.batches for record in one.records],
+        {record: path for one in group.batches for record, path in one.paths.items()},
+        [blob for one in group.batches for blob in one.blobs],
+        [*(event for one in group.batches for event in one.events), *group.news],
+        gathered=True,
+    )

@@ -1,0 +1,42 @@
+"""Turns that were answered to clients, and that the store may have lost: they are missed when a session is read again."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from middleware_hub.sessions.trie.trie import MessageTrie
+
+_MOST: Final = 1_000
+"""Sessions that are remembered."""
+
+
+class Dropped(Protocol):
+    """A session that is about to be dropped here; its attributes are those of `Session`."""
+
+    id: str
+    tenant: str
+    trie: MessageTrie
+    lost: tuple[str, ...]
+
+
+class LostTurns:
+    """Remembers the answered generations of a session (tenant and id) until the session is read again."""
+
+    def __init__(self) -> None:
+        self._answered: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    def note(self, session: Dropped, *, crossed: bool = False) -> None:
+        """Remember the turns of a session that are known to be lost.
+
+        `crossed`: its log does not have all that happened here, so remember every turn.
+        """
+        answered = (*session.lost, *(one.id for one in session.trie.checkpoints() if crossed))
+        if answered:
+            self._answered[session.tenant, session.id] = answered
+            if len(self._answered) > _MOST:
+                del self._answered[next(iter(self._answered))]
+
+    def take(self, session: Dropped) -> tuple[str, ...]:
+        """Return the remembered turns that are missing in a session that was read again, and forget them."""
+        answered = self._answered.pop((session.tenant, session.id), ())
+        return tuple(one for one in answered if session.trie.checkpoint(one) is None)

@@ -1,0 +1,53 @@
+"""Sessions as samples of their groups, for the trainers that claim them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Raw
+
+from middleware_hub.chat.errors import SessionOverError
+from middleware_hub.sessions.export.trajectories import branches
+from middleware_hub.sessions.export.trajectory_json import trajectory_json
+from middleware_hub.sessions.exports import filled
+from middleware_hub.sessions.log.events import Exported
+from middleware_hub.sessions.registry import SessionRegistry
+from middleware_hub.store.errors import StoreError
+from middleware_hub.trajectories.samples import Built, Member, Sample
+
+
+class SessionSamples:
+    """Implements `SampleTrajectories` for samples that are sessions."""
+
+    def __init__(self, registry: SessionRegistry) -> None:
+        self._registry = registry
+
+    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+        """Return a session as `finalize` gives it; None if there is none. Raises StoreUnreachableError."""
+        session = await self._registry.reach(tenant, sample.members[0].session or "")
+        if session is None:
+            return None
+        session.visitors += 1
+        try:
+            unread = session.unread or not await filled(session)
+            found = list(branches(session.trie.checkpoints(terminal=True), session.reward_info, unread=unread))
+            session.touch()
+        finally:
+            session.visitors -= 1
+        return Built(
+            [Raw(b"".join(trajectory_json(one))) for one in found],
+            bool(found) and all(one.exact for one in found),
+            tuple(dict.fromkeys(version for one in found for version, _, _ in one.weight_versions)),
+            session.reward_info,
+        )
+
+    async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
+        """Note that a trainer has these sessions."""
+        for member in members:
+            with suppress(SessionOverError, StoreError):  # it is over, or the store does not take the note
+                session = await self._registry.reach(tenant, member.session or "")
+                if session is not None:
+                    await session.happen(Exported(session.samples, time=time.time()))

@@ -1,0 +1,23 @@
+"""A store in Redis or Valkey: for routers on several machines.
+
+Everything that grew from one first prompt lies in one hash, `r:{root}`: a field for each record, by its id. So one script on
+one key checks what a batch builds on and writes it, and forgetting a conversation is one UNLINK. Where records are found by
+text says a hash for each block end, `p:{block}`, whose values are *references*: root, id and parent of the newest records that
+are entered there. A look-up therefore takes two round trips: the references behind the known part of a text, and then the
+records that are not known, of each conversation at once.
+
+    <prefix>meta            format, fingerprint of the tokenizer, number of shards, a name for this life of the store
+    <prefix>count           records, and bytes of everything
+    <prefix>r:{root}        record id -> record;  g: generation, m: mark, s: bytes, n: number of records
+    <prefix>b:{root}        record id + name -> blob;  record id -> names of its blobs
+    <prefix>p:{block}       kind + offset + hash -> references, newest first;  b + kind: lengths that are in keys of their own
+    <prefix>p:{block}...    the same references, once there are many texts in a block: a key for each text
+    <prefix>n:...           name of a reply -> references
+    <prefix>l:...           a log, as a list; its first element says which number the second one has, and how far it is closed
+    <prefix>o:N i:N d:N     shards: roots by the time of their last hit, the keys of all logs, those of deleted logs
+    <prefix>announced       what routers say of themselves, with the time at which that ends
+    <prefix>returned        which routers have written again what the store had lost (see `recovery`)
+
+A reference is: generation (4 bytes) | root | id | parent (16 bytes each), and in a name the length of the text (4 bytes). The
+generation says which life of a root it belongs to: what forgetting removes late is not what was appended again meanwhile.
+"""

@@ -1,0 +1,109 @@
+"""The logs of a store, what routers announce, and waiting for news."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from time import monotonic
+from typing import Final
+
+from middleware_hub.store.protocol import LogInfo
+from middleware_hub.store.records import Event, decode_event
+from middleware_hub.store.redis.keys import Keys, encoded
+from middleware_hub.store.redis.scripts import ANNOUNCE, ANNOUNCED, LOG_END, READ_LOG, TRIM
+from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.wire.servers import Servers
+from middleware_hub.store.redis.writing.preparing import TRY_SIZE
+
+_LOOK_EVERY: Final = 1.0
+"""Seconds after which a log is looked at that nobody told of: news may be lost when a connection breaks."""
+_MOST_WAITED_FOR: Final = 1_000
+_TRIMMED: Final = 1_000
+"""Events that one command forgets."""
+
+
+class Logs:
+    """Reads logs, and waits for them to grow."""
+
+    def __init__(self, servers: Servers, keys: Keys) -> None:
+        self._servers = servers
+        self._keys = keys
+        self._news: dict[bytes, asyncio.Event] = {}
+
+    async def read(self, log: str, after: int, limit: int) -> list[Event]:
+        command = READ_LOG.of([self._keys.log(log)], [after, limit])
+        ((first, bodies),) = await self._servers.read([command])
+        return [decode_event(log, number, body[TRY_SIZE:]) for number, body in enumerate(bodies, first)]
+
+    async def ends(self, logs: Sequence[str]) -> list[LogInfo]:
+        """Return the ends of logs; those that are not there have number 0."""
+        replies = await self._servers.read([self.end_of(log) for log in logs])
+        return [LogInfo(log, last, closed) for log, (last, closed, _) in zip(logs, replies, strict=True)]
+
+    def end_of(self, log: str) -> Command:
+        return LOG_END.of([self._keys.log(log)], [])
+
+    async def list(self, prefix: str, after: str, limit: int) -> list[LogInfo]:
+        """Return logs in the order of their keys, see `Store.logs`."""
+        begin, behind = encoded(prefix), encoded(after)
+        low = b"(" + behind if behind >= begin else b"[" + begin
+        high = b"(" + begin + b"\xff"  # which is in no text
+        commands: list[Command] = [("ZRANGEBYLEX", index, low, high, "LIMIT", 0, limit) for index in self._keys.indexes]
+        names = [
+            name.decode("utf-8", "surrogatepass") for name in islice(merge(*await self._servers.read(commands)), limit)
+        ]
+        return [info for info in await self.ends(names) if info.last]
+
+    async def wait(self, log: str, after: int, seconds: float) -> int:
+        """Return the number of a log's last event as soon as it is behind `after`, or when the time is over."""
+        end = monotonic() + seconds
+        key = self._keys.log(log)
+        while True:
+            news = self._news.get(key)
+            if news is None:
+                if len(self._news) >= _MOST_WAITED_FOR:
+                    self.close()  # they look again
+                news = self._news[key] = asyncio.Event()
+            await self._servers.listen(key, self._tell)
+            (info,) = await self.ends([log])
+            left = end - monotonic()
+            if info.last > after or left <= 0:
+                return info.last
+            try:
+                async with asyncio.timeout(min(left, _LOOK_EVERY)):
+                    await news.wait()
+            except TimeoutError:
+                pass
+
+    def close(self) -> None:
+        """Wake all who wait."""
+        for key in list(self._news):
+            self._tell(key)
+
+    def _tell(self, key: bytes) -> None:
+        news = self._news.pop(key, None)
+        if news is not None:
+            news.set()
+
+    async def trim(self, log: str, before: int, *, dead: bool = False) -> tuple[int, int]:
+        """Forget the events in front of a number; return how many, and the bytes that are given back."""
+        command = TRIM.of([self._keys.log(log)], [before, _TRIMMED, "1" if dead else "0"])
+        events = size = 0
+        while True:
+            ((count, given),) = await self._servers.write([command])
+            events, size = events + count, size + given
+            if count < _TRIMMED:
+                if size:
+                    await self._servers.write([("HINCRBY", self._keys.counters, "bytes", -size)])
+                return events, size
+
+    async def announce(self, name: str, data: bytes, seconds: float) -> None:
+        command = ANNOUNCE.of([self._keys.announced], [encoded(name), data, round(1000 * seconds)])
+        await self._servers.write([command])
+
+    async def announced(self, prefix: str) -> Mapping[str, bytes]:
+        (flat,) = await self._servers.write([ANNOUNCED.of([self._keys.announced], [])])
+        found = {name.decode("utf-8", "surrogatepass"): data for name, data in zip(flat[::2], flat[1::2], strict=True)}
+        return {name: data for name, data in found.items() if name.startswith(prefix)}

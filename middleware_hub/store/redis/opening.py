@@ -1,0 +1,160 @@
+"""Opening a store in Redis: is this a server that keeps what it is given, and whose store is in it?"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from middleware_hub.store.errors import StoreMismatchError, StoreUnreachableError
+from middleware_hub.store.protocol import Durability
+from middleware_hub.store.redis.keys import Keys
+from middleware_hub.store.redis.wire.address import Address
+from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.wire.servers import Servers
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+"""Of keys and values; of records see `records.FORMAT`."""
+_SHARDS: Final = 16
+"""Of the sets of roots and of logs in a cluster, where each is in another place."""
+_OLDEST: Final = (7, 0)
+_WAITS_FOR_AOF: Final = (7, 2)
+
+
+async def open_keys(
+    servers: Servers, address: Address, fingerprint: str | None, durability: Durability
+) -> tuple[Keys, bool, bytes | None]:
+    """Return the names of the keys of a store, which is made if it is not there; whether appends wait for its disk; its life.
+
+    Raises StoreMismatchError, StoreUnreachableError.
+    """
+    synced = False
+    for info in await servers.infos(settings=durability == "disk"):
+        synced = _check_server(servers, address, info, durability) or synced
+    keys = Keys(address.prefix)
+    (flat,) = await servers.read([("HGETALL", keys.meta)])
+    if not flat:
+        if fingerprint is None:
+            raise StoreUnreachableError(
+                f"there is no store at {address.shown} with the prefix {address.prefix!r}: name the address that the "
+                "router has in --store"
+            )
+        await servers.write(_beginning(keys, fingerprint, 1 if servers.together else _SHARDS))
+        (flat,) = await servers.write([("HGETALL", keys.meta)])
+    meta = {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    where = f"the store {address.shown} with the prefix {address.prefix!r}"
+    if meta.get("format") != str(FORMAT):
+        raise StoreMismatchError(
+            f"{where} has format {meta.get('format')}, and this router knows {FORMAT}: update the router"
+        )
+    if fingerprint is not None and meta.get("fingerprint") != fingerprint:
+        raise StoreMismatchError(
+            f"{where} was made with another tokenizer ({meta.get('fingerprint')}, and this one is {fingerprint}): its ids mean "
+            "other words. Start with the tokenizer it was made with, or name another database or --store-prefix"
+        )
+    life = meta.get("life")
+    return Keys(address.prefix, int(meta.get("shards", "1"))), synced, None if life is None else life.encode()
+
+
+def _beginning(keys: Keys, fingerprint: str, shards: int) -> list[Command]:
+    """Return what begins a store, and changes none that is there. One that is begun after it was emptied has another `life`."""
+    return [
+        ("HSETNX", keys.meta, "fingerprint", fingerprint),
+        ("HSETNX", keys.meta, "shards", shards),
+        ("HSETNX", keys.meta, "format", FORMAT),
+        ("HSETNX", keys.meta, "life", secrets.token_hex(8)),
+    ]
+
+
+class Claim:
+    """Sees to it that a store stays that of its tokenizer while it is open.
+
+    A server may lose all it had: it is emptied, or starts again without a file. Then the first one that asks begins the store
+    again. If that is a router with another tokenizer, nobody else may use it: its ids mean other words.
+
+    Attributes:
+        question: a command, whose answer `check` takes.
+        lost: whether the store was another one's when it was last looked at.
+        life: of the store; another one has begun when it was emptied.
+        emptied: is called when that is noticed.
+    """
+
+    def __init__(self, servers: Servers, keys: Keys, fingerprint: str, shown: str, life: bytes | None = None) -> None:
+        self.question: Command = ("HMGET", keys.meta, "fingerprint", "life")
+        self.lost = False
+        self.life = life
+        self.emptied: Callable[[], None] = lambda: None
+        self._servers = servers
+        self._own = fingerprint.encode()
+        self._keys = keys
+        self._shown = shown
+
+    async def check(self, found: Sequence[bytes | None]) -> None:
+        """Take the answer to the question. Raises StoreUnreachableError if the store is another one's."""
+        fingerprint, life = found
+        if fingerprint != self._own or life is None:
+            await self.hold()
+        else:
+            self._live(life)
+        self.lost = False
+
+    async def hold(self) -> None:
+        """Begin the store again if it is gone. Raises StoreUnreachableError if it is another one's."""
+        beginning = _beginning(self._keys, self._own.decode(), self._keys.shards)
+        (begun, *_, (found, life)) = await self._servers.write([*beginning, self.question])
+        if begun:
+            logger.error(
+                "the store %s was emptied while it was in use: what it had is lost, but for what routers still know",
+                self._shown,
+            )
+        self.lost = found != self._own
+        if self.lost:
+            raise StoreUnreachableError(
+                f"the store {self._shown} was emptied, and begun by a router with another tokenizer "
+                f"({found.decode(errors='replace')}, and this one is {self._own.decode()}): give each its own --store-prefix"
+            )
+        self._live(life)
+
+    def _live(self, life: bytes) -> None:
+        before, self.life = self.life, life
+        if before not in (None, life):
+            self.emptied()
+
+
+def _check_server(servers: Servers, address: Address, info: Mapping[str, str], durability: Durability) -> bool:
+    """Refuse a server that would lose what it is given; return whether WAITAOF has to be asked for."""
+    version = tuple(int(part) for part in re.findall(r"\d+", info.get("redis_version", "0"))[:2])
+    if version < _OLDEST:
+        raise StoreMismatchError(
+            f"the store {address.shown} is Redis {info.get('redis_version')}: Redis 7.0, Valkey 7.2 or later is needed"
+        )
+    if info.get("cluster_enabled") == "1" and servers.together:
+        raise StoreMismatchError(f"the store {address.shown} is part of a cluster: write redis+cluster://HOST:PORT")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy.startswith("allkeys") and info.get("maxmemory", "0") != "0":
+        raise StoreMismatchError(
+            f"the store {address.shown} forgets any key when its memory is full (maxmemory-policy {policy}), in the middle "
+            "of a conversation, too: set maxmemory-policy to noeviction, and --store-max-bytes below maxmemory"
+        )
+    if durability != "disk":
+        if info.get("aof_enabled") == "0":
+            logger.warning(
+                "the store %s writes no append-only file: what it has ends with its process, or goes back to its last "
+                "snapshot. Set `appendonly yes`",
+                address.shown,
+            )
+        return False
+    if info.get("aof_enabled") == "0":
+        raise StoreMismatchError(f"--durability disk: the store {address.shown} writes no file: set `appendonly yes`")
+    if version >= _WAITS_FOR_AOF and servers.together:
+        return True
+    if info.get("appendfsync") != "always":
+        raise StoreMismatchError(
+            f"--durability disk: the store {address.shown} is a cluster, or Redis {info.get('redis_version')}, and cannot "
+            "say when something is on its disk: set `appendfsync always`, or take a single Redis 7.2 or later"
+        )
+    return False

@@ -1,0 +1,124 @@
+"""Conversations read whole, and found without knowing their root."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
+from middleware_hub.store.records import ID_SIZE, Mark, SpanRecord, complete, decode
+from middleware_hub.store.redis.keys import Keys
+from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.wire.servers import Servers
+from middleware_hub.store.redis.writing.preparing import unpack_mark
+
+logger = logging.getLogger(__name__)
+
+_PAGE: Final = 128
+"""Records that one command reads."""
+_ROOTS: Final = 64
+"""Conversations that are read at once."""
+
+
+class Conversation(NamedTuple):
+    """All that is stored of one root.
+
+    Attributes:
+        generation: which life of the root this is.
+        size: the number of the records, as the server counts them.
+        bodies: by id.
+    """
+
+    root: bytes
+    generation: bytes
+    mark: Mark
+    size: int
+    bodies: dict[bytes, bytes]
+
+    def records(self) -> dict[bytes, SpanRecord]:
+        """Return those that can be read."""
+        found = {}
+        for record, body in self.bodies.items():
+            with suppress(DamagedRecordError, StoreMismatchError):
+                found[record] = decode(body)
+        return found
+
+
+class Reading:
+    """Reads conversations, some at a time."""
+
+    def __init__(self, servers: Servers, keys: Keys) -> None:
+        self._servers = servers
+        self._keys = keys
+
+    async def whole(self, roots: Sequence[bytes]) -> list[Conversation]:
+        """Return conversations with all their records; those that are not there are left out."""
+        key = self._keys.root
+        found: dict[bytes, Conversation] = {}
+        commands: list[Command] = [("HMGET", key(root), "g", "m", "n") for root in roots]
+        for root, (generation, mark, number) in zip(roots, await self._servers.read(commands), strict=True):
+            if generation is not None:
+                found[root] = Conversation(root, generation, unpack_mark(root, mark or bytes(9)), int(number or 0), {})
+        cursors = dict.fromkeys(found, b"0")
+        while cursors:
+            scans: list[Command] = [("HSCAN", key(root), cursor, "COUNT", _PAGE) for root, cursor in cursors.items()]
+            replies = await self._servers.read(scans)
+            for root, (cursor, fields) in zip(list(cursors), replies, strict=True):
+                pairs = iter(fields)
+                found[root].bodies.update(
+                    (name, body) for name, body in zip(pairs, pairs, strict=True) if len(name) == ID_SIZE
+                )
+                cursors[root] = cursor
+            cursors = {root: cursor for root, cursor in cursors.items() if cursor != b"0"}
+        return list(found.values())
+
+    async def marks(self, roots: Sequence[bytes]) -> dict[bytes, Mark]:
+        """Return the marks of conversations; those that are not there have none."""
+        commands: list[Command] = [("HGET", self._keys.root(root), "m") for root in roots]
+        marks = await self._servers.read(commands)
+        return {root: unpack_mark(root, mark) for root, mark in zip(roots, marks, strict=True) if mark is not None}
+
+    async def roots(self) -> AsyncIterator[list[bytes]]:
+        """Yield the roots of all conversations, some at a time."""
+        for order in self._keys.orders:
+            cursor = b"0"
+            while True:
+                ((cursor, flat),) = await self._servers.read([("ZSCAN", order, cursor, "COUNT", _ROOTS)])
+                for at in range(0, len(flat), 2 * _ROOTS):
+                    yield flat[at : at + 2 * _ROOTS : 2]
+                if cursor == b"0":
+                    break
+
+    async def conversations(self) -> AsyncIterator[list[SpanRecord]]:
+        """Yield the records of each conversation, those that others build on first; damaged ones are left out."""
+        seen: set[bytes] = set()
+        async for roots in self.roots():
+            new = [root for root in dict.fromkeys(roots) if root not in seen]
+            seen.update(new)
+            for one in await self.whole(new):
+                yield complete(one.records().values(), ())[0]
+
+    async def roots_of(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the roots of records, by looking for them in one conversation after the other: nobody should have to."""
+        wanted = list(dict.fromkeys(ids))
+        found: dict[bytes, bytes] = {}
+        key = self._keys.root
+        async for roots in self.roots():
+            pairs = [(root, one) for root in roots for one in wanted]
+            commands: list[Command] = [("HEXISTS", key(root), one) for root, one in pairs]
+            replies = await self._servers.read(commands)
+            found.update({one: root for (root, one), there in zip(pairs, replies, strict=True) if there})
+            if len(found) == len(wanted):
+                break
+        return found
+
+    async def sizes(self) -> tuple[int, int, int, int]:
+        """Return how many records, conversations and logs there are, and their bytes."""
+        keys = self._keys
+        sets = [*keys.orders, *keys.indexes]
+        commands: list[Command] = [("HMGET", keys.counters, "records", "bytes"), *(("ZCARD", one) for one in sets)]
+        (records, size), *counts = await self._servers.read(commands)
+        roots, logs = sum(counts[: keys.shards]), sum(counts[keys.shards :])
+        return int(records or 0), roots, logs, int(size or 0)

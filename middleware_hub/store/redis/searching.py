@@ -1,0 +1,194 @@
+"""Which records one look-up wants: read from the block ends of its text, see `Search`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from middleware_hub.spans.chain import names_of
+from middleware_hub.store.paths import BLOCK, STEP, TextPath
+from middleware_hub.store.protocol import MOST_CHAINS, MOST_VARIANTS, Query
+from middleware_hub.store.redis.keys import Keys
+from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.writing.preparing import GENERATION_SIZE
+
+_SIZE = GENERATION_SIZE + 48
+
+
+class Reference(NamedTuple):
+    """What a place says of a record."""
+
+    root: bytes
+    id: bytes
+    parent: bytes
+
+
+@dataclass(slots=True)
+class _Hit:
+    """A place under which our text, or its first `length` characters, is entered; with the newest records of each kind."""
+
+    block: int
+    length: int
+    starts: list[Reference] = field(default_factory=list)
+    ends: list[Reference] = field(default_factory=list)
+    alone: list[Reference] = field(default_factory=list)
+    passes: list[Reference] = field(default_factory=list)
+
+
+class Search:
+    """Says what to ask a server, and what follows from the answers.
+
+    `commands` are asked first; if `read` returns some more, those are asked, too. Then `wanted` knows.
+    """
+
+    def __init__(self, keys: Keys, query: Query) -> None:
+        self._keys = keys
+        self._query = query
+        self._path: TextPath = query.path
+        self._size = len(query.path.text)
+        self._first = max(self._path.first, _step(query.known_from))
+        self._hits: dict[tuple[int, int], _Hit] = {}
+        self._hashes: dict[int, bytes] = {}
+        self._more: list[tuple[int, bytes]] = []
+        self._names = [name for parent in query.parents for name in names_of(parent)]
+        self._named: dict[str, tuple[Reference, int]] = {}
+        self._found: dict[bytes, Reference] = {}
+        self._chains: set[bytes] = set()
+        self.cut_off = 0
+
+    def commands(self) -> list[Command]:
+        """Return what to ask first: what is entered under the block ends, and under the names."""
+        block, key = self._keys.block, self._path.key
+        found: list[Command] = [("HGETALL", block(key(at))) for at in range(self._first, self._path.last + 1)]
+        found += [("GET", self._keys.name(self._path.namespace, name)) for name in self._names]
+        return found
+
+    def read(self, replies: Sequence[Any]) -> list[Command]:
+        """Take the answers to `commands`; return what else to ask, about crowded blocks."""
+        blocks = self._path.last + 1 - self._first
+        for at, reply in enumerate(replies[:blocks], self._first):
+            if reply:
+                self._read_block(at, reply)
+        for name, reply in zip(self._names, replies[blocks:], strict=True):
+            if reply:
+                some = _references(reply, 4)
+                # What waited in a spool is entered late; an id begins with the time of recording.
+                newest = max(range(len(some)), key=lambda at: some[at].id[:8])
+                at = GENERATION_SIZE + 48 + newest * (_SIZE + 4)
+                self._named[name] = some[newest], int.from_bytes(reply[at : at + 4], "big")
+        block, key = self._keys.block, self._path.key
+        return [("GET", block(key(at)) + place) for at, place in self._more]
+
+    def read_more(self, replies: Sequence[Any]) -> None:
+        """Take the answers about crowded blocks."""
+        for (at, place), reply in zip(self._more, replies, strict=True):
+            if reply is not None:
+                self._enter(at, place, reply)
+
+    def _read_block(self, block: int, fields: Sequence[bytes]) -> None:
+        of_fields = iter(fields)
+        for place, value in zip(of_fields, of_fields, strict=True):
+            if place[:1] == b"b":
+                self._crowded(block, place[1:], value)
+            elif len(place) == 1 or self._hash(block, place[1]) == place[2:]:
+                self._enter(block, place, value)
+
+    def _crowded(self, block: int, kind: bytes, lengths: bytes) -> None:
+        """Note which keys may hold our text, of a block whose entries have keys of their own."""
+        first = 0 if kind == b"S" else max(0, self._query.known_from - BLOCK * block)
+        for offset in range(first, min(BLOCK, self._size - BLOCK * block + 1)):
+            if lengths[offset // 8] >> offset % 8 & 1:
+                self._more.append((block, kind + bytes((offset,)) + self._hash(block, offset)))
+
+    def _hash(self, block: int, offset: int) -> bytes:
+        """Return the hash of our text up to this place; nothing if it ends before."""
+        length = BLOCK * block + offset
+        if length > self._size:
+            return b""
+        found = self._hashes.get(length)
+        if found is None:
+            found = self._hashes[length] = self._path.hash(length)
+        return found
+
+    def _enter(self, block: int, place: bytes, value: bytes) -> None:
+        length = BLOCK * block + place[1] if len(place) > 1 else 0
+        hit = self._hits.get((block, length))
+        if hit is None:
+            hit = self._hits[block, length] = _Hit(block, length)
+        of_kind = {b"S": hit.starts, b"E": hit.ends, b"A": hit.alone, b"P": hit.passes}[place[:1]]
+        of_kind += _references(value)
+
+    def wanted(self) -> list[tuple[bytes, bytes]]:
+        """Return the roots and ids of the records to fetch: what was found, and the contexts before."""
+        known_from = self._query.known_from
+        hits = [self._hits[at] for at in sorted(self._hits)]
+        deepest = known_from
+        for hit in hits:
+            if hit.length >= max(1, known_from):
+                for variants in (hit.ends, hit.alone):
+                    self.cut_off += len(variants) > MOST_VARIANTS
+                    self._take(variants[:MOST_VARIANTS])
+                if hit.ends:
+                    deepest = max(deepest, hit.length)
+        floor = max(known_from, min(deepest, self._take_named(deepest)))
+        self._take_chains(hit for hit in reversed(hits) if hit.block >= _step(floor))
+        known = self._query.known
+        found: dict[tuple[bytes, bytes], None] = {}
+        for one in self._found.values():
+            if one.id not in known:
+                found[one.root, one.id] = None
+                if any(one.parent):
+                    found[one.root, one.parent] = None
+        return list(found)
+
+    def _take(self, some: Iterable[Reference]) -> None:
+        for one in some:
+            self._found[one.id] = one
+
+    def _take_named(self, end: int) -> int:
+        """Take the named parents, and return where the first of them ends, if that is before `end`."""
+        for parent in self._query.parents:
+            named = next((self._named[name] for name in names_of(parent) if name in self._named), None)
+            if named is not None:
+                self._take(named[:1])
+                end = min(end, named[1])
+        return end
+
+    def _take_chains(self, hits: Iterator[_Hit]) -> None:
+        """Take chains that the text leaves midway: those that go furthest first, and of one block the newest."""
+        for _, group in groupby(hits, key=lambda hit: hit.block):
+            if len(self._chains) == MOST_CHAINS:
+                self.cut_off += 1
+                return
+            of_block = list(group)
+            for hit in of_block:
+                self._take_some(hit.passes)
+            for hit in of_block:
+                if hit.length == self._size:
+                    self._take({one.parent: one for one in reversed(hit.starts)}.values())
+                else:
+                    self._take_some(hit.starts)
+
+    def _take_some(self, some: Iterable[Reference]) -> None:
+        for one in some:
+            if one.id not in self._chains:
+                if len(self._chains) == MOST_CHAINS:
+                    self.cut_off += 1
+                    return
+                self._chains.add(one.id)
+                self._take((one,))
+
+
+def _references(value: bytes, more: int = 0) -> list[Reference]:
+    """Return what a value says, newest first; each entry has so many bytes `more` behind it."""
+    return [
+        Reference(value[at : at + 16], value[at + 16 : at + 32], value[at + 32 : at + 48])
+        for at in range(GENERATION_SIZE, len(value), _SIZE + more)
+    ]
+
+
+def _step(at: int) -> int:
+    """Return the last `STEP`-th block end at or before a character."""
+    return at // BLOCK // STEP * STEP

@@ -1,0 +1,310 @@
+"""A store in a Redis or Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from middleware_hub.store.errors import LogMovedError, MissingRecordError, StoreUnreachableError
+from middleware_hub.store.protocol import (
+    Batch,
+    Durability,
+    Finding,
+    Forgotten,
+    Found,
+    LogInfo,
+    Query,
+    Refill,
+    StoreStats,
+)
+from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode_blob
+from middleware_hub.store.redis.fetching import Fetch
+from middleware_hub.store.redis.forgetting import Forgetting
+from middleware_hub.store.redis.keys import Keys, encoded
+from middleware_hub.store.redis.logs import Logs
+from middleware_hub.store.redis.opening import Claim, open_keys
+from middleware_hub.store.redis.reading import Reading
+from middleware_hub.store.redis.recovery import Recovery
+from middleware_hub.store.redis.searching import Search
+from middleware_hub.store.redis.verifying import Verifier
+from middleware_hub.store.redis.wire.address import PREFIX, Address, parse
+from middleware_hub.store.redis.wire.cluster import Cluster
+from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.wire.one_server import OneServer
+from middleware_hub.store.redis.wire.servers import Servers
+from middleware_hub.store.redis.writing.appending import Appender
+from middleware_hub.store.redis.writing.preparing import outside, prepare
+from middleware_hub.store.redis.writing.scattering import Scatterer
+from middleware_hub.store.redis.writing.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+_MOST_WAITING = 1_000
+"""With durability `off`, appends wait all the same while so many batches are not written."""
+
+
+class _Open:
+    """What a store has while it is open."""
+
+    def __init__(self, servers: Servers, keys: Keys, writer: Writer, claim: Claim | None) -> None:
+        """`claim`: None for one who only looks, and has no tokenizer."""
+        self.servers = servers
+        self.keys = keys
+        self.claim = claim
+        self.writer = writer
+        self.recovery = None if claim is None else Recovery(servers, keys, claim, self.append)
+        if claim is not None and self.recovery is not None:
+            claim.emptied = servers.replaced = self.recovery.begin
+        self.logs = Logs(servers, keys)
+        self.reading = Reading(servers, keys)
+        self.forgetting = Forgetting(servers, keys, self.reading, self.logs)
+
+    async def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the answers to some commands. If the store was emptied before the last of them, `check` raises from now on."""
+        if self.claim is None or not self.servers.together:  # there it would be one more node to ask
+            return await self.servers.read(commands)
+        *replies, claimed = await self.servers.read([*commands, self.claim.question])
+        await self.claim.check(claimed)
+        return replies
+
+    async def check(self, *, lacking: bool = False) -> None:
+        """Raise StoreUnreachableError while the store may lack what it had.
+
+        `lacking`: something was not there. So ask whether the store was emptied, which nobody may have noticed yet.
+        """
+        if lacking and self.claim is not None:
+            (claimed,) = await self.servers.read([self.claim.question])
+            await self.claim.check(claimed)
+        if self.recovery is not None:
+            self.recovery.check()
+
+    async def append(self, batch: Batch, durability: Durability = "process") -> list[int]:
+        """Append a batch, see `Store.append`."""
+        roots: Mapping[bytes, bytes] = {}
+        if batch.blobs and (others := outside(batch)):
+            roots = await self.reading.roots_of(others)
+            missing = tuple(one for one in others if one not in roots)
+            if missing:
+                raise MissingRecordError(missing)
+        prepared = prepare(batch, roots)
+        wait = durability != "off" or bool(batch.events) or self.writer.waiting > _MOST_WAITING
+        future = self.writer.submit(prepared)
+        if wait:
+            return await future
+        future.add_done_callback(_only_logged)
+        return []
+
+
+class RedisStore:
+    """A `Store`, see `protocol`. Processes of several machines may use one."""
+
+    def __init__(self, address: str, durability: Durability = "process", prefix: str = PREFIX) -> None:
+        self._address: Address = parse(address, prefix)
+        self._durability = durability
+        self._opened: _Open | None = None
+        self._others = count(1)
+        self._finds = self._cut_off = self._damaged = 0
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self._address.shown}, {'open' if self._opened else 'closed'}>"
+
+    async def open(self, fingerprint: str | None) -> None:
+        servers: Servers = (Cluster if self._address.kind == "redis+cluster" else OneServer)(self._address)
+        try:
+            keys, synced, life = await open_keys(servers, self._address, fingerprint, self._durability)
+        except BaseException:
+            await servers.close()
+            raise
+        appender = (
+            Appender(servers, keys, synced=synced, replicas=self._address.replicas)
+            if servers.together
+            else Scatterer(servers, keys)
+        )
+        claim = None if fingerprint is None else Claim(servers, keys, fingerprint, self._address.shown, life)
+        self._opened = _Open(servers, keys, Writer(appender.commit), claim)
+
+    async def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            if opened.recovery is not None:
+                await opened.recovery.close()
+            await opened.writer.flush()
+            await opened.servers.close()
+            opened.logs.close()
+
+    def _open(self) -> _Open:
+        if self._opened is None:
+            raise StoreUnreachableError(f"the store {self._address.shown} is not open")
+        return self._opened
+
+    async def _claimed(self) -> _Open:
+        """Return what is open, if the store is not another one's, and whole."""
+        opened = self._open()
+        if opened.recovery is not None:
+            await opened.recovery.over()
+        if opened.claim is not None and opened.claim.lost:
+            await opened.claim.hold()
+        return opened
+
+    async def append(self, batch: Batch) -> list[int]:
+        opened = await self._claimed()
+        try:
+            return await opened.append(batch, self._durability)
+        except (MissingRecordError, LogMovedError):
+            await opened.check(lacking=True)  # what is missing may be written again in a moment
+            raise
+
+    def on_loss(self, refill: Callable[[Refill], Awaitable[None]]) -> None:
+        recovery = self._open().recovery
+        if recovery is not None:
+            recovery.refill = refill
+
+    def note(self, marks: Sequence[Mark]) -> None:
+        self._open().writer.note(marks)
+
+    def others(self) -> int:
+        """Return a number that grows each time: others write at any moment, and nobody says so without being asked."""
+        return next(self._others)
+
+    def spared(self, query: Query) -> Found | None:
+        """Spare nothing, see `others`."""
+        return None
+
+    async def find(self, query: Query) -> Found:
+        opened = await self._claimed()
+        search = Search(opened.keys, query)
+        commands = search.commands()
+        replies = await opened.ask([*commands, *map(opened.logs.end_of, query.logs)])
+        ends = {log: reply[0] for log, reply in zip(query.logs, replies[len(commands) :], strict=True)}
+        more = search.read(replies[: len(commands)])
+        if more:
+            search.read_more(await opened.ask(more))
+        wanted = search.wanted()
+        fetch = Fetch(opened.servers.read, opened.keys, query.known)
+        found = await fetch.run(wanted, search.cut_off)
+        await opened.check(lacking=fetch.lacking)
+        return replace(self._counted(found), ends=ends)
+
+    async def get(
+        self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
+    ) -> Found:
+        opened = await self._claimed()
+        found = dict(roots or {})
+        unknown = [one for one in ids if one not in found]
+        if unknown:
+            found.update(await opened.reading.roots_of(unknown))
+        fetch = Fetch(opened.servers.read, opened.keys, known)
+        brought = await fetch.run([(found[one], one) for one in ids if one in found])
+        await opened.check(lacking=fetch.lacking or len(found) < len(ids))
+        return self._counted(brought)
+
+    def _counted(self, found: Found) -> Found:
+        self._finds += 1
+        self._cut_off += found.cut_off
+        self._damaged += found.damaged
+        return found
+
+    async def blobs(
+        self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
+    ) -> list[Blob]:
+        opened = await self._claimed()
+        if root is None:
+            root = (await opened.reading.roots_of([record])).get(record)
+        if root is None:
+            return []
+        key = opened.keys.blobs(root)
+        if names is None:
+            (listed,) = await opened.servers.read([("HGET", key, record)])
+            fields = sorted(listed.split(b"\0")) if listed is not None else []
+        else:
+            fields = [encoded(name) for name in names]
+        if not fields:
+            await opened.check(lacking=True)
+            return []
+        (bodies,) = await opened.servers.read([("HMGET", key, *(record + name for name in fields))])
+        await opened.check(lacking=None in bodies)
+        return [decode_blob(body) for body in bodies if body is not None]
+
+    async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
+        opened = await self._claimed()
+        events = await opened.logs.read(log, after, limit)
+        await opened.check(lacking=not events)
+        return events
+
+    async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
+        return await (await self._claimed()).logs.list(prefix, after, limit)
+
+    async def wait(self, log: str, after: int, seconds: float) -> int:
+        return await (await self._claimed()).logs.wait(log, after, seconds)
+
+    async def trim(self, log: str, before: int) -> None:
+        await (await self._claimed()).logs.trim(log, before)
+
+    async def announce(self, name: str, data: bytes, seconds: float) -> None:
+        opened = self._open()
+        if opened.claim is not None and opened.recovery is not None:
+            await opened.recovery.over()
+            await opened.claim.hold()
+            await opened.recovery.over()
+            opened.recovery.announced(name, seconds)
+        await opened.logs.announce(name, data, seconds)
+
+    async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
+        opened = await self._claimed()
+        found = await opened.logs.announced(prefix)
+        await opened.check()
+        if opened.recovery is not None:
+            opened.recovery.saw(found)
+        return found
+
+    async def scan(self) -> AsyncIterator[SpanRecord]:
+        async for records in self._open().reading.conversations():
+            for record in records:
+                yield record
+
+    async def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
+        opened = self._open()
+        verifier = Verifier(opened.servers, opened.keys, opened.reading)
+        before = 0
+        async for findings in verifier.run():
+            if checked is not None:
+                checked(verifier.records - before)
+            before = verifier.records
+            for finding in findings:
+                yield finding
+
+    async def forget(self, max_bytes: int) -> Forgotten:
+        opened = self._open()
+        await opened.writer.flush()  # the marks that wait decide about the order
+        return await opened.forgetting.forget(max_bytes)
+
+    async def forget_roots(self, roots: Sequence[bytes]) -> Forgotten:
+        opened = self._open()
+        await opened.writer.flush()
+        return await opened.forgetting.forget_roots(roots)
+
+    async def stats(self) -> StoreStats:
+        opened = self._open()
+        records, roots, logs, size = await opened.reading.sizes()
+        writer = opened.writer
+        return StoreStats(
+            records=records,
+            roots=roots,
+            logs=logs,
+            bytes=size,
+            groups=writer.groups,
+            appends=writer.appends,
+            finds=self._finds,
+            cut_off=self._cut_off,
+            damaged=self._damaged,
+            conflicts=writer.conflicts,
+        )
+
+
+def _only_logged(future: asyncio.Future[list[int]]) -> None:
+    if not future.cancelled() and future.exception() is not None:
+        logger.error("an append failed, and nobody waited for it: %s", future.exception())

@@ -1,0 +1,201 @@
+"""Checking a store, some keys at a time: every record, what it builds on, and where it is entered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final
+
+from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMismatchError
+from middleware_hub.store.paths import NAME
+from middleware_hub.store.protocol import Finding
+from middleware_hub.store.records import ID_SIZE, SpanRecord, decode, decode_blob, decode_event, faults
+from middleware_hub.store.redis.keys import Keys
+from middleware_hub.store.redis.reading import Conversation, Reading
+from middleware_hub.store.redis.scripts import READ_LOG
+from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.wire.servers import Servers
+from middleware_hub.store.redis.writing.preparing import MOST, TRY_SIZE, Entered, entries
+from middleware_hub.store.retracing import Retracer
+
+_AT_ONCE: Final = 16
+_EVENTS: Final = 500
+_PATIENCE: Final = 0.5
+"""Seconds after which what seems to be wrong is looked at again: it may just have been written."""
+
+
+class Verifier:
+    """Checks all that is in a store. Whatever is forgotten meanwhile is no finding."""
+
+    def __init__(self, servers: Servers, keys: Keys, reading: Reading) -> None:
+        self._servers = servers
+        self._keys = keys
+        self._reading = reading
+        self.records = 0
+        """How many were checked."""
+
+    async def run(self) -> AsyncIterator[list[Finding]]:
+        """Yield what is wrong, page by page."""
+        others = await self._stores_inside()
+        seen: set[bytes] = set()
+        async for found in self._own(b"r:*", others):
+            roots = [_root(key) for key in found]
+            new = [root for root in dict.fromkeys(roots) if root is not None and root not in seen]
+            seen.update(new)
+            for at in range(0, len(new), _AT_ONCE):
+                yield await self._guarded(new[at : at + _AT_ONCE])
+        async for found in self._own(b"b:*", others):
+            for key in found:
+                yield await self._blobs(key)
+        async for found in self._own(b"l:*", others):
+            for key in found:
+                yield await self._log(key)
+
+    async def _own(self, pattern: bytes, others: tuple[bytes, ...]) -> AsyncIterator[list[bytes]]:
+        """Yield the keys of this store that match a pattern behind its prefix."""
+        async for found in self._servers.scan(self._keys.prefix + pattern):
+            yield [key for key in found if not key.startswith(others)]
+
+    async def _stores_inside(self) -> tuple[bytes, ...]:
+        """Return the prefixes of other stores that begin with this one's: `tito:l:`, where this one's is `tito:`."""
+        prefixes: set[bytes] = set()
+        async for found in self._servers.scan(self._keys.prefix + b"?*meta"):
+            kinds = await self._servers.read([("TYPE", key) for key in found])
+            hashes = [key for key, kind in zip(found, kinds, strict=True) if kind == b"hash"]
+            formats = await self._servers.read([("HGET", key, "format") for key in hashes])
+            prefixes.update(
+                key.removesuffix(b"meta") for key, form in zip(hashes, formats, strict=True) if form is not None
+            )
+        return tuple(prefixes)
+
+    async def _guarded(self, roots: Sequence[bytes]) -> list[Finding]:
+        """Check some conversations; look again before anything is said to be wrong."""
+        suspects = []
+        for one in await self._reading.whole(roots):
+            self.records += len(one.bodies)
+            if [finding async for finding in self._conversation(one)]:
+                suspects.append(one.root)
+        if not suspects:
+            return []
+        await asyncio.sleep(_PATIENCE)
+        return [f for one in await self._reading.whole(suspects) async for f in self._conversation(one)]
+
+    async def _conversation(self, one: Conversation) -> AsyncIterator[Finding]:
+        key = self._keys.order(one.root)
+        (score,) = await self._servers.read([("ZSCORE", key, one.root)])
+        if score is None:
+            yield Finding("index", f"the conversation {one.root.hex()} is not in the order of forgetting", one.root)
+        if one.size != len(one.bodies):
+            yield Finding(
+                "record", f"the conversation {one.root.hex()} has {len(one.bodies)} of {one.size} records", one.root
+            )
+        records = one.records()
+        retracer = Retracer(records.get)
+        places: list[Entered] = []
+        for record, body in one.bodies.items():
+            for finding in _record(one, record, body, records, retracer, places):
+                yield finding
+        for finding in await self._places(one.generation, places):
+            yield finding
+
+    async def _places(self, generation: bytes, places: Sequence[Entered]) -> list[Finding]:
+        commands: list[Command] = []
+        for place, _, _ in places:
+            main, more, field = self._keys.places(place)
+            commands += [("HGET", main, field), ("GET", more)] if field else [("GET", main), ("GET", main)]
+        replies = await self._servers.read(commands)
+        findings = []
+        for (place, _, reference), value, more in zip(places, replies[::2], replies[1::2], strict=True):
+            whole = generation + reference
+            most = MOST[place.kind] * len(whole)
+            if not any(held is not None and (whole in held or len(held) >= most) for held in (value, more)):
+                record = reference[16:32]
+                how = "one of its names" if place.kind == NAME else f"its text (length {place.length}, {place.kind})"
+                findings.append(Finding("index", f"record {record.hex()} cannot be found by {how}", record))
+        return findings
+
+    async def _blobs(self, key: bytes) -> list[Finding]:
+        root = _root(key)
+        if root is None:
+            return [Finding("blob", f"{key!r} is no key of a conversation")]
+        findings, cursor = [], b"0"
+        while True:
+            ((cursor, flat),) = await self._servers.read([("HSCAN", key, cursor, "COUNT", 10)])
+            pairs = [(flat[at], flat[at + 1]) for at in range(0, len(flat), 2) if len(flat[at]) > ID_SIZE]
+            owners: list[Command] = [("HEXISTS", self._keys.root(root), field[:ID_SIZE]) for field, _ in pairs]
+            for (field, body), there in zip(pairs, await self._servers.read(owners), strict=True):
+                try:
+                    decode_blob(body)
+                except StoreError as error:
+                    findings.append(Finding("blob", f"a blob {field[ID_SIZE:]!r}: {error.message}", field[:ID_SIZE]))
+                if not there and (await self._servers.read([("EXISTS", key)]))[0]:
+                    findings.append(
+                        Finding("index", f"a blob {field[ID_SIZE:]!r} belongs to a record that is not there")
+                    )
+            if cursor == b"0":
+                return findings
+
+    async def _log(self, key: bytes) -> list[Finding]:
+        name = key[len(self._keys.prefix) + 2 :]
+        log = name.decode("utf-8", "surrogatepass")
+        (score,) = await self._servers.read([("ZSCORE", self._keys.index(log), name)])
+        findings = [] if score is not None else [Finding("event", f"the log {log!r} is not in the list of logs")]
+        after = 0
+        while True:
+            ((first, bodies),) = await self._servers.read([READ_LOG.of([key], [after, _EVENTS])])
+            if not bodies:
+                return findings
+            for number, body in enumerate(bodies, first):
+                try:
+                    decode_event(log, number, body[TRY_SIZE:])
+                except StoreError as error:
+                    findings.append(Finding("event", f"event {number} of the log {log!r}: {error.message}"))
+            after = first + len(bodies) - 1
+
+
+def _record(
+    one: Conversation,
+    key: bytes,
+    body: bytes,
+    records: dict[bytes, SpanRecord],
+    retracer: Retracer,
+    places: list[Entered],
+) -> Iterator[Finding]:
+    """Yield what is wrong with a record by itself, and with what it builds on; add where it has to be entered."""
+    try:
+        record = decode(body)
+    except (DamagedRecordError, StoreMismatchError) as error:
+        yield Finding("record", f"record {key.hex()}: {error.message}", key)
+        return
+    name = f"record {record.id.hex()}"
+    if record.id != key or record.root != one.root:
+        yield Finding("record", f"{name} is stored as {key.hex()} of the conversation {one.root.hex()}", key)
+    for wrong in faults(record, thorough=True):
+        yield Finding("record", f"{name}: {wrong}", key)
+    missing = [link for link in dict.fromkeys((*record.links, record.root)) if link not in one.bodies]
+    for link in missing:
+        yield Finding("link", f"{name}: {link.hex()}, which it builds on, is not there", key)
+    if missing:
+        return
+    if record.parent is not None:
+        tokens = retracer.tokens(record.parent)
+        if tokens is not None and record.take > tokens:
+            yield Finding("link", f"{name} takes {record.take} tokens of a parent that has {tokens}", key)
+    if record.base is not None:
+        length = retracer.length(record.base)
+        if length is not None and length != record.text_from:
+            yield Finding("link", f"{name}: its text begins at {record.text_from}, its base ends at {length}", key)
+    where = retracer.places(record)
+    if where is None:
+        yield Finding("link", f"{name}: a text that it builds on cannot be read", key)
+    elif record.sampled and record.text_end:
+        places += entries(record, where)
+
+
+def _root(key: bytes) -> bytes | None:
+    """Return the root that a key belongs to."""
+    try:
+        found = bytes.fromhex(key.rpartition(b"{")[2].rstrip(b"}").decode())
+    except ValueError:
+        return None
+    return found if len(found) == ID_SIZE else None

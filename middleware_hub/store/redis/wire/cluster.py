@@ -1,0 +1,245 @@
+"""The nodes of a cluster: each command goes to the one that has its key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from binascii import crc_hqx
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.redis.wire.address import Address
+from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, RefusedError
+from middleware_hub.store.redis.wire.dialing import dial
+from middleware_hub.store.redis.wire.server import Server
+from middleware_hub.store.redis.wire.servers import Heard, parse_info, questions
+from middleware_hub.store.redis.wire.troubles import trouble
+
+logger = logging.getLogger(__name__)
+
+_SLOTS: Final = 16_384
+_MOVING: Final = ("MOVED", "ASK", "TRYAGAIN")
+_PAUSE: Final = 0.05
+_LEARN_EVERY: Final = 0.5
+"""Seconds between two looks at who has what."""
+
+Place = tuple[str, int]
+
+
+class _Node(NamedTuple):
+    reads: Server
+    writes: Server
+
+
+class Cluster:
+    """`Servers` of a cluster."""
+
+    together = False
+    life = ""
+
+    def __init__(self, address: Address) -> None:
+        self.replaced: Callable[[], None] = lambda: None
+        self._address = address
+        self._nodes: dict[Place, _Node] = {}
+        self._lives: dict[Place, str] = {}
+        self._owners: list[Place] = []
+        self._learned = -_LEARN_EVERY
+        self._learning = asyncio.Lock()
+        self._listeners: dict[Place, tuple[Connection, set[bytes]]] = {}
+        self._heard: Heard | None = None
+        self._closed = False
+
+    async def read(self, commands: Sequence[Command]) -> list[Any]:
+        return await self._ask(commands, None, writes=False)
+
+    async def write(self, commands: Sequence[Command], again: Sequence[Command] | None = None) -> list[Any]:
+        return await self._ask(commands, again, writes=True)
+
+    async def _ask(self, commands: Sequence[Command], again: Sequence[Command] | None, *, writes: bool) -> list[Any]:
+        if not self._owners:
+            await self._learn()
+        parts: dict[Place, list[int]] = {}
+        for number, command in enumerate(commands):
+            parts.setdefault(self._owners[slot_of(_key_of(command))], []).append(number)
+        replies: list[Any] = [None] * len(commands)
+        retries = commands if again is None else again
+
+        async def part(owner: Place, numbers: list[int]) -> None:
+            some = [commands[number] for number in numbers]
+            try:
+                found = await self._server(owner, writes).call(some, [retries[number] for number in numbers])
+            except RefusedError as error:
+                if not str(error).startswith(_MOVING):
+                    raise trouble(str(error), self._address.shown) from error
+            except StoreUnreachableError:
+                await self._learn()
+                if all(self._owners[slot_of(_key_of(command))] == owner for command in some):
+                    raise
+            else:
+                for number, reply in zip(numbers, found, strict=True):
+                    replies[number] = reply
+                return
+            for number in numbers:  # in their order: a batch may build on the one before it
+                replies[number] = await self._follow(retries[number], writes=writes)
+
+        if len(parts) == 1:
+            await part(*parts.popitem())
+        else:
+            await _all(part(owner, numbers) for owner, numbers in parts.items())
+        return replies
+
+    async def _follow(self, command: Command, *, writes: bool) -> Any:
+        """Ask whoever has a key, which may be on its way from one node to another."""
+        end = monotonic() + self._address.timeout
+        asked: Place | None = None
+        while True:
+            place = asked or self._owners[slot_of(_key_of(command))]
+            try:
+                *_, reply = await self._server(place, writes).call([*([("ASKING",)] if asked else []), command])
+                return reply
+            except RefusedError as error:
+                why, _, rest = str(error).partition(" ")
+                if why not in _MOVING or monotonic() > end:
+                    raise trouble(str(error), self._address.shown) from error
+                asked = None
+                if why == "ASK":
+                    host, _, port = rest.split(" ")[-1].rpartition(":")
+                    asked = host, int(port)
+                    continue
+                await asyncio.sleep(_PAUSE)
+                await self._learn()
+
+    async def _learn(self) -> None:
+        """Learn who has what, from any node that answers."""
+        if self._closed:
+            raise StoreUnreachableError(f"the store {self._address.shown} is not open")
+        async with self._learning:
+            if self._owners and monotonic() - self._learned < _LEARN_EVERY:
+                return
+            said = []
+            for host, port in dict.fromkeys((*self._nodes, *self._address.hosts)):
+                try:
+                    node = await dial(self._address, host, port, db=0, scripts=False)
+                    try:
+                        (ranges,) = await node.call([("CLUSTER", "SLOTS")])
+                    finally:
+                        node.close()
+                except RefusedError as error:
+                    said.append(str(trouble(str(error), f"{host}:{port}")))
+                except (OSError, BrokenError) as error:
+                    said.append(f"{host}:{port}: {error}")
+                else:
+                    self._take(ranges, host)
+                    return
+            raise StoreUnreachableError(f"the store {self._address.shown}: no node answers ({'; '.join(said)})")
+
+    def _take(self, ranges: Sequence[Any], asked: str) -> None:
+        owners: list[Place] = [next(iter(self._nodes), self._address.hosts[0])] * _SLOTS
+        for first, last, (host, port, *_), *_ in ranges:
+            place = (host.decode() if host else asked), port
+            owners[first : last + 1] = [place] * (last + 1 - first)
+        if self._owners and not set(owners).issubset(self._owners):
+            self.replaced()  # a replica that became a master may lack what it had not yet been sent
+        self._owners, self._learned = owners, monotonic()
+
+    def _answers(self, place: Place, life: str) -> None:
+        if self._lives.setdefault(place, life) != life:
+            self._lives[place] = life
+            self.replaced()
+
+    def _server(self, place: Place, writes: bool) -> Server:
+        node = self._nodes.get(place)
+        if node is None:
+            made = partial(
+                Server,
+                partial(dial, self._address, *place),
+                f"{place[0]}:{place[1]}",
+                self._address.timeout,
+                answers=partial(self._answers, place),
+            )
+            node = self._nodes[place] = _Node(made(), made(writes=True))
+        return node.writes if writes else node.reads
+
+    async def complete(self) -> bool:
+        done = [await node.writes.complete() for node in list(self._nodes.values())]
+        return all(done)
+
+    async def listen(self, key: bytes, heard: Heard) -> None:
+        if not self._owners:
+            await self._learn()
+        self._heard = heard
+        place = self._owners[slot_of(key)]
+        listener, keys = self._listeners.get(place, (None, set[bytes]()))
+        if listener is None or listener.broken is not None:
+            try:
+                listener = await dial(self._address, *place, pushed=self._pushed)
+            except (OSError, BrokenError, RefusedError) as error:
+                raise StoreUnreachableError(f"the store {self._address.shown} cannot be reached: {error}") from error
+            keys = set()
+            self._listeners[place] = listener, keys
+        if key not in keys:
+            keys.add(key)
+            listener.send([("SSUBSCRIBE", key)])
+
+    def _pushed(self, key: bytes, _: bytes) -> None:
+        if self._heard is not None:
+            self._heard(key)
+
+    async def scan(self, pattern: bytes) -> AsyncIterator[list[bytes]]:
+        for place in await self._masters():
+            cursor = b"0"
+            while True:
+                ((cursor, found),) = await self._of(place, [("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)])
+                if found:
+                    yield found
+                if cursor == b"0":
+                    break
+
+    async def infos(self, *, settings: bool) -> list[Mapping[str, str]]:
+        asked = questions(settings=settings)
+        return [parse_info(*await self._of(place, asked)) for place in await self._masters()]
+
+    async def _masters(self) -> list[Place]:
+        if not self._owners:
+            await self._learn()
+        return list(dict.fromkeys(self._owners))
+
+    async def _of(self, place: Place, commands: Sequence[Command]) -> list[Any]:
+        try:
+            return await self._server(place, writes=False).call(commands)
+        except RefusedError as error:
+            raise trouble(str(error), self._address.shown) from error
+
+    async def close(self) -> None:
+        self._closed = True
+        for node in self._nodes.values():
+            await node.reads.close()
+            await node.writes.close()
+        for listener, _ in self._listeners.values():
+            listener.close()
+
+
+async def _all(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all parts; raise what the first of them raised that failed."""
+    for done in await asyncio.gather(*parts, return_exceptions=True):
+        if isinstance(done, BaseException):
+            raise done
+
+
+def slot_of(key: bytes) -> int:
+    """Return the slot of a key: of what stands between its first braces, if that is anything.
+
+    https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags
+    """
+    begin = key.find(b"{") + 1
+    end = key.find(b"}", begin) if begin else -1
+    return crc_hqx(key[begin:end] if end > begin > 0 else key, 0) % _SLOTS
+
+
+def _key_of(command: Command) -> bytes:
+    """Return the key of a command, or the first of a script."""
+    key = command[3] if command[0] == "EVALSHA" else command[1]
+    return key if isinstance(key, bytes) else str(key).encode()

@@ -1,0 +1,87 @@
+"""What was written to a server last, kept here for one that loses it.
+
+A server that is killed may lose what it has acknowledged: with `appendfsync everysec` it puts off writing its file while an
+older part of that is synced, for up to two seconds, and answers meanwhile ("Latency due to AOF and disk I/O" in
+https://redis.io/docs/latest/operate/oss_and_stack/management/optimization/latency/). A replica that becomes the master lacks
+what it had not yet been sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Final
+
+from middleware_hub.store.redis.scripts import FORGET, LEAVE, TRIM
+from middleware_hub.store.redis.wire.connection import Command, Connection, RefusedError
+from middleware_hub.store.redis.wire.troubles import passing
+
+logger = logging.getLogger(__name__)
+
+_KEPT_SECONDS: Final = 3.0
+"""How long before its end a server may have acknowledged what it then loses, and a second more."""
+_MOST_KEPT: Final = 10_000
+_LEFT_OUT: Final = frozenset({"HINCRBY", FORGET.digest, LEAVE.digest, TRIM.digest})
+_FOR_NOW: Final = (b"missing", b"moved")
+"""Answers of `append.lua` to a batch that stands behind what another router wrote, and has not yet written again."""
+
+
+class LastWritten:
+    """Commands of the last seconds, as they are sent when they may have been done before.
+
+    What removes anything is left out, with its counting: if that was lost, all is as it was before.
+
+    Attributes:
+        waiting: those that were written again, and refused for now.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, Sequence[Command]]] = deque(maxlen=_MOST_KEPT)
+        self.waiting: list[Sequence[Command]] = []
+
+    def keep(self, commands: Sequence[Command]) -> None:
+        now = monotonic()
+        while self._kept and self._kept[0][0] < now - _KEPT_SECONDS:
+            self._kept.popleft()
+        some = [one for one in commands if _LEFT_OUT.isdisjoint(one[:2])]
+        if some:
+            self._kept.append((now, some))
+
+    async def again(self, connection: Connection, shown: str) -> None:
+        """Write all of it to a server that may have lost it. Raises BrokenError, RefusedError."""
+        self.waiting = [commands for _, commands in self._kept]
+        await self.go_on(connection, shown)
+        logger.warning(
+            "%s was started again, or is another server: the last %d groups were written to it again, %d of them wait for "
+            "what other routers wrote",
+            shown,
+            len(self._kept) - len(self.waiting),
+            len(self.waiting),
+        )
+
+    async def go_on(self, connection: Connection, shown: str) -> None:
+        """Write what waits, as long as some of it is taken. Raises BrokenError, and RefusedError if it is no master (yet)."""
+        before = -1
+        while self.waiting and len(self.waiting) != before:
+            before, left = len(self.waiting), []
+            for commands in self.waiting:
+                try:
+                    replies = await connection.call(commands)
+                except RefusedError as error:
+                    if passing(str(error)):
+                        raise
+                    logger.error("%s: what it may have lost cannot be written again now: %s", shown, error)
+                    left.append(commands)
+                    continue
+                if any(map(_has_to_wait, replies)):
+                    left.append(commands)
+            self.waiting = left
+
+
+def _has_to_wait(reply: Any) -> bool:
+    """Return whether a reply of `append.lua` refuses a batch for now. Those of other commands do not look like that."""
+    if not isinstance(reply, list) or not reply or not isinstance(reply[0], list):
+        return False
+    return any(isinstance(answer, list) and answer and answer[0] in _FOR_NOW for answer in reply[0])

@@ -1,0 +1,199 @@
+"""A server that is always meant to be there: a lost connection is made again, and what was asked for is asked for again.
+
+connecting --> there --> lost: connecting again; requests wait for that, once
+     |           |
+     +-----------+--> away, or it hangs: each request fails at once, and a task tries again and again beside them
+
+Where another process answers than before, what was written last is written again before anything is asked (`last_written`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final
+
+from middleware_hub.store.errors import StoreError, StoreUnreachableError
+from middleware_hub.store.redis.scripts import ALL
+from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, HungError, RefusedError
+from middleware_hub.store.redis.wire.last_written import LastWritten
+from middleware_hub.store.redis.wire.troubles import passing, trouble
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+"""Seconds between two tries to reach a server that is away."""
+_PASSING_PAUSE: Final = 0.1
+_LOAD: Final[list[Command]] = [("SCRIPT", "LOAD", script.text) for script in ALL]
+
+Dial = Callable[[], Awaitable[Connection]]
+
+
+class Server:
+    """One server, or whoever is the master now.
+
+    Args:
+        dial: makes a connection. It raises StoreError, BrokenError, RefusedError, or OSError.
+        shown: its address in messages.
+        patience: seconds that a request may take, with all its tries.
+        writes: whether what is asked for here has to be there after the server was killed and started again.
+        answers: is told which process answers (`Connection.life`), before anybody is answered by it.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        shown: str,
+        patience: float,
+        *,
+        writes: bool = False,
+        answers: Callable[[str], None] | None = None,
+    ) -> None:
+        self._dial = dial
+        self._shown = shown
+        self._patience = patience
+        self._connection: Connection | None = None
+        self._dialing: asyncio.Task[Connection] | None = None
+        self._trouble: StoreError | None = None
+        self._mending: asyncio.Task[None] | None = None
+        self._closed = False
+        self._written = LastWritten() if writes else None
+        self._answers = answers
+        self._life = ""
+        self._returning: asyncio.Task[None] | None = None
+
+    async def call(self, commands: Sequence[Command], again: Sequence[Command] | None = None) -> list[Any]:
+        """Return the replies of commands, which may be sent more than once, after the first time as `again` has them.
+
+        Raises StoreError, RefusedError.
+        """
+        end = monotonic() + self._patience
+        while True:
+            connection = await self._connected_now()
+            try:
+                replies = await connection.call(commands)
+            except BrokenError as error:
+                if isinstance(error, HungError):
+                    self._give_up(self._away(error))
+                if self._closed or self._trouble is not None or monotonic() >= end:
+                    raise self._away(error) from error
+                logger.warning("%s: %s: connecting again", self._shown, error)
+            except RefusedError as error:
+                await self._mend(connection, str(error), end)
+            else:
+                if self._written is not None:
+                    self._written.keep(commands if again is None else again)
+                return replies
+            commands = commands if again is None else again
+
+    async def _mend(self, connection: Connection, refusal: str, end: float) -> None:
+        """Wait until what was refused may be asked again. Raises what it is, if that is not so or it takes too long."""
+        if refusal.startswith("NOSCRIPT"):
+            with suppress(BrokenError, RefusedError):
+                await connection.call(_LOAD)
+            return
+        if not passing(refusal):
+            raise RefusedError(refusal)
+        if monotonic() >= end:
+            raise trouble(refusal, self._shown)
+        connection.close()
+        await asyncio.sleep(_PASSING_PAUSE)
+
+    async def connection(self) -> Connection:
+        """Return a connection of one's own."""
+        try:
+            return await self._dial()
+        except (OSError, BrokenError, RefusedError) as error:
+            raise self._away(error) from error
+
+    async def _connected(self) -> Connection:
+        if self._closed:
+            raise StoreUnreachableError(f"the store {self._shown} is not open")
+        if self._trouble is not None:
+            raise type(self._trouble)(self._trouble.message)
+        if self._dialing is None:
+            self._dialing = asyncio.create_task(self._dialed())
+        return await asyncio.shield(self._dialing)
+
+    async def _dialed(self) -> Connection:
+        try:
+            connection = await self._dial()
+            if self._answers is not None:
+                self._answers(connection.life)
+            if self._written is not None:
+                if self._life not in ("", connection.life):
+                    await self._written.again(connection, self._shown)
+                connection.lost = self._hear_of_loss
+            self._life = connection.life
+        except (OSError, BrokenError, RefusedError) as error:
+            found = self._away(error)
+        except StoreError as error:
+            found = error
+        else:
+            self._connection, self._trouble = connection, None
+            return connection
+        finally:
+            self._dialing = None
+        self._give_up(found)
+        raise found
+
+    async def complete(self) -> bool:
+        """Write what waits for other routers, as far as it is taken now; return whether nothing waits any more.
+
+        Raises StoreError.
+        """
+        if self._written is None or not self._written.waiting:
+            return True
+        try:
+            await self._written.go_on(await self._connected_now(), self._shown)
+        except (BrokenError, RefusedError) as error:
+            raise self._away(error) from error
+        return not self._written.waiting
+
+    async def _connected_now(self) -> Connection:
+        connection = self._connection
+        return await self._connected() if connection is None or connection.broken is not None else connection
+
+    def _hear_of_loss(self) -> None:
+        """Connect again before anything is asked for: other routers may miss what the server has lost."""
+        if not self._closed and self._dialing is None and self._trouble is None:
+            self._returning = asyncio.create_task(self._return())
+
+    async def _return(self) -> None:
+        with suppress(StoreError):
+            await self._connected()
+
+    def _give_up(self, trouble: StoreError) -> None:
+        """Let all requests fail at once until a task has reached the server."""
+        self._trouble = trouble
+        if self._mending is None and not self._closed:
+            self._mending = asyncio.create_task(self._try_on())
+
+    async def _try_on(self) -> None:
+        pause = _FIRST_PAUSE
+        while self._trouble is not None:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            with suppress(StoreError):
+                await self._dialed()
+        self._mending = None
+        logger.warning("%s answers again", self._shown)
+
+    def _away(self, error: BaseException) -> StoreError:
+        if isinstance(error, RefusedError):
+            return trouble(str(error), self._shown)
+        why = str(error) or type(error).__name__
+        return StoreUnreachableError(f"the store {self._shown} cannot be reached: {why}")
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in (self._dialing, self._mending, self._returning):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        if self._connection is not None:
+            self._connection.close()

@@ -1,0 +1,290 @@
+"""One file with what waits for the store, in the order of recording.
+
+    head | batch | batch | done up to here | batch | batch | zeros          each: length (4 bytes) | seal of (kind | data)
+
+The data of a batch begins with the number of its replies (4 bytes).
+
+It is only ever appended to, and emptied when the store has everything. Its writer holds a lock on it (`flock`), which ends with
+the process, so a file without a lock was left behind. What `put` has returned for survives SIGKILL. A kill may tear the batch
+that is being written, as Linux looks for it between pages, and a power cut more: the torn end is cut off and counted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.records import seal, unseal
+
+_HEAD: Final = b"H"
+_BATCH: Final = b"B"
+_DONE: Final = b"D"
+_LENGTH: Final = 4
+_COUNT: Final = 4
+_AHEAD: Final = (4 << 20, 1 << 20, 256 << 10, 64 << 10, 16 << 10)
+"""Bytes of the disk that are taken ahead, if there are so many: for the replies that are in flight when it is full."""
+_OVERDRAFT: Final = 64 << 20
+"""Bytes over the budget for what was in flight when that was used up."""
+
+
+class SpoolHead(msgspec.Struct, frozen=True):
+    """Whose file it is: the store, without secrets, and the fingerprint of the tokenizer."""
+
+    store: str
+    fingerprint: str | None
+
+
+class Waiting(msgspec.Struct):
+    """A batch in the file; `mend` and `over` are those of whoever recorded it in this process (see `handover`)."""
+
+    offset: int
+    size: int
+    replies: int = 0
+    mend: Callable[..., Any] | None = None
+    over: Callable[[bool], None] | None = None
+    tried: int = -1
+    """How many steps of the hand-over had been made when a record that this one builds on was missing."""
+
+
+class SpoolFile:
+    """See the top of this file. Its methods raise OSError where the disk fails.
+
+    Attributes:
+        waiting: what is to be handed over, in order.
+        waiting_bytes: of all that.
+        torn_bytes, damaged: what could not be read when the file was opened: bytes at its end, and batches within.
+        cramped: whether the disk had no room ahead.
+    """
+
+    def __init__(self, descriptor: int, path: Path | None, head: SpoolHead, max_bytes: int) -> None:
+        self.path = path
+        self.head = head
+        self.waiting: deque[Waiting] = deque()
+        self.waiting_bytes = self.torn_bytes = self.damaged = 0
+        self.cramped = False
+        self._descriptor = descriptor
+        self._max_bytes = max_bytes
+        self._begin = self._end = self._allocated = 0
+        self._moved = False
+
+    def __repr__(self) -> str:
+        return f"<SpoolFile {self.path}: {len(self.waiting)} batches, {self.waiting_bytes} bytes>"
+
+    @classmethod
+    def anonymous(cls, max_bytes: int = 1 << 30) -> SpoolFile:
+        """Return a file that ends with this process."""
+        descriptor, name = tempfile.mkstemp(prefix="tito-spool-")
+        os.unlink(name)
+        return cls(descriptor, None, SpoolHead("", None), max_bytes)
+
+    @classmethod
+    def make(cls, path: Path, head: SpoolHead, max_bytes: int) -> SpoolFile:
+        """Return a new file, locked."""
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, path):
+                break
+            os.close(descriptor)  # a router that looked for what was left behind was quicker than the lock
+        made = cls(descriptor, path, head, max_bytes)
+        made._begin = made._end = made._write(_HEAD, msgspec.json.encode(head))
+        return made
+
+    @classmethod
+    def adopt(cls, path: Path, head: SpoolHead | None) -> SpoolFile | None:
+        """Return a file that was left behind, locked; None if it is in use, gone, or belongs to another store or tokenizer.
+
+        Without a `head`, whosever it is.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        found = cls(descriptor, path, head or SpoolHead("", None), 0)
+        if not _is_at(descriptor, path) or not found._scan(head):
+            os.close(descriptor)
+            return None
+        return found
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing new should be recorded: the budget is used up, or the disk."""
+        return self.waiting_bytes >= self._max_bytes or (self.cramped and bool(self.waiting))
+
+    def put(
+        self,
+        data: bytes,
+        replies: int = 1,
+        mend: Callable[..., Any] | None = None,
+        over: Callable[[bool], None] | None = None,
+    ) -> None:
+        """Append a batch with so many replies."""
+        if self.waiting_bytes + len(data) > self._max_bytes + _OVERDRAFT:
+            raise OSError(f"it has more than the {self._max_bytes} bytes of --store-spool-max-bytes")
+        self._take_ahead(len(data))
+        offset = self._end
+        self._end = self._write(_BATCH, replies.to_bytes(_COUNT, "big") + data)
+        self._add(Waiting(offset, self._end - offset, replies, mend, over))
+
+    def read(self, waiting: Waiting) -> memoryview:
+        """Return a batch that waits. Raises DamagedRecordError."""
+        data = os.pread(self._descriptor, waiting.size, waiting.offset)[_LENGTH:]
+        return unseal(data)[1 + _COUNT :]
+
+    def done(self, count: int = 1) -> list[Waiting]:
+        """Take the first batches away, and return them. What is taken away is not handed over again, but after a power cut."""
+        taken = [self.waiting.popleft() for _ in range(count)]
+        self.waiting_bytes -= sum(one.size for one in taken)
+        if not self.waiting:
+            self._empty()
+        elif not self._moved:
+            with suppress(OSError):  # on a full disk they may be handed over once more, which changes nothing
+                self._end = self._write(_DONE, self.waiting[0].offset.to_bytes(8, "big"))
+        return taken
+
+    def move_back(self) -> None:
+        """Put the first batch behind all others."""
+        self._moved = True
+        self.waiting.rotate(-1)
+
+    def refuse(self) -> Path | None:
+        """Keep the first batch, which no store takes, in a file beside this one; return which."""
+        if self.path is None:
+            return None
+        again = self.path.suffix == ".refused"
+        beside = self.path.with_suffix(".refused.again" if again else ".refused")
+        first = self.waiting[0]
+        with open(beside, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+            if not out.tell():
+                out.write(_framed(_HEAD, msgspec.json.encode(self.head)))
+            out.write(os.pread(self._descriptor, first.size, first.offset))
+        return beside
+
+    def close(self) -> None:
+        """Let go of the file, and remove it if nothing waits in it. What is damaged in it is kept beside it."""
+        if self._descriptor < 0:
+            return
+        if self.path is not None and not self.waiting:
+            if self.damaged:
+                self.path.replace(self.path.with_suffix(".damaged"))
+            else:
+                self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _add(self, waiting: Waiting) -> None:
+        self.waiting.append(waiting)
+        self.waiting_bytes += waiting.size
+
+    def _write(self, kind: bytes, data: bytes) -> int:
+        """Write behind the end, and return the new end."""
+        frame = memoryview(_framed(kind, data))
+        at = self._end
+        try:
+            while frame:
+                written = os.pwrite(self._descriptor, frame, at)
+                frame, at = frame[written:], at + written
+        except OSError:
+            # What was written of it must not look like a beginning.
+            os.ftruncate(self._descriptor, self._end)
+            self._allocated = self._end
+            raise
+        return at
+
+    def _take_ahead(self, size: int) -> None:
+        if self._end + size + _AHEAD[-1] <= self._allocated or not hasattr(os, "posix_fallocate"):
+            return
+        for ahead in _AHEAD:
+            try:
+                os.posix_fallocate(self._descriptor, self._end, size + ahead)
+            except OSError:
+                continue
+            self._allocated = self._end + size + ahead
+            self.cramped = False
+            return
+        self.cramped = True
+
+    def _empty(self) -> None:
+        if not self.damaged:
+            os.ftruncate(self._descriptor, self._begin)
+            self._end = self._allocated = self._begin
+        self._moved = self.cramped = False
+
+    # What another process wrote ----------------------------------------------------------------------------------------
+
+    def _scan(self, head: SpoolHead | None) -> bool:
+        """Learn what waits in the file; return whether it belongs to this store."""
+        size = os.fstat(self._descriptor).st_size
+        at = 0
+        while at < size:
+            end, kind, data = self._frame(at, size)
+            if kind == "end":
+                break
+            if kind == "damaged":
+                self.damaged += 1
+            elif data[:1] == _HEAD and not at:
+                self.head = msgspec.json.decode(data[1:], type=SpoolHead)
+                self._begin = end
+                if head is not None and self.head != head:
+                    return False
+            elif data[:1] == _DONE:
+                self._forget_before(int.from_bytes(data[1:], "big"))
+            else:
+                self._add(Waiting(at, end - at, int.from_bytes(data[1 : 1 + _COUNT], "big")))
+            at = end
+        self._end = self._allocated = at
+        self.torn_bytes = self._torn(at, size)
+        os.ftruncate(self._descriptor, at)
+        return True
+
+    def _frame(self, at: int, size: int) -> tuple[int, Literal["end", "damaged", "whole"], bytes]:
+        length = int.from_bytes(os.pread(self._descriptor, _LENGTH, at), "big")
+        end = at + _LENGTH + length
+        if not length or end > size:
+            return at, "end", b""
+        try:
+            return end, "whole", bytes(unseal(os.pread(self._descriptor, length, at + _LENGTH)))
+        except DamagedRecordError:
+            # Torn, unless something stands behind it.
+            behind = int.from_bytes(os.pread(self._descriptor, _LENGTH, end), "big")
+            whole = bool(behind) and end + _LENGTH + behind <= size
+            return (end, "damaged", b"") if whole else (at, "end", b"")
+
+    def _forget_before(self, offset: int) -> None:
+        while self.waiting and self.waiting[0].offset < offset:
+            self.waiting_bytes -= self.waiting.popleft().size
+
+    def _torn(self, at: int, size: int) -> int:
+        """Return how many bytes behind the end are not zero, up to the last of them."""
+        torn, start = 0, at
+        while data := os.pread(self._descriptor, min(1 << 20, size - at), at):
+            kept = len(data.rstrip(b"\0"))
+            torn = at + kept - start if kept else torn
+            at += len(data)
+        return torn
+
+
+def _framed(kind: bytes, data: bytes) -> bytes:
+    sealed = seal(kind + data)
+    return len(sealed).to_bytes(_LENGTH, "big") + sealed
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

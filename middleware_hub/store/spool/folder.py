@@ -1,0 +1,98 @@
+"""Where spool files are: a folder for each store, and in it a file for each router."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from middleware_hub.store.errors import StoreError
+from middleware_hub.store.spool.file import SpoolFile, SpoolHead
+from middleware_hub.store.sqlite.file import place_of
+from router.errors import BadRequestError
+
+logger = logging.getLogger(__name__)
+
+_MAKING = 3
+
+
+class SpoolFolder:
+    """The spool files of one store and one tokenizer on this machine.
+
+    Args:
+        base: what `--store-spool` says; None for a folder below the user's cache.
+        store: its `identity`.
+        fingerprint: of the tokenizer.
+        max_bytes: what `--store-spool-max-bytes` says.
+    """
+
+    def __init__(self, base: str | None, store: str, fingerprint: str | None, max_bytes: int) -> None:
+        self._head = SpoolHead(store, fingerprint)
+        name = blake2b(self._head.store.encode(), digest_size=8).hexdigest()
+        self._base = default_base() if base is None else Path(base).expanduser()
+        self._folder = self._base / name
+        self._max_bytes = max_bytes
+
+    def make(self) -> SpoolFile:
+        """Return a new file for this router. Raises BadRequestError if there can be none."""
+        for left in reversed(range(_MAKING)):
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                name = f"{os.getpid()}-{secrets.token_hex(4)}.spool"
+                return SpoolFile.make(self._folder / name, self._head, self._max_bytes)
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) and left:
+                    continue  # another router removed the empty folder meanwhile
+                raise BadRequestError(
+                    f"no spool file can be made in {self._folder} ({error}): name a folder on a disk of this machine, "
+                    "that this user may write, with --store-spool"
+                ) from error
+        raise AssertionError
+
+    def left_behind(self) -> Iterator[SpoolFile]:
+        """Yield the files that dead routers left behind, locked."""
+        for path in self.paths():
+            try:
+                found = SpoolFile.adopt(path, self._head)
+            except (OSError, StoreError) as error:
+                logger.error("the spool file %s cannot be read: %s", path, error)
+                continue
+            if found is None:
+                continue
+            if found.waiting:
+                count = sum(waiting.replies for waiting in found.waiting)
+                logger.warning("a router that died left %d replies behind in %s", count, path)
+            if found.torn_bytes or found.damaged:
+                text = "%s: %d bytes at the end were torn, and are cut off; %d replies within are damaged"
+                logger.error(text, path, found.torn_bytes, found.damaged)
+            yield found
+
+    def paths(self) -> list[Path]:
+        """Return all files, also those in use."""
+        return sorted(self._folder.glob("*.spool"))
+
+    def leave(self) -> None:
+        """Remove the folder if nothing is in it."""
+        with suppress(OSError):
+            self._folder.rmdir()
+
+
+def default_base() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "tito-router" / "spool"
+
+
+def identity(address: str, prefix: str = "") -> str:
+    """Return the address of a store in one spelling, without a password; `prefix` begins its keys (`--store-prefix`)."""
+    scheme, _, rest = address.partition(":")
+    if scheme == "sqlite":
+        return f"sqlite:{place_of(rest).resolve()}"
+    if not rest.startswith("//"):
+        return address
+    parts = urlsplit(address)
+    return f"{parts._replace(netloc=parts.netloc.rpartition('@')[2]).geturl()} {prefix}"

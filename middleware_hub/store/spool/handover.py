@@ -1,0 +1,277 @@
+"""Spool files, emptied into a store in order: each event is appended once, whatever happened before.
+
+A batch may be in the store already: its acknowledgement was lost, or a router died between handing it over and noting that.
+Records may be appended again. Events may not: where a log has gone on since, they are compared with what is there, and what is
+new stands behind it. A turn of a session that was finalized or has ended meanwhile is refused, as it would have been then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from middleware_hub.store.errors import (
+    ClosedLogError,
+    LogMovedError,
+    MissingRecordError,
+    StoreError,
+    StoreUnreachableError,
+)
+from middleware_hub.store.paths import TextPath
+from middleware_hub.store.protocol import Batch, Mend, Store
+from middleware_hub.store.records import Blob, Event, SpanRecord
+from middleware_hub.store.spool.file import SpoolFile
+
+logger = logging.getLogger(__name__)
+
+Unpack = Callable[[bytes | memoryview], Batch]
+Another = Callable[[], Awaitable[Store]]
+"""Opens the store once more."""
+
+GIVE_UP_SECONDS: Final = 30.0
+"""After so long an append that is not answered is cancelled. Whether it happened is not known."""
+_GROUP: Final = 64
+_GROUP_BYTES: Final = 256 << 10
+"""Batches, and their bytes, that are appended in one step at most: fewer where some were refused."""
+_PAGE: Final = 500
+_TRIES: Final = 100
+TURN: Final = "turn"
+OVER: Final = frozenset({"finalized", "ended"})
+"""Kinds of a session's events, see `sessions.log.events`."""
+
+
+class EndedElsewhereError(StoreError):
+    """The log takes no more of these events: the session was finalized, or has ended."""
+
+    type = "store_log_ended"
+
+
+@dataclass(slots=True)
+class _Tail:
+    """What is known of a log behind a number."""
+
+    last: int
+    seen: set[tuple[str, bytes]] = field(default_factory=set)
+    over: bool = False
+
+
+class HandOver:
+    """Appends batches that may be in the store already. One for each run through a file."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tails: dict[str, _Tail] = {}
+        self._broken: set[str] = set()
+
+    async def several(self, batches: Sequence[Batch]) -> bool:
+        """Append batches in one step, if they can be; return whether that is so. Raises StoreUnreachableError."""
+        if any(event.expected is None for batch in batches for event in batch.events):
+            return False
+        records: list[SpanRecord] = []
+        blobs: list[Blob] = []
+        events: list[Event] = []
+        paths: dict[bytes, TextPath] = {}
+        for batch in batches:
+            records += batch.records
+            blobs += batch.blobs
+            events += batch.events
+            paths.update(batch.paths)
+        if any(event.log in self._broken or event.log in self._tails for event in events):
+            return False
+        try:
+            await self._store.append(Batch(records, paths, blobs, events))
+        except (LogMovedError, ClosedLogError, MissingRecordError):
+            return False
+        return True
+
+    async def one(self, batch: Batch, mend: Mend | None) -> None:
+        """Append a batch.
+
+        Raises:
+            StoreUnreachableError: nothing is known. Try again later.
+            MissingRecordError: what it builds on is not in the store (yet).
+            StoreError, ValueError: no store will take it.
+        """
+        moved = any(event.expected is None or event.log in self._tails for event in batch.events)
+        for _ in range(_TRIES):
+            try:
+                events = await self._new(batch.events) if moved else batch.events
+                await self._store.append(replace(batch, events=events))
+                return
+            except LogMovedError:
+                moved = True
+            except ClosedLogError:
+                if moved:
+                    raise
+                moved = True
+            except MissingRecordError as error:
+                mended = None if mend is None else mend(batch, error)
+                if mended is None:
+                    raise
+                batch = mended
+        raise LogMovedError(batch.events[0].log if batch.events else "", 0)
+
+    def broken(self, batch: Batch) -> None:
+        """Note that a batch is given up: turns that come behind it in its session cannot be kept, either."""
+        self._broken.update(event.log for event in batch.events if event.kind == TURN)
+
+    async def _new(self, events: Sequence[Event]) -> list[Event]:
+        """Return those events that are not in the store, to stand behind what is there."""
+        new: list[Event] = []
+        added: dict[str, int] = {}
+        for event in events:
+            tail = await self._read_on(event)
+            if (event.kind, event.data) in tail.seen:
+                continue
+            if event.log in self._broken or (tail.over and event.kind == TURN):
+                raise EndedElsewhereError(f"the log {event.log!r} takes no more turns: its session ended elsewhere")
+            if event.expected is not None:
+                event = msgspec.structs.replace(event, expected=tail.last + added.get(event.log, 0))
+            added[event.log] = added.get(event.log, 0) + 1
+            new.append(event)
+        return new
+
+    async def _read_on(self, event: Event) -> _Tail:
+        tail = self._tails.setdefault(event.log, _Tail(event.expected or 0))
+        while page := await self._store.read(event.log, after=tail.last, limit=_PAGE):
+            tail.last = page[-1].number
+            tail.seen.update((one.kind, one.data) for one in page)
+            tail.over = tail.over or any(one.kind in OVER for one in page)
+        return tail
+
+
+class Drain:
+    """See the top of this file.
+
+    Attributes:
+        handed_over: replies that are in the store now.
+        lost: replies that the store refused, or that could not be read.
+        why: the last run ended before the end.
+    """
+
+    def __init__(self, store: Store, unpack: Unpack) -> None:
+        self._store = store
+        self._unpack = unpack
+        self.handed_over = self.lost = self._steps = 0
+        self._group = _GROUP
+        self.why = ""
+
+    async def empty(self, spool: SpoolFile) -> bool:
+        """Append what waits in a file; return whether all of it is in the store, or given up. Raises OSError."""
+        over = HandOver(self._store)
+        while spool.waiting:
+            try:
+                async with asyncio.timeout(GIVE_UP_SECONDS):
+                    if not await self._several(spool, over):
+                        await self._one(spool, over)
+            except StoreUnreachableError as error:
+                self.why = error.message
+                return False
+            except TimeoutError:
+                self.why = f"the store has not answered for {GIVE_UP_SECONDS:.0f} s"
+                return False
+        return True
+
+    async def _several(self, spool: SpoolFile, over: HandOver) -> bool:
+        """Append the first batches in one step, if that can be; return whether it was done."""
+        group: list[Batch] = []
+        size = 0
+        try:
+            for waiting in islice(spool.waiting, self._group):
+                size += waiting.size
+                if group and size > _GROUP_BYTES:
+                    break
+                group.append(self._unpack(spool.read(waiting)))
+            done = len(group) > 1 and await over.several(group)
+        except StoreUnreachableError:
+            raise
+        except (StoreError, ValueError):
+            done = False  # met again alone
+        if done:
+            self._done(spool, len(group))
+        self._group = min(_GROUP, 2 * self._group) if done or len(group) < 2 else self._group // 2
+        return done
+
+    async def _one(self, spool: SpoolFile, over: HandOver) -> None:
+        first = spool.waiting[0]
+        try:
+            await over.one(self._unpack(spool.read(first)), first.mend)
+        except StoreUnreachableError:
+            raise
+        except MissingRecordError as error:
+            if first.tried == self._steps:
+                self._give_up(spool, over, error)
+            else:
+                first.tried = self._steps
+                spool.move_back()  # what it builds on may stand behind it
+        except (StoreError, ValueError) as error:
+            self._give_up(spool, over, error)
+        else:
+            self._done(spool, 1)
+
+    def _done(self, spool: SpoolFile, count: int) -> None:
+        self._steps += 1
+        for one in spool.done(count):
+            self.handed_over += one.replies
+            if one.over is not None:
+                one.over(True)
+
+    def _give_up(self, spool: SpoolFile, over: HandOver, error: Exception) -> None:
+        with suppress(StoreError):
+            over.broken(self._unpack(spool.read(spool.waiting[0])))
+        try:
+            beside = spool.refuse()
+        except OSError as fault:
+            logger.error("what the store refused cannot be kept: %s", fault)
+            beside = None
+        self.lost += spool.waiting[0].replies
+        logger.error("a reply that waited is refused by the store, and kept in %s: %s", beside or "no file", error)
+        (one,) = spool.done()
+        if one.over is not None:
+            one.over(False)
+
+
+class Adoption:
+    """Hands over what dead routers left behind.
+
+    It has a store object of its own for that: what is appended there counts as what others wrote, so it is looked up.
+
+    Attributes:
+        left: files that are not in the store yet.
+        handed_over, lost: as `Drain` has them.
+    """
+
+    def __init__(self, left_behind: Callable[[], Iterable[SpoolFile]], another: Another, unpack: Unpack) -> None:
+        self._left_behind = left_behind
+        self._another = another
+        self._unpack = unpack
+        self.left: list[SpoolFile] = []
+        self.handed_over = self.lost = 0
+
+    async def run(self) -> None:
+        """Look for files, and hand them over as far as the store takes them. Raises OSError, StoreError."""
+        for spool in await asyncio.to_thread(lambda: list(self._left_behind())):
+            if spool.waiting:
+                self.left.append(spool)
+            else:
+                spool.close()
+        if not self.left:
+            return
+        store = await self._another()
+        drain = Drain(store, self._unpack)
+        try:
+            while self.left and await drain.empty(self.left[0]):
+                self.left.pop(0).close()
+        finally:
+            self.handed_over += drain.handed_over
+            self.lost += drain.lost
+            await store.close()
+        if drain.handed_over:
+            logger.warning("%d replies of a router that died are in the store", drain.handed_over)

@@ -1,0 +1,57 @@
+"""What the writer has to do, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from middleware_hub.store.sqlite.appending import Prepared
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[sqlite3.Connection], Any]
+Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
+
+
+class Job:
+    """A batch or a step, and who waits for it."""
+
+    __slots__ = ("future", "work")
+
+    def __init__(self, work: Prepared | Step, future: asyncio.Future[Any] | None) -> None:
+        self.work = work
+        self.future = future
+
+
+def result(job: Job, value: Any, error: BaseException | None) -> list[Answer]:
+    """Return what is to be told, if anybody waits for it."""
+    if job.future is None:
+        if error is not None:
+            logger.error("an append that nobody waited for was lost: %s", error)
+        return []
+    return [(job.future, value, error)]
+
+
+def answer(answers: Sequence[Answer]) -> None:
+    """Wake all who wait, by one call into each event loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
+    for one in answers:
+        loops.setdefault(one[0].get_loop(), []).append(one)
+    for loop, some in loops.items():
+        try:
+            loop.call_soon_threadsafe(settle, some)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            logger.debug("%d answers came too late", len(some))
+
+
+def settle(answers: Sequence[Answer]) -> None:
+    """Wake all who wait, in their event loop."""
+    for future, value, error in answers:
+        if not future.done():
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)

@@ -1,0 +1,65 @@
+"""Samples as answers show them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Raw
+
+from middleware_hub.trajectories.choosing import Steps, groups_in_steps
+from middleware_hub.trajectories.ledger import Ledger
+from middleware_hub.trajectories.samples import Built, Sample
+
+
+def _rewards(sample: Sample, of_session: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the reward of a sample, and those of its replies."""
+    if of_session is not None:
+        number = next((of_session[key] for key in ("reward", "score") if _is_number(of_session.get(key))), None)
+        return {"reward": number, "reward_info": of_session, "rewards": []}
+    last = sample.rewarded
+    each = [
+        {"request_id": next(iter(one.names), ""), "reward": one.reward, "reward_info": Raw(one.info or b"{}")}
+        for one in sample.members
+        if one.rewarded
+    ]
+    return {
+        "reward": None if last is None else last.reward,
+        "reward_info": Raw((None if last is None else last.info) or b"{}"),
+        "rewards": each,
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def described(sample: Sample, built: Built) -> dict[str, Any]:
+    """Return a sample as answers show it."""
+    first = sample.members[0]
+    return {
+        "id": sample.id.hex(),
+        "group_id": sample.group.id,
+        "rollout_id": first.rollout,
+        "session_id": first.session,
+        "lora_path": first.lora,
+        "complete": sample.complete,
+        **_rewards(sample, built.rewards),
+        "exact": built.exact,
+        "trajectories": built.trajectories,
+    }
+
+
+def waiting(ledger: Ledger) -> Steps[dict[str, int]]:
+    """Count what there is that was not given."""
+    found = Counter(groups=0, complete_samples=0, open_samples=0, claimed_samples=0)
+    for few in groups_in_steps(ledger):
+        for group in few:
+            found["groups"] += 1
+            for sample in ledger.samples(group):
+                found["complete_samples"] += sample.complete and not sample.held
+                found["open_samples"] += not sample.complete
+                found["claimed_samples"] += sample.held
+        yield
+    return dict(found)

@@ -1,0 +1,248 @@
+"""The calls about groups over HTTP.
+
+    GET   /trajectories?group=ID        all samples of a group, also those that trainers hold
+    POST  /trajectories/claim           samples for a while
+    POST  /trajectories/ack             those of a claim are never handed out again
+    POST  /trajectories/release         those of a claim are given back
+    POST  /trajectories/renew           the lease of a claim begins again
+    POST  /trajectories/reward          what a reply was worth: its rollout is at its end
+    POST  /trajectories/drop            what no trainer holds of a group is never handed out
+
+A key sees the groups of its tenant, and of the namespace that `x-radix-namespace` names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Raw
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from middleware_hub.spans.versions import VersionClock
+from middleware_hub.trajectories.answers import described
+from middleware_hub.trajectories.claims import Claims, Wanted
+from middleware_hub.trajectories.groups import Groups
+from middleware_hub.trajectories.journal import Journal
+from middleware_hub.trajectories.members import MOST_SIZE
+from middleware_hub.trajectories.samples import Group, Member, SampleTrajectories
+from middleware_hub.trajectories.settling import Settling
+from router.engines.sglang.fields import parse_object, typed
+from router.errors import BadRequestError, NotFoundError
+from router.http.bodies import read_json
+from router.http.disconnect import ClientConnection
+from router.http.handlers import ByMethod
+from router.http.headers import header
+from router.http.request_state import request_state
+from router.http.responses import send_json
+
+MOST_SECONDS: Final = 86_400.0
+MOST_WAIT: Final = 600.0
+MOST_REWARDS: Final = 8_192
+_REWARD: Final = frozenset({"request_id", "group_id", "rollout_id", "reward", "reward_info"})
+
+
+class Calls:
+    """Serves the calls at the top of this file."""
+
+    def __init__(
+        self, groups: Groups, sequences: SampleTrajectories, clock: VersionClock, *, max_body_bytes: int
+    ) -> None:
+        self._groups = groups
+        self._sequences = sequences
+        self._claims = Claims(sequences, clock, groups.counts)
+        self._settling = Settling(sequences, groups.counts)
+        self._max_body_bytes = max_body_bytes
+        self.routes: dict[str, ASGIApp] = {
+            "/trajectories": ByMethod({"GET": self._show}),
+            "/trajectories/claim": ByMethod({"POST": self._claim}),
+            "/trajectories/ack": ByMethod({"POST": self._acknowledge}),
+            "/trajectories/release": ByMethod({"POST": self._release}),
+            "/trajectories/renew": ByMethod({"POST": self._renew}),
+            "/trajectories/reward": ByMethod({"POST": self._reward}),
+            "/trajectories/drop": ByMethod({"POST": self._drop}),
+        }
+
+    def _at(self, scope: Scope) -> tuple[str, Journal]:
+        """Return the tenant of a request, and the journal that it is about."""
+        tenant = request_state(scope).caller.tenant
+        return tenant, self._groups.journal(tenant, header(scope, b"x-radix-namespace") or "")
+
+    async def _fields(self, scope: Scope, receive: Receive) -> dict[str, Raw]:
+        body = await read_json(scope, receive, self._max_body_bytes)
+        return parse_object(body) if body.strip() else {}
+
+    async def _claim(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        wanted, (tenant, journal) = wanted_of(fields), self._at(scope)
+        async with ClientConnection(receive) as client:
+            found = await self._claims.claim(tenant, journal, wanted)
+            client.stop_watching()
+        await _answer(send, found, fields, frozenset(Wanted.__struct_fields__))
+
+    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        name = query.get("group", [""])[-1]
+        if not name:
+            raise BadRequestError("name the group: GET /trajectories?group=ID")
+        tenant, journal = self._at(scope)
+        await journal.read_on()
+        group, live = _group(journal, name), await journal.live()
+        samples = []
+        for sample in journal.ledger.samples(group):
+            found = await self._sequences.built(tenant, sample, {})
+            state = "claimed" if not sample.open_to(live) else "complete" if sample.complete else "open"
+            if found is not None:
+                samples.append({**described(sample, found), "state": state})
+            else:
+                samples.append({"id": sample.id.hex(), "group_id": name, "state": "lost", "trajectories": []})
+        answer = {
+            **{"group_id": name, "size": group.size, "acknowledged": group.acknowledged},
+            "samples": samples,
+        }
+        await send_json(send, 200, msgspec.json.encode(answer))
+
+    async def _acknowledge(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        tenant, journal = self._at(scope)
+        name = _claim_id(fields)
+        count = await self._settling.acknowledge(tenant, journal, name)
+        await _answer(send, {"claim_id": name, "acknowledged": count}, fields, frozenset({"claim_id"}))
+
+    async def _release(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        _, journal = self._at(scope)
+        name = _claim_id(fields)
+        count = await self._settling.release(journal, name)
+        await _answer(send, {"claim_id": name, "released": count}, fields, frozenset({"claim_id"}))
+
+    async def _renew(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        _, journal = self._at(scope)
+        name, seconds = _claim_id(fields), _seconds(fields, "lease_seconds", 600.0, MOST_SECONDS, least=1e-3)
+        count = await self._settling.renew(journal, name, seconds)
+        answer = {"claim_id": name, "lease_seconds": seconds, "samples": count}
+        await _answer(send, answer, fields, frozenset({"claim_id", "lease_seconds"}))
+
+    async def _reward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        several = typed(fields, "rewards", list[dict[str, Raw]], "a list of objects")
+        if several is not None and fields.keys() & _REWARD:
+            raise BadRequestError("give one reward, or `rewards`, not both")
+        if several is not None and not 1 <= len(several) <= MOST_REWARDS:
+            raise BadRequestError(f"`rewards` must have 1 to {MOST_REWARDS} entries, not {len(several)}")
+        _, journal = self._at(scope)
+        await journal.read_on()
+        given = [_rewarded(journal, one) for one in ([fields] if several is None else several)]
+        saved = await self._settling.reward(journal, given)
+        more = [] if saved else [(b"x-radix-saved", b"no")]
+        answer: dict[str, Any] = {"rewarded": len(given)}
+        known = _REWARD if several is None else _REWARD | {"rewards"}
+        ignored = sorted({name for one in (fields, *(several or ())) for name in one} - known)
+        await send_json(send, 200, msgspec.json.encode({**answer, **({"ignored": ignored} if ignored else {})}), more)
+
+    async def _drop(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await self._fields(scope, receive)
+        name = _text(fields, "group_id")
+        if name is None:
+            raise BadRequestError("`group_id` is missing: the group whose samples are not wanted")
+        _, journal = self._at(scope)
+        await journal.read_on()
+        count = await self._settling.drop(journal, _group(journal, name))
+        await _answer(send, {"group_id": name, "dropped": count}, fields, frozenset({"group_id"}))
+
+
+async def _answer(send: Send, answer: Mapping[str, Any], fields: Mapping[str, Raw], known: frozenset[str]) -> None:
+    ignored = sorted(fields.keys() - known)
+    await send_json(send, 200, msgspec.json.encode({**answer, **({"ignored": ignored} if ignored else {})}))
+
+
+def wanted_of(fields: dict[str, Raw]) -> Wanted:
+    """Read the body of a claim. Raises BadRequestError with the field that is wrong."""
+    size = _count(fields, "group_size", MOST_SIZE)
+    limit = _count(fields, "limit", MOST_SIZE)
+    if size is not None and limit is not None and limit < size:
+        raise BadRequestError(f"`limit` {limit} is less than `group_size` {size}: no whole group would fit in")
+    staleness = typed(fields, "max_staleness", int, "a number of weight versions")
+    if staleness is not None and staleness < 0:
+        raise BadRequestError(f"`max_staleness` must not be negative, not {staleness}")
+    logp = typed(fields, "return_logp", bool, "true or false")
+    switches = ("allow_partial", "exact_only", "return_routed_experts", "return_indexer_topk", "return_top_p")
+    wanted = Wanted(
+        groups=_count(fields, "groups", MOST_SIZE) or (1 if limit is None else MOST_SIZE),
+        limit=limit,
+        group_size=size,
+        lease_seconds=_seconds(fields, "lease_seconds", 600.0, MOST_SECONDS, least=1e-3),
+        wait_seconds=_seconds(fields, "wait_seconds", 0.0, MOST_WAIT),
+        partial_after_seconds=_seconds(fields, "partial_after_seconds", 0.0, math.inf),
+        max_staleness=staleness,
+        return_logp=True if logp is None else logp,
+        **{name: bool(typed(fields, name, bool, "true or false")) for name in switches},
+    )
+    if wanted.partial_after_seconds and not wanted.allow_partial:
+        raise BadRequestError("`partial_after_seconds` needs `allow_partial`: true")
+    return wanted
+
+
+def _count(fields: dict[str, Raw], key: str, most: int) -> int | None:
+    found: int | None = typed(fields, key, int, "a whole number")
+    if found is not None and not 1 <= found <= most:
+        raise BadRequestError(f"`{key}` must be 1 to {most}, not {found}")
+    return found
+
+
+def _seconds(fields: dict[str, Raw], key: str, default: float, most: float, *, least: float = 0.0) -> float:
+    found: float | None = typed(fields, key, float, "a number of seconds")
+    if found is not None and not least <= found <= most:
+        raise BadRequestError(f"`{key}` must be {least:g} to {most:g} seconds, not {found:g}")
+    return default if found is None else found
+
+
+def _text(fields: dict[str, Raw], key: str) -> str | None:
+    found: str | None = typed(fields, key, str, "a string")
+    return found or None
+
+
+def _claim_id(fields: dict[str, Raw]) -> str:
+    found = _text(fields, "claim_id")
+    if found is None:
+        raise BadRequestError("`claim_id` is missing: the one that the claim was answered with")
+    return found
+
+
+def _group(journal: Journal, name: str) -> Group:
+    found = journal.ledger.groups.get(name)
+    if found is None:
+        raise NotFoundError(
+            f"there is no group {name[:140]!r} of this key and namespace, or all of it was acknowledged or dropped"
+        )
+    return found
+
+
+def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float | None, bytes]:
+    """Read one reward, and find what it is for. Raises BadRequestError, NotFoundError."""
+    name, group, rollout = (_text(fields, key) for key in ("request_id", "group_id", "rollout_id"))
+    reward: float | None = typed(fields, "reward", float, "a number, or null")
+    info = typed(fields, "reward_info", dict[str, Any], "an object")
+    if reward is not None and not math.isfinite(reward):
+        raise BadRequestError(f"`reward` must be a finite number, not {reward}")
+    if (name is None) is (rollout is None) or (rollout is not None and group is None):
+        raise BadRequestError(
+            "say what the reward is for: `request_id`, the last reply of a rollout; or `group_id` and `rollout_id`"
+        )
+    if name is not None:
+        found = journal.ledger.reply(name, group)
+    else:
+        assert group is not None
+        assert rollout is not None
+        found = journal.ledger.rollout(group, rollout)
+    if found is None:
+        what = f"reply {name[:140]!r}" if name is not None else f"rollout {(rollout or '')[:140]!r} of this group"
+        raise NotFoundError(
+            f"no {what} waits in a group of this key and namespace: its request needs the header x-group-id, and what was "
+            "acknowledged is gone; the reward of a session goes to /sessions/{id}/reward_info"
+        )
+    return found, reward, b"" if info is None else msgspec.json.encode(info)

@@ -1,0 +1,80 @@
+"""Which samples a trainer is given: whole groups first, oldest first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from typing import Final, TypeVar
+
+from middleware_hub.trajectories.ledger import Ledger
+from middleware_hub.trajectories.samples import Choice, Group, Sample
+
+Refusal = Callable[[Sample], str | None]
+"""Says why a sample is not wanted; None if it is."""
+
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""A walk over a whole ledger that yields after each step, and returns what it has found. A router that has just started may
+have 100,000 replies to look at. The ledger may have changed when the walk goes on."""
+
+GROUPS_AT_ONCE: Final = 64
+
+
+def groups_in_steps(ledger: Ledger) -> Iterator[Sequence[Group]]:
+    """Return the groups that a ledger has now, oldest first, a few at a time."""
+    groups = list(ledger.groups.values())
+    for begin in range(0, len(groups), GROUPS_AT_ONCE):
+        yield groups[begin : begin + GROUPS_AT_ONCE]
+
+
+def choosing(
+    ledger: Ledger,
+    live: Collection[str],
+    refuse: Refusal,
+    *,
+    groups: int,
+    limit: int | None = None,
+    size: int | None = None,
+    partial_before: float | None = None,
+) -> Steps[tuple[list[Choice], Counter[str]]]:
+    """Find what a trainer may be given now, oldest groups first, and how many samples were refused, by reason.
+
+    What has changed between two steps does no harm: the claim then gets less than was chosen.
+
+    Args:
+        groups, limit: how many groups and samples at most.
+        size: of a complete group, instead of its own.
+        partial_before: groups that are not complete count as well, if nothing has happened to them since that time; they
+            come last.
+    """
+    chosen: list[Choice] = []
+    partial: list[Choice] = []
+    refused: Counter[str] = Counter()
+    room = limit
+    for few in groups_in_steps(ledger):
+        for group in few:
+            if len(chosen) == groups:
+                return chosen, refused
+            found = []
+            for sample in ledger.samples(group):
+                if sample.complete and sample.open_to(live):
+                    why = refuse(sample)
+                    if why is None:
+                        found.append(sample)
+                    else:
+                        refused[why] += 1
+            wanted = size or group.size
+            if wanted is not None and len(found) >= wanted:
+                if room is None or wanted <= room:
+                    chosen.append(Choice(group, tuple(found[:wanted]), partial=False))
+                    room = None if room is None else room - wanted
+            elif found and partial_before is not None and group.touched <= partial_before:
+                partial.append(Choice(group, tuple(found), partial=True))
+        yield
+    for choice in partial[: groups - len(chosen)]:
+        part = choice.samples if room is None else choice.samples[:room]
+        if part:
+            chosen.append(Choice(choice.group, part, partial=True))
+            room = None if room is None else room - len(part)
+    return chosen, refused

@@ -1,0 +1,233 @@
+"""Claims: a trainer takes samples for a while, and says when it has them.
+
+    choose --> lease --> `claimed` in the log --> read on: what of it is ours --> lay the tokens out --> answer
+       ^                                                                               |
+       +---- nothing: wait for news ----+---- a whole group came out short: give it back
+
+What goes wrong behind `claimed` loses nothing: the lease ends, and the samples are claimed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store.errors import StoreError
+from middleware_hub.trajectories.answers import described, waiting
+from middleware_hub.trajectories.choosing import Steps, choosing
+from middleware_hub.trajectories.events import Claimed, Dropped, Judged, Released
+from middleware_hub.trajectories.journal import MOST_EVENTS, MOST_MEMBERS, Journal
+from middleware_hub.trajectories.samples import Built, Choice, Claim, Sample, SampleTrajectories
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_SECONDS: Final = 1.0
+"""How often a claim that waits looks whether a lease is over."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a trainer asks for; see `http-api.md`."""
+
+    groups: int = 1
+    limit: int | None = None
+    group_size: int | None = None
+    lease_seconds: float = 600.0
+    wait_seconds: float = 0.0
+    allow_partial: bool = False
+    partial_after_seconds: float = 0.0
+    exact_only: bool = False
+    max_staleness: int | None = None
+    return_logp: bool = True
+    return_routed_experts: bool = False
+    return_indexer_topk: bool = False
+    return_top_p: bool = False
+
+    @property
+    def retrieval(self) -> dict[str, Any]:
+        """Return how the sequences of texts are answered: fields of `/retrieve_from_text`."""
+        return {name: getattr(self, name) for name in _RETRIEVAL}
+
+
+_RETRIEVAL: Final = ("return_logp", "max_staleness", "return_routed_experts", "return_indexer_topk", "return_top_p")
+
+
+class Claims:
+    """Serves the claims of all tenants. `counts`: see `Groups`."""
+
+    def __init__(self, sequences: SampleTrajectories, clock: VersionClock, counts: Counter[str]) -> None:
+        self._sequences = sequences
+        self._clock = clock
+        self._counts = counts
+
+    async def claim(self, tenant: str, journal: Journal, wanted: Wanted) -> dict[str, Any]:
+        """Return the answer to a claim: with samples, or without any when the time is over. Raises StoreError."""
+        until = time.monotonic() + wanted.wait_seconds
+        lost: list[dict[str, str]] = []
+        while True:
+            began = time.monotonic()
+            choices, claim, refused = await self._take(journal, wanted)
+            if claim is not None:
+                found = await self._laid_out(tenant, journal, wanted, claim, choices, lost)
+                if found is not None:
+                    return {**found, "filtered": refused, "lost": lost, "evicted": journal.ledger.counts["evicted"]}
+                continue
+            took, left = time.monotonic() - began, until - time.monotonic()
+            if left <= 0:
+                return {
+                    **{"claim_id": None, "lease_seconds": wanted.lease_seconds, "groups": [], "samples": []},
+                    **{"filtered": refused, "lost": lost, "evicted": journal.ledger.counts["evicted"]},
+                    "waiting": await result(waiting(journal.ledger)),
+                }
+            await asyncio.sleep(min(left, took))  # where much waits, news come faster than it can be looked at
+            await journal.wait(min(left, LOOK_SECONDS))
+
+    async def _take(self, journal: Journal, wanted: Wanted) -> tuple[list[Choice], Claim | None, Counter[str]]:
+        """Choose samples and claim them; return no claim if there was nothing to choose.
+
+        If other claims were faster, the claim holds fewer samples than were chosen.
+        """
+        async with journal.choosing:
+            await journal.read_on()
+            ledger = journal.ledger
+            too_many = ledger.overflow(MOST_MEMBERS, ledger.last - MOST_EVENTS)
+            if too_many:
+                await journal.append(Dropped(keys=too_many, why="evicted", time=time.time()))
+                self._counts["evicted"] += len(too_many)
+                logger.warning(
+                    "%d replies were given up that no trainer had claimed: too many waited, or too long", len(too_many)
+                )
+                await journal.read_on()
+            before = time.time() - wanted.partial_after_seconds
+            choices, refused = await result(
+                choosing(
+                    ledger,
+                    await journal.live(),
+                    lambda sample: self._refusal(sample, wanted),
+                    groups=wanted.groups,
+                    limit=wanted.limit,
+                    size=wanted.group_size,
+                    partial_before=before if wanted.allow_partial else None,
+                )
+            )
+            if not choices:
+                return [], None, refused
+            name = uuid.uuid4().hex
+            chosen = [sample for choice in choices for sample in choice.samples]
+            samples = tuple(ledger.taking(sample) for sample in chosen)
+            over = {sample.id for sample in chosen if sample.held}
+            await journal.lease(name, wanted.lease_seconds)
+            await journal.append(Claimed(claim=name, samples=samples, time=time.time()))
+            await journal.read_on()
+            claim = journal.ledger.claim(name)
+            if claim is not None:
+                self._counts["claimed"] += len(claim.held)
+                self._counts["expired"] += len(over & claim.held.keys())
+            return choices, claim, refused
+
+    def _refusal(self, sample: Sample, wanted: Wanted) -> str | None:
+        if wanted.exact_only and sample.inexact:
+            return "inexact"
+        if wanted.max_staleness is not None and self._stale(sample.versions, wanted.max_staleness):
+            return "stale"
+        return None
+
+    def _stale(self, versions: Sequence[str], most: int) -> bool:
+        return any(self._clock.distance(version) > most for version in versions)
+
+    async def _laid_out(
+        self,
+        tenant: str,
+        journal: Journal,
+        wanted: Wanted,
+        claim: Claim,
+        choices: Sequence[Choice],
+        lost: list[dict[str, str]],
+    ) -> dict[str, Any] | None:
+        """Return the answer with what a claim holds; None if nothing is left of it."""
+        groups, answered = [], []
+        given_back: list[bytes] = []
+        try:
+            for choice in choices:
+                asked = [one.id for one in choice.samples]
+                here = [claim.held[one] for one in asked if one in claim.held]
+                made: list[tuple[Sample, Built]] = []
+                for sample in here:
+                    built = await self._built(tenant, journal, wanted, sample, lost)
+                    if built is not None:
+                        made.append((sample, built))
+                if not made or (len(made) < len(asked) and not choice.partial and not wanted.allow_partial):
+                    given_back += [one.id for one in here]
+                    continue
+                kept = {sample.id for sample, _ in made}
+                given_back += [one.id for one in here if one.id not in kept]
+                size = wanted.group_size or choice.group.size
+                groups.append(
+                    {
+                        **{"group_id": choice.group.id, "size": size, "samples": len(made)},
+                        **{"partial": choice.partial or len(made) < len(asked)},
+                        "acknowledged_before": choice.group.acknowledged,
+                    }
+                )
+                answered += [described(sample, built) for sample, built in made]
+        except BaseException:
+            # The samples reach no trainer: others need not wait for the end of the lease.
+            await asyncio.shield(self._give_back(journal, claim, ()))
+            raise
+        if not answered or given_back:
+            await self._give_back(journal, claim, given_back if answered else ())
+        if not answered:
+            return None
+        return {"claim_id": claim.id, "lease_seconds": wanted.lease_seconds, "groups": groups, "samples": answered}
+
+    async def _give_back(self, journal: Journal, claim: Claim, samples: Sequence[bytes]) -> None:
+        try:
+            if not samples:
+                await journal.lease(claim.id, 0)
+            self._counts["released"] += len(samples or claim.held)
+            await journal.append(Released(claim=claim.id, samples=tuple(samples), time=time.time()))
+            await journal.read_on()
+        except StoreError:
+            pass  # the lease ends by itself
+
+    async def _built(
+        self, tenant: str, journal: Journal, wanted: Wanted, sample: Sample, lost: list[dict[str, str]]
+    ) -> Built | None:
+        """Return the tokens of a sample; None if they are lost, or are not what is wanted."""
+        built = await self._sequences.built(tenant, sample, wanted.retrieval)
+        if built is None:
+            lost.append({"id": sample.id.hex(), "group_id": sample.group.id})
+            logger.warning("a sample of group %r is lost: its tokens were evicted or forgotten", sample.group.id)
+            keys = tuple(one.key for one in sample.members)
+            await journal.append(Dropped(keys=keys, why="lost", time=time.time()))
+            self._counts["lost"] += 1
+            await journal.read_on()
+            return None
+        filtered = wanted.exact_only or wanted.max_staleness is not None
+        if filtered and (sample.inexact is built.exact or set(sample.versions) != set(built.versions)):
+            judged = Judged(sample=sample.id, inexact=not built.exact, versions=built.versions, time=time.time())
+            await journal.append(judged)
+            await journal.read_on()
+            if self._refusal(sample, wanted) is not None:
+                return None
+        return built
+
+
+async def result(steps: Steps[T]) -> T:
+    """Return what a walk returns. Between its steps others have their turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await asyncio.sleep(0)

@@ -1,0 +1,130 @@
+"""What happens to the groups of one tenant and namespace, in the words of their log.
+
+    sampled  sampled  rewarded  sampled  rewarded  claimed  renewed  acknowledged
+       1        2        3         4         5        6        7          8         numbers, given by the store
+
+The ledger is what its events make of it, in this order, in whichever process. Tokens are not in the log: a reply is named by
+the id of its record, and `Sampled` is appended in one step with that record.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GroupEvent(msgspec.Struct, tag_field="kind", array_like=True, kw_only=True, frozen=True):
+    """Anything that happens.
+
+    Attributes:
+        time: when, in seconds since 1970.
+    """
+
+    time: float
+
+
+class Sampled(GroupEvent, tag="sampled", frozen=True):
+    """A reply of a group was recorded.
+
+    Attributes:
+        key, root: the ids of its record and of its conversation.
+        size: how many samples the group will have, if the request said so.
+        rollout: the rollout that it belongs to; None: that of the replies which its prompt continues.
+        ended: it is the last one of its rollout.
+        parent: the reply that its prompt continues, as far as it does.
+        names: its request ids.
+        inexact: it is known that its sequence is not exact.
+        versions: the weight versions of its tokens.
+    """
+
+    key: bytes
+    root: bytes
+    group: str
+    size: int | None
+    rollout: str | None
+    ended: bool
+    parent: bytes | None
+    lora: str
+    names: tuple[str, ...]
+    inexact: bool
+    versions: tuple[str, ...]
+
+
+class Joined(GroupEvent, tag="joined", frozen=True):
+    """A session was made that belongs to a group."""
+
+    key: bytes
+    group: str
+    size: int | None
+    session: str
+
+
+class Ended(GroupEvent, tag="ended", frozen=True):
+    """The agent of a session is done, or the session was finalized."""
+
+    session: str
+
+
+class Rewarded(GroupEvent, tag="rewarded", frozen=True):
+    """A reply was given a reward, which ends its rollout. `info` is JSON, or nothing."""
+
+    key: bytes
+    reward: float | None
+    info: bytes
+
+
+class Taken(msgspec.Struct, array_like=True, frozen=True):
+    """A sample of a claim.
+
+    Attributes:
+        id: of the sample.
+        members: the replies that it is made of, or the session.
+        before: the claim that has it and is over, with the number of its renewals; None if no claim ever had it.
+    """
+
+    id: bytes
+    members: tuple[bytes, ...]
+    before: tuple[str, int] | None
+
+
+class Claimed(GroupEvent, tag="claimed", frozen=True):
+    """A trainer asked for these samples. It gets those that no other claim took first."""
+
+    claim: str
+    samples: tuple[Taken, ...]
+
+
+class Renewed(GroupEvent, tag="renewed", frozen=True):
+    """The lease of a claim began again."""
+
+    claim: str
+
+
+class Acknowledged(GroupEvent, tag="acknowledged", frozen=True):
+    """A trainer has what it claimed: it is never handed out again."""
+
+    claim: str
+
+
+class Released(GroupEvent, tag="released", frozen=True):
+    """Samples of a claim were given back; none named: all."""
+
+    claim: str
+    samples: tuple[bytes, ...] = ()
+
+
+class Judged(GroupEvent, tag="judged", frozen=True):
+    """What is known of a sample only since its tokens were laid out."""
+
+    sample: bytes
+    inexact: bool
+    versions: tuple[str, ...]
+
+
+class Dropped(GroupEvent, tag="dropped", frozen=True):
+    """Replies or sessions are not handed out (any more): `dropped` by a client, `evicted` for want of room, or `lost`."""
+
+    keys: tuple[bytes, ...]
+    why: str
+
+
+AnyEvent = Sampled | Joined | Ended | Rewarded | Claimed | Renewed | Acknowledged | Released | Judged | Dropped

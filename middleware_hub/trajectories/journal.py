@@ -1,0 +1,225 @@
+"""Where the events of a ledger are: in a log of the store, which all routers read and append to, or in this process alone.
+
+Code that depends on the ledger first reads on to the end of the log, and then appends wherever the log ends (see `ledger`: the
+order decides). A lease is what a router announces in the store, before the claim is in the log: the store's clock ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import Final, Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.records import Event
+from middleware_hub.trajectories.events import AnyEvent
+from middleware_hub.trajectories.ledger import Ledger
+
+logger = logging.getLogger(__name__)
+
+MOST_MEMBERS: Final = 100_000
+"""Replies and sessions that wait in one ledger. Those of the oldest groups go first; that is logged and counted."""
+MOST_EVENTS: Final = 1_000_000
+"""Events for which a reply or session waits to be claimed. Without a limit, an unclaimed one would keep the whole log."""
+PREFIX: Final = "groups/"
+_PAGE: Final = 500
+_STEP: Final = 100
+"""Events that are applied before others have their turn: a millisecond."""
+_SPARE: Final = 1_000
+"""Events that stay in the log although nothing depends on them: claims that are over may still be asked about."""
+_TRIM_EVERY: Final = 500
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyEvent).decode
+
+
+class Journal(Protocol):
+    """A ledger, and where its events are. Everything may raise StoreUnreachableError.
+
+    Attributes:
+        ledger: as of the last `read_on`.
+        choosing: held while samples are chosen, so that two claims of one router do not choose the same samples.
+    """
+
+    ledger: Ledger
+    choosing: asyncio.Lock
+
+    async def read_on(self) -> None:
+        """Apply to the ledger what was appended to the log."""
+
+    async def append(self, event: AnyEvent) -> None:
+        """Append an event. The next `read_on` applies it."""
+
+    async def keep(self, event: AnyEvent) -> bool:
+        """Append an event, now or when the store takes writes again; return whether that was now."""
+        ...
+
+    async def wait(self, seconds: float) -> None:
+        """Return when something was appended, or when the time is over."""
+
+    async def lease(self, claim: str, seconds: float) -> None:
+        """Let the lease of a claim begin, or begin again; 0 seconds end it."""
+
+    async def live(self) -> Collection[str]:
+        """Return the claims whose lease is not over."""
+        ...
+
+
+class Appends(Protocol):
+    """Appends to a store, see `persistence.saving`."""
+
+    @property
+    def store(self) -> Store:
+        """Return the store."""
+
+    async def save(self, batch: Batch) -> bool:
+        """Append a batch, or keep it until the store takes it; return whether it was acknowledged in time."""
+        ...
+
+    async def write(self, batch: Batch) -> None:
+        """Append a batch now or not at all."""
+
+
+class StoreJournal:
+    """A `Journal` in a store that is open."""
+
+    def __init__(self, saving: Appends, log: str) -> None:
+        self.log = log
+        self.ledger = Ledger()
+        self.choosing = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._saving = saving
+        self._store: Store = saving.store
+        self._trimmed = 0
+        self._newest: Event | None = None
+
+    async def read_on(self) -> None:
+        """The last event that is known is read once more: if it is another one now, the store was set back."""
+        async with self._reading:
+            ledger = self.ledger
+            page = await self._page(max(0, ledger.last - 1))
+            if self._newest is not None and _is_other(page, self._newest):
+                logger.error("%s was set back: what the store has lost of it cannot be claimed any more", self.log)
+                ledger, self._newest, self._trimmed = Ledger(), None, 0
+                page = await self._page(0)
+            while page := [event for event in page if event.number > ledger.last]:
+                if 0 < ledger.last < page[0].number - 1 and await self._begins_with(page[0]):
+                    # Others have trimmed what was not read here, such as acknowledgements. The rest of the log is whole.
+                    ledger = Ledger()
+                for number, event in enumerate(page, 1):
+                    ledger.apply(event.number, read(event))
+                    if number % _STEP == 0:
+                        await asyncio.sleep(0)
+                self._newest = page[-1]
+                page = await self._page(ledger.last)
+            self.ledger = ledger
+        await self._trim()
+
+    async def _page(self, after: int) -> Sequence[Event]:
+        return await self._store.read(self.log, after=after, limit=_PAGE)
+
+    async def _begins_with(self, event: Event) -> bool:
+        first = await self._store.read(self.log, limit=1)
+        return bool(first) and first[0].number >= event.number
+
+    async def _trim(self) -> None:
+        """Forget the events on which nothing depends any more."""
+        ledger = self.ledger
+        if ledger.last - self._trimmed < _TRIM_EVERY + _SPARE:
+            return
+        before = min(ledger.needed, ledger.last - _SPARE)
+        self._trimmed = max(before, ledger.last - _SPARE - _TRIM_EVERY // 2)  # not to count again at once
+        await self._store.trim(self.log, before)
+
+    async def append(self, event: AnyEvent) -> None:
+        await self._saving.write(Batch(events=[stored(self.log, event)]))
+
+    async def keep(self, event: AnyEvent) -> bool:
+        return await self._saving.save(Batch(events=[stored(self.log, event)]))
+
+    async def wait(self, seconds: float) -> None:
+        await self._store.wait(self.log, self.ledger.last, seconds)
+
+    async def lease(self, claim: str, seconds: float) -> None:
+        await self._store.announce(self._lease(claim), b"", seconds)
+
+    async def live(self) -> Collection[str]:
+        begin = self._lease("")
+        return frozenset(name.removeprefix(begin) for name in await self._store.announced(begin))
+
+    def _lease(self, claim: str) -> str:
+        return f"lease/{self.log}/{claim}"
+
+
+class MemoryJournal:
+    """A `Journal` that ends with its process."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.choosing = asyncio.Lock()
+        self._leases: dict[str, float] = {}
+        self._news = asyncio.Event()
+
+    async def read_on(self) -> None:
+        pass
+
+    def happen(self, event: AnyEvent) -> None:
+        """Apply an event now."""
+        self.ledger.apply(self.ledger.last + 1, event)
+        self._news.set()
+
+    async def append(self, event: AnyEvent) -> None:
+        self.happen(event)
+
+    async def keep(self, event: AnyEvent) -> bool:
+        self.happen(event)
+        return True
+
+    async def wait(self, seconds: float) -> None:
+        self._news.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    async def lease(self, claim: str, seconds: float) -> None:
+        self._leases[claim] = time.monotonic() + seconds
+
+    async def live(self) -> Collection[str]:
+        now = time.monotonic()
+        self._leases = {claim: until for claim, until in self._leases.items() if until > now}
+        return self._leases.keys()
+
+
+def _is_other(page: Sequence[Event], newest: Event) -> bool:
+    """Return whether a page that begins with the last known event begins with something else, which is not behind it."""
+    return not page or (page[0].number <= newest.number and page[0] != newest)
+
+
+def log_key(tenant: str, namespace: str) -> str:
+    """Return the key of the log."""
+    return f"{PREFIX}{quote(tenant, safe='')}/{quote(namespace, safe='')}"
+
+
+def stored(log: str, event: AnyEvent) -> Event:
+    """Return an event as the store keeps it, to be appended wherever the log ends."""
+    return Event(log, str(event.__struct_config__.tag), _encode(event))
+
+
+def read(event: Event) -> AnyEvent:
+    """Return what the store kept. Raises DamagedRecordError."""
+    try:
+        found: AnyEvent = _decode(event.data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedRecordError(
+            f"event {event.number} of {event.log!r} is none that this router knows: {error}"
+        ) from error
+    return found

@@ -1,0 +1,344 @@
+"""The groups of one tenant and namespace: what there is to claim, who has it, and what is done with it.
+
+                 sampled, joined             claimed                    acknowledged
+    (nothing) ---------------------> open ------------> sealed, held ----------------> done, and soon forgotten
+                                                          |      ^
+                                        lease over,       v      |  claimed
+                                        released       sealed, free
+
+A *member* is a reply, or a session. A *sample* is what a trainer gets for one rollout: a session; the replies of one rollout
+id; or else a reply that no other reply continues, with those that it continues. Which replies make a sample is open until it is
+claimed. Then it is sealed, and it keeps its id and its members: what is sampled behind it is another sample. So each reply
+belongs to one sample.
+
+The one rule: **the order of the log decides.** A claim says of each sample in which state it saw the sample (free, or held by
+a claim whose lease was over), and gets the sample if that state still holds at the claim's place in the log. So no append has
+to expect a number, and all routers agree. Leases are not in the log: a claim names the earlier claims that it took for over.
+
+Pure: no clock, no store. Times are those of the events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from middleware_hub.spans.chain import names_of
+from middleware_hub.trajectories.events import (
+    Acknowledged,
+    AnyEvent,
+    Claimed,
+    Dropped,
+    Ended,
+    Joined,
+    Judged,
+    Released,
+    Renewed,
+    Rewarded,
+    Sampled,
+    Taken,
+)
+from middleware_hub.trajectories.samples import Claim, Group, Member, Sample, drafts_of, versions_of
+
+MOST_CLAIMS: Final = 10_000
+"""Claims that are over and remembered, so that an acknowledgement may be sent twice."""
+MOST_SETTLED: Final = 10_000
+"""Replies of settled groups whose group and reward can still be looked up."""
+
+Standing = tuple[str, float | None]
+"""The group of a reply, and its reward."""
+
+
+class Ledger:
+    """See the top of this file.
+
+    Attributes:
+        last: the number of the last event.
+        counts: of samples `claimed`, `acknowledged`, `released`, `expired` (claimed from a trainer whose lease was over); of
+            members `dropped`, `evicted`, `lost`.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.groups: dict[str, Group] = {}
+        self.counts: Counter[str] = Counter()
+        self._members: dict[bytes, Member] = {}
+        self._names: dict[str, list[Member]] = {}
+        self._sessions: dict[str, Member] = {}
+        self._claims: dict[str, Claim] = {}
+        self._over: dict[str, None] = {}
+        self._settled: dict[str, Standing] = {}
+
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return f"<Ledger {len(self.groups)} groups, {len(self)} members, {len(self._claims)} claims>"
+
+    # Events ------------------------------------------------------------------------------------------------------------
+
+    def apply(self, number: int, event: AnyEvent) -> None:
+        """Apply an event. One that is not possible (any more) changes nothing."""
+        self.last = number
+        match event:
+            case Sampled() | Joined():
+                self._join(number, event)
+            case Ended(session=session):
+                member = self._sessions.get(session)
+                if member is not None:
+                    self._end(member, event.time)
+            case Rewarded(key=key):
+                self._reward(number, self._members.get(key), event)
+            case Claimed():
+                self._claim(number, event)
+            case Renewed(claim=claim):
+                if claim in self._claims:
+                    self._claims[claim].renewals += 1
+            case Acknowledged(claim=claim):
+                self._acknowledge(self._claims.get(claim))
+            case Released(claim=claim, samples=samples):
+                self._release(self._claims.get(claim), samples)
+            case Judged(sample=sample, inexact=inexact, versions=versions):
+                member = self._members.get(sample)
+                if member is not None and member.sample is not None:
+                    member.sample.inexact = inexact
+                    member.sample.versions = versions
+            case Dropped(keys=keys, why=why):
+                for member in [self._members[key] for key in keys if key in self._members]:
+                    if not member.done:
+                        self._drop(member)
+                        self.counts[why] += 1
+
+    def _join(self, number: int, event: Sampled | Joined) -> None:
+        if event.key in self._members:
+            return
+        group = self.groups.get(event.group)
+        if group is None:
+            group = self.groups[event.group] = Group(event.group, members={}, sealed={})
+        group.size = group.size if event.size is None else event.size
+        if isinstance(event, Joined):
+            known = self._sessions.get(event.session)
+            if known is not None and known.group is group and known.sample is None and not known.done:
+                return  # asked for twice
+            if known is not None:
+                known.session = ""  # it was deleted, and another session has its name
+            member = Member(event.key, group, number, event.session)
+            self._sessions[event.session] = member
+        else:
+            member = Member(
+                event.key,
+                group,
+                number,
+                root=event.root,
+                rollout=event.rollout,
+                parent=event.parent,
+                lora=event.lora,
+                names=event.names,
+                inexact=event.inexact,
+                versions=event.versions,
+                ended=event.ended,
+            )
+            for name in event.names:
+                self._names.setdefault(name, []).append(member)
+        self._members[event.key] = group.members[event.key] = member
+        self._touch(group, event.time)
+
+    def _touch(self, group: Group, time: float) -> None:
+        group.touched = max(group.touched, time)
+        group.drafts = None
+
+    def _end(self, member: Member, time: float) -> None:
+        member.ended = True
+        self._touch(member.group, time)
+
+    def _reward(self, number: int, member: Member | None, event: Rewarded) -> None:
+        if member is not None and member.sample is None and not member.done:
+            member.reward, member.info, member.rewarded = event.reward, event.info, number
+            self._end(member, event.time)
+
+    def _claim(self, number: int, event: Claimed) -> None:
+        if event.claim in self._claims:
+            return
+        claim = self._claims[event.claim] = Claim(event.claim, number, held={})
+        for taken in event.samples:
+            sample = self._seal(taken) if taken.before is None else self._take_over(taken)
+            if sample is not None:
+                sample.claim = claim
+                claim.held[taken.id] = sample
+                self.counts["claimed"] += 1
+        if not claim.held:
+            self._finish(claim)
+
+    def _seal(self, taken: Taken) -> Sample | None:
+        members = [self._members.get(key) for key in taken.members]
+        here = [one for one in members if one is not None and one.sample is None and not one.done]
+        if not here or len(here) != len(members) or any(one.group is not here[0].group for one in here):
+            return None
+        sample = Sample(
+            tuple(here), complete=True, inexact=any(one.inexact for one in here), versions=versions_of(here)
+        )
+        for one in here:
+            one.sample = sample
+        here[0].group.sealed[sample.id] = sample
+        here[0].group.drafts = None
+        return sample
+
+    def _take_over(self, taken: Taken) -> Sample | None:
+        member = self._members.get(taken.id)
+        if member is None or member.done or member.sample is None:
+            return None  # acknowledged or dropped meanwhile
+        sample = member.sample
+        if sample.claim is None or (sample.claim.id, sample.claim.renewals) != taken.before:
+            return None
+        before = sample.claim
+        if before.held.pop(taken.id, None) is not None:
+            before.taken += (taken.id,)
+            self.counts["expired"] += 1
+            if not before.held:
+                self._finish(before)
+        return sample
+
+    def _acknowledge(self, claim: Claim | None) -> None:
+        if claim is None or claim.acknowledged is not None or claim.released:
+            return
+        claim.acknowledged = len(claim.held)
+        self.counts["acknowledged"] += len(claim.held)
+        for sample in claim.held.values():
+            sample.group.acknowledged += 1
+            self._done(sample)
+        claim.held.clear()
+        self._finish(claim)
+
+    def _release(self, claim: Claim | None, samples: Sequence[bytes]) -> None:
+        """Give samples back: they stay sealed, and their claim does not hold them any more."""
+        if claim is None:
+            return
+        for name in samples or tuple(claim.held):
+            if claim.held.pop(name, None) is not None:
+                self.counts["released"] += 1
+        if not samples:
+            claim.released = claim.acknowledged is None
+        if not claim.held:
+            self._finish(claim)
+
+    def _drop(self, member: Member) -> None:
+        """Drop a member, and if it is sealed its sample."""
+        sample = member.sample
+        if sample is None:
+            member.done = True
+            member.group.drafts = None
+            self._forget_done(member.group)
+            return
+        if sample.claim is not None:
+            sample.claim.held.pop(sample.id, None)
+        self._done(sample)
+
+    def _done(self, sample: Sample) -> None:
+        for member in sample.members:
+            member.done = True
+        sample.group.sealed.pop(sample.id, None)
+        self._forget_done(sample.group)
+
+    def _forget_done(self, group: Group) -> None:
+        """Forget a group once nothing of it is left to be claimed."""
+        if not all(member.done for member in group.members.values()):
+            return
+        del self.groups[group.id]
+        for member in group.members.values():
+            del self._members[member.key]
+            if member.session is not None and self._sessions.get(member.session) is member:
+                del self._sessions[member.session]
+            self._settle(member)
+            for name in dict.fromkeys(member.names):
+                left = [one for one in self._names[name] if one is not member]
+                if left:
+                    self._names[name] = left
+                else:
+                    del self._names[name]
+
+    def _settle(self, member: Member) -> None:
+        for name in member.names:
+            self._settled.pop(name, None)
+            self._settled[name] = member.group.id, member.reward
+        while len(self._settled) > MOST_SETTLED:
+            del self._settled[next(iter(self._settled))]
+
+    def _finish(self, claim: Claim) -> None:
+        self._over[claim.id] = None
+        while len(self._over) > MOST_CLAIMS:
+            oldest = next(iter(self._over))
+            del self._over[oldest], self._claims[oldest]
+
+    # Samples -----------------------------------------------------------------------------------------------------------
+
+    def claim(self, name: str) -> Claim | None:
+        """Return the claim of this id; None if it is unknown, or over for long."""
+        return self._claims.get(name)
+
+    def samples(self, group: Group) -> list[Sample]:
+        """Return all samples of a group that are not done: those that are sealed, then the others."""
+        return [*group.sealed.values(), *self.drafts(group)]
+
+    def drafts(self, group: Group) -> list[Sample]:
+        """Return what the open members of a group are as samples, in the order of what ends them."""
+        if group.drafts is None:
+            group.drafts = list(drafts_of(group))
+        return group.drafts
+
+    def taking(self, sample: Sample) -> Taken:
+        """Return a sample as `Claimed` names it, in its present state."""
+        claim = sample.claim
+        before = None if claim is None else (claim.id, claim.renewals)
+        return Taken(sample.id, tuple(one.key for one in sample.members), before)
+
+    # Finding -----------------------------------------------------------------------------------------------------------
+
+    def reply(self, request_id: str, group: str | None = None) -> Member | None:
+        """Return the newest reply of this name, of any group or of this one."""
+        for name in names_of(request_id):
+            for member in reversed(self._names.get(name, ())):
+                if group is None or member.group.id == group:
+                    return member
+        return None
+
+    def standing(self, request_id: str) -> Standing | None:
+        """Return the group and the reward of the newest reply of this name, also if its group was settled lately."""
+        member = self.reply(request_id)
+        if member is not None:
+            return member.group.id, member.reward
+        return next((self._settled[name] for name in names_of(request_id) if name in self._settled), None)
+
+    def rollout(self, group: str, rollout: str) -> Member | None:
+        """Return the last reply of a rollout: an open one, if there is one."""
+        found = self.groups.get(group)
+        members = [] if found is None else [one for one in found.members.values() if one.rollout == rollout]
+        return next((one for one in reversed(members) if one.sample is None), members[-1] if members else None)
+
+    def session(self, session: str) -> Member | None:
+        """Return the member that is this session."""
+        return self._sessions.get(session)
+
+    def overflow(self, most: int, before: int = 0) -> tuple[bytes, ...]:
+        """Return the members that have to go: those of the oldest groups, so that no more than `most` are left, and those of
+        events in front of the number `before`, since the log is kept from the first of them on.
+        """
+        found: list[bytes] = []
+        for group in self.groups.values():
+            crowded = len(self) - len(found) > most
+            if not crowded and next(iter(group.members.values())).number >= before:
+                break
+            found += [
+                one.key
+                for one in group.members.values()
+                if (crowded or one.number < before) and not one.done and not (one.sample and one.sample.held)
+            ]
+        return tuple(found)
+
+    @property
+    def needed(self) -> int:
+        """Return the number of the first event that something still depends on."""
+        for group in self.groups.values():  # the oldest, and its oldest member
+            return next(iter(group.members.values())).number
+        return self.last + 1

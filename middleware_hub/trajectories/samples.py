@@ -1,0 +1,185 @@
+"""The parts of a ledger: members, the samples that they make, groups, and claims."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Raw
+
+
+class Member(msgspec.Struct, eq=False):
+    """A reply or a session; the fields without a word are those of `Sampled` and `Joined`.
+
+    Attributes:
+        number: of its event.
+        sample: what it was sealed into.
+        done: acknowledged, or dropped.
+    """
+
+    key: bytes
+    group: Group
+    number: int
+    session: str | None = None
+    root: bytes = b""
+    rollout: str | None = None
+    parent: bytes | None = None
+    lora: str = ""
+    names: tuple[str, ...] = ()
+    inexact: bool = False
+    versions: tuple[str, ...] = ()
+    ended: bool = False
+    reward: float | None = None
+    info: bytes = b""
+    rewarded: int = 0
+    sample: Sample | None = None
+    done: bool = False
+
+
+class Sample(msgspec.Struct, eq=False):
+    """One rollout. Its id is the key of its first member.
+
+    Attributes:
+        complete: a reward, `x-rollout-end` or the session's end has ended it.
+        claim: who has it, or had it last.
+        inexact, versions: as far as is known before its tokens are laid out.
+    """
+
+    members: tuple[Member, ...]
+    complete: bool
+    claim: Claim | None = None
+    inexact: bool = False
+    versions: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> bytes:
+        return self.members[0].key
+
+    @property
+    def group(self) -> Group:
+        return self.members[0].group
+
+    @property
+    def held(self) -> bool:
+        """Return whether a claim has it, its lease over or not."""
+        return self.claim is not None and self.id in self.claim.held
+
+    def open_to(self, live: Collection[str]) -> bool:
+        """Return whether it may be claimed. `live`: the claims whose lease is not over."""
+        return not self.held or (self.claim is not None and self.claim.id not in live)
+
+    @property
+    def rewarded(self) -> Member | None:
+        """Return the member that was given the sample's reward."""
+        continued = {one.parent for one in self.members}
+        ends = [one for one in self.members if one.rollout is not None or one.key not in continued]
+        return max((one for one in ends if one.rewarded), key=lambda one: one.rewarded, default=None)
+
+
+class Group(msgspec.Struct, eq=False):
+    """A group: its members in order, and when something happened to them last.
+
+    Attributes:
+        acknowledged: how many samples were.
+        drafts: the samples of its open members; None if that has to be found out.
+    """
+
+    id: str
+    size: int | None = None
+    touched: float = 0.0
+    members: dict[bytes, Member] = {}
+    sealed: dict[bytes, Sample] = {}
+    acknowledged: int = 0
+    drafts: list[Sample] | None = None
+
+
+class Claim(msgspec.Struct, eq=False):
+    """What one trainer took.
+
+    Attributes:
+        number: of its event.
+        renewals: how often its lease began again.
+        held: the samples that are its own.
+        taken: those that it had, and that others took when its lease was over.
+        acknowledged: how many were acknowledged; None before.
+        released: whether it was given back.
+    """
+
+    id: str
+    number: int
+    renewals: int = 0
+    held: dict[bytes, Sample] = {}
+    taken: tuple[bytes, ...] = ()
+    acknowledged: int | None = None
+    released: bool = False
+
+
+class Built(msgspec.Struct, frozen=True):
+    """The sequences of a sample: their JSON, and what the filters of a claim look at. `rewards`: those of a session."""
+
+    trajectories: Sequence[Raw]
+    exact: bool
+    versions: tuple[str, ...]
+    rewards: Mapping[str, Any] | None = None
+
+
+class SampleTrajectories(Protocol):
+    """Lays out samples; see `sequences` and `middleware_hub.sessions.samples`."""
+
+    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+        """Return the sequences of a sample; None if some of its tokens are lost. Raises StoreError.
+
+        `options`: fields of `/retrieve_from_text`, for samples of texts.
+        """
+        ...
+
+    async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
+        """Note that a trainer has these replies and sessions."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A group that may be claimed, with the samples of it; `partial`: it is not complete."""
+
+    group: Group
+    samples: tuple[Sample, ...]
+    partial: bool
+
+
+def drafts_of(group: Group) -> Iterator[Sample]:
+    """Yield the samples that the open members of a group make, in the order of what ends them."""
+    free = {key: one for key, one in group.members.items() if one.sample is None and not one.done}
+    continued = {one.parent for one in free.values()}
+    rollouts: dict[str, list[Member]] = {}
+    for one in free.values():
+        if one.rollout is not None:
+            rollouts.setdefault(one.rollout, []).append(one)
+    taken: set[bytes] = set()
+    for one in free.values():
+        if one.session is not None:
+            yield Sample((one,), complete=one.ended)
+        elif one.rollout is not None:
+            ends = rollouts.pop(one.rollout, [])
+            if ends:
+                yield _draft(free, taken, ends, any(end.ended for end in ends))
+        elif one.key not in continued:
+            yield _draft(free, taken, [one], one.ended)
+
+
+def _draft(free: dict[bytes, Member], taken: set[bytes], ends: list[Member], complete: bool) -> Sample:
+    """Return the sample of these replies, with all that they continue and that no sample before it has."""
+    keys = {one.key for one in ends}
+    for end in ends:
+        above = free.get(end.parent or b"")
+        while above is not None and above.key not in taken and above.key not in keys:
+            if above.rollout is None:
+                keys.add(above.key)
+            above = free.get(above.parent or b"")
+    taken |= keys
+    members = tuple(sorted((free[key] for key in keys), key=lambda one: one.number))
+    return Sample(members, complete, inexact=any(one.inexact for one in members), versions=versions_of(members))
+
+
+def versions_of(members: Sequence[Member]) -> tuple[str, ...]:
+    """Return the weight versions of members, each once."""
+    return tuple(dict.fromkeys(version for one in members for version in one.versions))

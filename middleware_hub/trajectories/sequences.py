@@ -1,0 +1,112 @@
+"""The tokens of a sample: the sequences that hold its replies whole, as `cover` gives them, or those of its session.
+
+Mask 1 is left to the replies of the sample itself. Another sample of the group has the rest of a sequence, or a reply that was
+sampled without the group's header (`outside_group`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from msgspec import Raw
+
+from middleware_hub.persistence.backing import Backing
+from middleware_hub.radix import retrieval
+from middleware_hub.radix.cut import end_of
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.records import Recall
+from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest, SharedMask
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.answer_json import encoded
+from middleware_hub.spans.trajectory import flatten
+from middleware_hub.trajectories.samples import Built, Member, Sample, SampleTrajectories
+from router.http.offload import offload
+
+OUTSIDE_GROUP: Final = "outside_group"
+
+
+class Sequences:
+    """Implements `SampleTrajectories`.
+
+    Args:
+        tree, memory: what remembers texts; `memory` fills the tree from a store.
+        sessions: lays out sessions, if any are served.
+    """
+
+    def __init__(
+        self, tree: RadixTree, memory: Backing | None, sessions: Callable[[], SampleTrajectories | None]
+    ) -> None:
+        self._tree = tree
+        self._memory = memory
+        self._sessions = sessions
+
+    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+        """Return the sequences of a sample; None if some of its tokens are lost. Raises StoreError."""
+        members = sample.members
+        if members[0].session is not None:
+            sessions = self._sessions()
+            return None if sessions is None else await sessions.built(tenant, sample, options)
+        request = RetrievalRequest("", **options)
+        found = await self._found(members)
+        if found is None:
+            return None
+        own = {one.span for one in found}
+        in_group = sample.group.members.keys()
+        last = found[-1]
+        recall = Recall(end_of(last.span), True, _names(last))
+        # Taken before anybody waits: what is evicted meanwhile is still in them.
+        first = flatten(*recall.cut[:2])
+        others = retrieval.chains_to_add(first, found)
+        masks = SharedMask(first, others)
+        chains = [(one, self._tree.text_of(one)) for one in (last, *others)]
+        answers, exact, versions = [], True, dict[str, None]()
+        for number, (generation, text) in enumerate(chains):
+            cut = end_of(generation.span)
+            heavy = cut.tokens > MANY_TOKENS
+            flat = first if not number else await offload(heavy, flatten, cut.span, cut.take)
+            masks.apply(number, flat)
+            outside = False
+            for turn in flat.turns:
+                if turn.span not in own:
+                    flat.loss_mask[turn.start : turn.end] = 0
+                    outside = outside or turn.span.stored is None or turn.span.stored.id not in in_group
+            if outside:
+                flat = replace(flat, reasons=(*flat.reasons, OUTSIDE_GROUP))
+            flat, extras = await retrieval.with_extras(self._tree, self._memory, flat, request)
+            recall = Recall(cut, True, _names(generation))
+            answer = {
+                **await offload(heavy, retrieval.answer_of, self._tree, text, recall, flat, request, []),
+                **extras,
+            }
+            exact = exact and answer["exact"]
+            versions.update((version, None) for version, _, _ in flat.weight_versions)
+            answers.append(Raw(await offload(heavy, encoded, answer)))
+            await asyncio.sleep(0)
+        return Built(answers, exact, tuple(versions))
+
+    async def _found(self, members: Sequence[Member]) -> list[Generation] | None:
+        """Return the replies in the order of their recording; None if one of them is lost."""
+        if self._memory is not None:
+            await self._memory.bring({one.key: one.root for one in members})
+        spans = [self._tree.stored.get(one.key) for one in members]
+        found = [span.owner for span in spans if span is not None and isinstance(span.owner, Generation)]
+        return sorted(found, key=lambda one: one.serial) if len(found) == len(members) else None
+
+    async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
+        """Note that a trainer has these: they may be forgotten before others."""
+        of_sessions, sessions = [one for one in members if one.session is not None], self._sessions()
+        if of_sessions and sessions is not None:
+            await sessions.acknowledged(tenant, of_sessions)
+        for member in members:
+            span = self._tree.stored.get(member.key)
+            if span is not None and isinstance(span.owner, Generation):
+                recall = self._tree.recall_generation(span.owner)
+                if self._memory is not None:
+                    self._memory.retrieved(recall)
+
+
+def _names(generation: Generation) -> tuple[str, ...]:
+    return generation.request_ids[:1]

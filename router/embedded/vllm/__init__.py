@@ -1,0 +1,1 @@
+"""vLLM's routes, in front of the same engine."""

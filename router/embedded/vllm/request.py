@@ -1,0 +1,144 @@
+"""Requests to generate in vLLM's two forms, `/v1/completions` and `/inference/v1/generate`, as what is to be sampled."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from router.embedded.engine.sample import ReplyRequest, ReturnOptions
+from router.embedded.engine.sampling import SamplingParams
+from router.embedded.models.vocabulary import EngineVocabulary
+
+COMPLETIONS = "/v1/completions"
+GENERATE = "/inference/v1/generate"
+
+_NAMES = {
+    **{name: name for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")},
+    **{name: name for name in ("repetition_penalty", "ignore_eos", "skip_special_tokens", "n")},
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "include_stop_str_in_output": "no_stop_trim",
+    "seed": "sampling_seed",
+}
+_DEFAULT_LENGTH = 16
+
+
+class Rejected(Exception):
+    """vLLM refuses the request, in its words."""
+
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400) -> None:
+        super().__init__(message)
+        kind = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}.get(status, "Error")
+        self.status = status
+        self.error = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+@dataclass(frozen=True)
+class VllmRequest:
+    """A valid request.
+
+    Attributes:
+        name: of the reply; its generations are called so, in `/v1/completions` with the number of their prompt.
+        replies: prompt-major.
+        texts: whether a reply has its text.
+        top: logprobs at each place besides that of the sampled token; None for no logprobs.
+        ids: whether the ids of the prompt are returned, and in `/v1/completions` those that were sampled.
+        placeholders: whether tokens are named by their ids in the logprobs of `/v1/completions`.
+    """
+
+    native: bool
+    name: str
+    replies: list[ReplyRequest]
+    stream: bool
+    texts: bool
+    top: int | None
+    ids: bool
+    placeholders: bool
+    usage: bool
+    from_text: bool
+
+
+def read_request(path: str, raw: bytes, name: str | None, vocabulary: EngineVocabulary, context: int) -> VllmRequest:
+    """Read a request's JSON. `name`: of its header, which wins. Raise Rejected."""
+    try:
+        body = msgspec.json.decode(raw)
+    except ValueError as error:
+        raise Rejected(f"1 validation error:\n  {error}", "body") from None
+    if not isinstance(body, dict):
+        raise Rejected("1 validation error:\n  'msg': 'Input should be a valid dictionary'", "body")
+    native = path == GENERATE
+    params = body.get("sampling_params") if native else body
+    if not isinstance(params, dict):
+        raise Rejected("1 validation error:\n  'loc': 'body.sampling_params', 'msg': 'Field required'")
+    prompts, from_text = _prompts(body, native, vocabulary)
+    rid = name or body.get("request_id") or uuid.uuid4().hex
+    name = f"{'generate-tokens' if native else 'cmpl'}-{rid}"
+    top = params.get("logprobs")
+    returns = ReturnOptions(
+        logprobs=top is not None, top=max(0, top or 0), prompt_ids=bool(body.get("return_token_ids"))
+    )
+    found: list[ReplyRequest] = []
+    for number, prompt in enumerate(prompts):
+        sampling = _sampling(params, prompt, context, native=native)
+        for sample in range(sampling.n):
+            own = name if native else f"{name}-{number}"
+            found.append(ReplyRequest(f"{own}#{uuid.uuid4().hex[:8]}.{sample}", prompt, sampling, returns))
+    options = body.get("stream_options")
+    return VllmRequest(
+        native=native,
+        name=name,
+        replies=found,
+        stream=bool(body.get("stream")),
+        texts=not native or body.get("output_mode") == "text",
+        top=top,
+        ids=returns.prompt_ids,
+        placeholders=bool(body.get("return_tokens_as_token_ids")),
+        usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        from_text=from_text,
+    )
+
+
+def _prompts(body: Mapping[str, Any], native: bool, vocabulary: EngineVocabulary) -> tuple[list[list[int]], bool]:
+    given = body.get("token_ids" if native else "prompt")
+    from_text = False
+    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], str) and not native):
+        given = [vocabulary.encode(text) for text in ([given] if isinstance(given, str) else given)]
+        from_text = True
+    elif isinstance(given, list) and (native or not given or isinstance(given[0], int)):
+        given = [given]
+    if not isinstance(given, list) or not all(isinstance(prompt, list) and prompt for prompt in given):
+        raise Rejected("1 validation error:\n  'msg': 'List should have at least 1 item after validation, not 0'")
+    for prompt in given:
+        for token in prompt:
+            if not isinstance(token, int) or token < 0:
+                raise Rejected("1 validation error:\n  'msg': 'Input should be greater than or equal to 0'")
+            if token >= vocabulary.size:
+                raise Rejected(f"Token id {token} is out of vocabulary")
+    return given, from_text
+
+
+def _sampling(params: Mapping[str, Any], prompt: list[int], context: int, *, native: bool) -> SamplingParams:
+    if len(prompt) >= context:
+        raise Rejected(
+            f"The decoder prompt (length {len(prompt)}) is longer than the maximum model length of {context}."
+        )
+    given = {ours: params[theirs] for theirs, ours in _NAMES.items() if params.get(theirs) is not None}
+    room = context - len(prompt)
+    given["max_new_tokens"] = min(given.get("max_new_tokens", room if native else _DEFAULT_LENGTH), room)
+    if given["max_new_tokens"] < 1:
+        raise Rejected(f"max_tokens must be at least 1, got {given['max_new_tokens']}.", "max_tokens")
+    if not given.get("temperature", 1.0) >= 0:
+        raise Rejected(f"temperature must be non-negative, got {given['temperature']}.", "temperature")
+    stop = params.get("stop") or []
+    top_k = params.get("top_k") or -1
+    return SamplingParams(
+        **given,
+        top_k=top_k if top_k > 0 else -1,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=frozenset(params.get("stop_token_ids") or ()),
+        logit_bias={int(token): float(bias) for token, bias in (params.get("logit_bias") or {}).items()},
+    )

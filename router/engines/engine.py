@@ -1,0 +1,166 @@
+"""What an engine is to the router: how it is recognised, and how its workers are spoken to.
+
+Inside the router requests and replies have one form, the *common form*, which is SGLang's: `/generate`, its replies and
+streams, and the calls to the fleet. Hub, policies, retries and aborts read and write only the common form. An *engine* is an
+adapter: it translates where a request leaves for a worker, and where the reply comes back (`router/proxy/engine_upstream.py`).
+For SGLang it does nothing.
+
+Adapters are pure code: an `Exchange` says what is sent, and turns what came back. Sending is done elsewhere.
+
+A new engine is a folder next to `sglang` and `vllm` with one `Engine`, and a row in `router/engines/table.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+
+class UntranslatableError(Exception):
+    """A worker's answer is not what its engine sends. Nothing of it is passed on: no token may be lost or altered."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One HTTP request to a worker. `target` is path and query."""
+
+    method: str
+    target: str
+    body: bytes | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A reply in one piece; JSON, unless it is empty."""
+
+    status: int
+    body: bytes
+
+
+class KnownWorker(NamedTuple):
+    """What an adapter knows about a worker.
+
+    Attributes:
+        abilities: what the worker can do beyond the least, in the engine's own words (see `Introduction`).
+        version: returns the weight version that a call through this router has set; None if none has.
+    """
+
+    abilities: frozenset[str] = frozenset()
+    version: Callable[[], str | None] = lambda: None
+
+
+class Exchange(Protocol):
+    """One request in the common form and its reply, as a worker sees them. It is used once.
+
+    Attributes:
+        calls: what the worker is asked, all at the same time. It is one call, except for batches.
+        stream: whether the router waits for a stream. If a call is not answered by one, `whole` makes the reply.
+        over: whether an event has ended the stream for all calls, as an error does. The rest of it is not read.
+    """
+
+    calls: Sequence[Call]
+    stream: bool
+    over: bool
+
+    def whole(self, answers: Sequence[Answer]) -> Answer | Exchange:
+        """Return the reply in the common form to answers in one piece, or what the worker is asked next.
+
+        Raise UntranslatableError.
+
+        There is an answer for each call, or only one, of a call that failed.
+        """
+        ...
+
+    def event(self, number: int, data: bytes) -> bytes:
+        """Return events in the common form (complete, or none) for the payload of one event. Raise UntranslatableError.
+
+        `number`: the call whose stream it is. `[DONE]` comes here too.
+        """
+        ...
+
+    def end(self) -> bytes:
+        """Return the last events, after all streams have ended. Raise UntranslatableError if one has ended too early."""
+        ...
+
+
+class Question(NamedTuple):
+    """What a new worker is asked about itself."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """What a new worker's answers mean.
+
+    Attributes:
+        refusal: why it cannot be used, and what to do about it; None if it can. It does not name the worker.
+        abilities: for `KnownWorker`.
+        version: its weight version, if it said so.
+    """
+
+    refusal: str | None = None
+    abilities: frozenset[str] = frozenset()
+    version: str | None = None
+
+
+class Engine(Protocol):
+    """One kind of worker.
+
+    Attributes:
+        name: as in `--engine`.
+        native: whether its JSON is the common form, so that nothing is translated.
+        mark: a path that only this engine answers, asked where a worker does not describe itself; empty for none.
+        questions: what a worker that was recognised is asked.
+        private_headers: names of the router's own headers (lower case) that a translated call must not carry.
+        version_path: where a worker tells its weight version, as `weight_version`; empty for nowhere of its own.
+    """
+
+    name: str
+    native: bool
+    mark: str
+    version_path: str
+    questions: Sequence[Question]
+    private_headers: frozenset[bytes]
+
+    def recognises(self, description: bytes) -> bool:
+        """Return whether a JSON object is how this engine describes itself: at `/server_info`, `/v1/models` or its `mark`."""
+        ...
+
+    def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
+        """Judge a worker by its answers to `questions`, by path."""
+        ...
+
+    def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+        """Return how a request in the common form reaches a worker.
+
+        None: as it is. An `Answer`: not at all, because this engine cannot do it, or has nothing to do; the answer says so.
+        """
+        ...
+
+
+class Native:
+    """An engine whose JSON is the common form."""
+
+    native = True
+    mark = ""
+    version_path = ""
+    questions: Sequence[Question] = ()
+    private_headers: frozenset[bytes] = frozenset()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def recognises(self, description: bytes) -> bool:
+        """Return False: what no other engine recognises is native."""
+        return False
+
+    def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
+        return Introduction()
+
+    def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+        return None
+
+
+SGLANG = Native("sglang")

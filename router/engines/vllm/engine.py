@@ -1,0 +1,104 @@
+"""vLLM as an engine of the fleet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from router.engines.engine import Answer, Call, Exchange, Introduction, KnownWorker, Question
+from router.engines.json import JSON_ERRORS
+from router.engines.vllm.fleet import fleet_exchange, weight_version
+from router.engines.vllm.generation import Generation
+from router.engines.vllm.requests import COMPLETIONS, DEV_MODE, GENERATE, SCALE_OUT, read
+from router.errors import RouterError
+
+_LEAST = (0, 10, 2)
+"""The first version that returns token ids."""
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_NONE_SUCH = frozenset({404, 405, 501})
+_FORBIDDEN = frozenset({401, 403})
+
+
+class _Model(msgspec.Struct):
+    owned_by: str | None = None
+
+
+class _Description(msgspec.Struct):
+    """What of `/v1/models`, `/server_info` and `/version` is vLLM's own."""
+
+    data: list[_Model] = []
+    vllm_config: msgspec.Raw = msgspec.Raw()
+    version: str | None = None
+
+
+class Vllm:
+    """Workers that run vLLM 0.10.2 or later."""
+
+    name = "vllm"
+    native = False
+    mark = "/version"
+    version_path = "/weight_info"
+    questions: Sequence[Question] = (
+        Question("GET", "/version"),
+        Question("POST", COMPLETIONS, b"{}"),
+        Question("POST", GENERATE, b"{}"),
+        Question("POST", "/tokenize", b'{"prompt":"a"}'),
+        Question("GET", "/weight_info"),
+    )
+    private_headers = frozenset({b"x-request-id"})
+    """It would take the place of the generation's own id."""
+
+    def __init__(self, *, cumulative: bool = True) -> None:
+        """`cumulative`: each event of a stream repeats all before it, as SGLang's do by default."""
+        self._cumulative = cumulative
+
+    def recognises(self, description: bytes) -> bool:
+        """See `Engine`."""
+        try:
+            found = msgspec.json.decode(description, type=_Description)
+        except JSON_ERRORS:
+            return False
+        if bytes(found.vllm_config) or any(model.owned_by == self.name for model in found.data):
+            return True
+        return found.version is not None and set(msgspec.json.decode(description)) == {"version"}
+
+    def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
+        """See `Engine`. Nothing is generated: an endpoint that is open refuses a body without a prompt."""
+        version = _version(answers["/version"].body)
+        number = _VERSION.match(version or "")
+        if number is not None and (0, 0, 0) < tuple(map(int, number.groups())) < _LEAST:
+            return Introduction(
+                f"runs vLLM {version}, which returns no token ids: from 0.10.2 on it does, so update vLLM there"
+            )
+        if answers[COMPLETIONS].status in _NONE_SUCH:
+            return Introduction(
+                f"runs vLLM without {COMPLETIONS}: it serves no model that generates text, or was started with"
+                " --tokens-only; start it without that flag"
+            )
+        if answers["/tokenize"].status not in {200, *_FORBIDDEN}:
+            return Introduction(
+                "runs vLLM without a tokenizer, so it neither takes nor returns text: start it without"
+                " --skip-tokenizer-init"
+            )
+        told = answers["/weight_info"]
+        abilities = {SCALE_OUT: answers[GENERATE].status == 400, DEV_MODE: told.status == 200}
+        return Introduction(None, frozenset(name for name, has in abilities.items() if has), weight_version(told.body))
+
+    def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+        """See `Engine`."""
+        path = call.target.partition("?")[0]
+        if path != "/generate" or call.method not in ("POST", "PUT"):
+            return fleet_exchange(call, worker)
+        try:
+            return Generation(read(call.body or b"", worker.abilities), worker.version, cumulative=self._cumulative)
+        except RouterError as error:
+            return Answer(error.status, msgspec.json.encode(error.body()))
+
+
+def _version(body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=_Description).version
+    except JSON_ERRORS:
+        return None

@@ -1,0 +1,234 @@
+"""Bodies of `POST /generate`, as the requests that a vLLM worker gets for them: one for each prompt.
+
+A worker has two endpoints. `/v1/completions` is always there. `/inference/v1/generate` is there with `--enable-scale-out`,
+and only it reports the weight version of each token; it does not name the ids of other candidates, or of the prompt's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.engines.engine import Call
+from router.engines.json import is_list, is_nested, is_null
+from router.engines.sglang.fields import parse_object, typed
+from router.engines.sglang.worker_request import new_rid
+from router.engines.vllm.parameters import Params, translated
+from router.engines.vllm.prompts import Asked, Prompt
+from router.errors import BadRequestError
+
+SCALE_OUT = "scale-out"
+"""The ability of a worker that has `/inference/v1/generate`."""
+
+DEV_MODE = "dev-mode"
+"""The ability of a worker that was started with `VLLM_SERVER_DEV_MODE=1`: it takes the calls of the fleet."""
+
+COMPLETIONS, GENERATE = "/v1/completions", "/inference/v1/generate"
+_PREFIXES = {COMPLETIONS: ("cmpl-", "-0"), GENERATE: ("generate-tokens-", "")}
+
+_MOST_SAMPLES = 1 << 16
+"""More than a worker runs at a time. `--max-batch` counts the samples of requests in their usual form; this bounds any."""
+
+_UNSUPPORTED = {
+    "input_embeds": "embeddings instead of tokens",
+    "image_data": "images",
+    "video_data": "videos",
+    "audio_data": "sound",
+    "session_params": "sessions of the engine",
+    "return_hidden_states": "hidden states",
+    "return_routed_experts": "routed experts",
+    "custom_logit_processor": "code for logits in a request",
+    "return_sampling_mask": "sampling masks",
+    "return_indexer_topk": "the indexer's choices",
+    "bootstrap_host": "a prefill elsewhere",
+}
+"""Fields by which a client asks for what cannot be had here. `false` and null ask for nothing."""
+
+_OWN = ("cache_salt", "session_id", "kv_transfer_params", "ec_transfer_params")
+"""vLLM's fields beside the sampling parameters. They pass unchanged."""
+
+
+def engine_ids(rid: str) -> list[str]:
+    """Return what a vLLM worker may call the generation with this id, for an abort."""
+    return [f"{before}{rid}{after}" for before, after in _PREFIXES.values()]
+
+
+def read(body: bytes, abilities: frozenset[str]) -> Asked:
+    """Return what a body asks a worker for. Raise BadRequestError that names what a vLLM worker cannot do."""
+    fields = parse_object(body)
+    for key, what in _UNSUPPORTED.items():
+        if key in fields and bytes(fields[key]) not in (b"null", b"false", b"[]"):
+            raise BadRequestError(f"`{key}` is not supported with vLLM workers: they do not take or give {what} here")
+    key = "text" if is_null(fields.get("input_ids")) else "input_ids"
+    raw = fields.get(key)
+    if raw is None or is_null(raw):
+        raise BadRequestError("a prompt is missing: give `text` or `input_ids`")
+    batch = (is_list if key == "text" else is_nested)(raw)
+    prompts = typed(fields, key, list[Raw], "a list of prompts") if batch else [raw]
+    if not prompts or any(bytes(one) in (b"[]", b'""') for one in prompts):
+        raise BadRequestError(f"`{key}` is empty, or has an empty prompt in it")
+    stream = typed(fields, "stream", bool, "true or false") is True
+    lists = _Lists(fields)
+    asked: list[Prompt] = []
+    for number, one in enumerate(prompts):
+        asked.append(_Reader(lists, number, batch=batch).prompt(one, stream, abilities))
+        if len(asked[number].rids) != len(asked[0].rids):
+            raise BadRequestError("`n` must be the same for all prompts of a batch")
+    return Asked(asked, batch or len(asked[0].rids) > 1, stream)
+
+
+class _Lists:
+    """The fields of a body. A list with an entry for each prompt is split once: a batch may have thousands of prompts."""
+
+    def __init__(self, fields: Mapping[str, Raw]) -> None:
+        self.fields = dict(fields)
+        self._split: dict[str, list[Raw]] = {}
+
+    def entries(self, key: str) -> list[Raw]:
+        """Return the items of a list."""
+        if key not in self._split:
+            self._split[key] = typed(self.fields, key, list[Raw], "a list")
+        return self._split[key]
+
+    @cached_property
+    def token_ids(self) -> list[int | list[int] | None]:
+        """The ids whose logprobs are wanted."""
+        expected = "a list of ids, or of such lists"
+        return typed(self.fields, "token_ids_logprob", list[int | list[int] | None], expected) or []
+
+    @cached_property
+    def shared_token_ids(self) -> list[int] | None:
+        """The ids, if they are one list for all prompts."""
+        flat = [one for one in self.token_ids if isinstance(one, int)]
+        return flat if flat and len(flat) == len(self.token_ids) else None
+
+
+class _Reader:
+    """Reads the fields of one prompt: its own where there is a list of them."""
+
+    def __init__(self, lists: _Lists, number: int, *, batch: bool) -> None:
+        self._lists = lists
+        self._fields = lists.fields
+        self._number = number
+        self._batch = batch
+
+    def prompt(self, prompt: Raw, stream: bool, abilities: frozenset[str]) -> Prompt:
+        sampling = self._own("sampling_params", dict[str, Any], "an object") or {}
+        params = translated(sampling)
+        logprobs = self._own("return_logprob", bool, "true or false") is True
+        top = (self._own("top_logprobs_num", int, "an integer") or 0) if logprobs else 0
+        start = self._own("logprob_start_len", int, "an integer") if logprobs else None
+        token_ids = self._token_ids() if logprobs else None
+        texts = logprobs and typed(self._fields, "return_text_in_logprobs", bool, "true or false") is True
+        prompt_from = None if start is None or start < 0 else start
+        if stream and prompt_from is not None:
+            raise BadRequestError(
+                "`logprob_start_len` is not supported with vLLM workers in a stream: ask without `stream`"
+            )
+        if top and token_ids:
+            raise BadRequestError("`top_logprobs_num` and `token_ids_logprob` exclude each other with vLLM workers")
+        rid = self._own("rid", str, "a string")
+        plain = is_list(prompt) and not top and not token_ids and prompt_from is None and not texts
+        versions = plain and SCALE_OUT in abilities
+        samples = params.get("n", 1)
+        if not isinstance(samples, int) or not 1 <= samples <= _MOST_SAMPLES:
+            raise BadRequestError(f"`n` must be 1 to {_MOST_SAMPLES}, not {samples!r}")
+        body = self._common(stream, rid)
+        if versions:
+            call = _generate(body, prompt, params, logprobs=logprobs)
+        else:
+            call = _completions(body, prompt, params, logprobs=logprobs, top=top, token_ids=token_ids, texts=texts)
+        if prompt_from is not None:
+            call["prompt_logprobs"] = top
+        return Prompt(
+            Call("POST", GENERATE if versions else COMPLETIONS, msgspec.json.encode(call)),
+            prompt if is_list(prompt) else None,
+            tuple(new_rid() for _ in range(samples)) if rid is None or samples > 1 else (rid,),
+            sampling.get("max_new_tokens") == 0,
+            logprobs,
+            prompt_from,
+            top,
+            token_ids,
+            texts,
+            typed(self._fields, "return_prompt_token_ids", bool, "true or false") is True,
+            DEV_MODE in abilities,
+        )
+
+    def _common(self, stream: bool, rid: str | None) -> Params:
+        """Return the fields that both endpoints have."""
+        out: Params = {key: self._fields[key] for key in _OWN if not is_null(self._fields.get(key))}
+        if stream:
+            out["stream"] = True
+            out["stream_options"] = {"include_usage": True}
+        out["return_token_ids"] = True
+        if rid is not None:
+            out["request_id"] = rid
+        lora = self._own("lora_path", str, "a string")
+        if lora:
+            out["model"] = lora
+        priority = self._own("priority", int, "an integer")
+        if priority:
+            out["priority"] = -priority  # the smallest number goes first at vLLM, the largest at SGLang
+        salt = self._own("extra_key", str, "a string")
+        if salt:
+            out.setdefault("cache_salt", salt)
+        return out
+
+    def _own(self, key: str, kind: Any, expected: str) -> Any:
+        raw = self._fields.get(key)
+        if raw is None or is_null(raw):
+            return None
+        if not is_list(raw):
+            return typed(self._fields, key, kind, expected)
+        entries = self._lists.entries(key)
+        if not self._batch or self._number >= len(entries):
+            raise BadRequestError(f"`{key}` is a list of {len(entries)}, which does not fit the prompts")
+        return typed({key: entries[self._number]}, key, kind, expected)
+
+    def _token_ids(self) -> list[int] | None:
+        """Return the ids for this prompt: of a batch its own list, or the one list that all share."""
+        if self._lists.shared_token_ids is not None:
+            return self._lists.shared_token_ids
+        found = self._lists.token_ids
+        own = found[self._number] if self._number < len(found) else None
+        return own if isinstance(own, list) else None
+
+
+def _generate(body: Params, prompt: Raw, params: Params, *, logprobs: bool) -> Params:
+    sampling = dict(params)
+    extra = sampling.pop("vllm_xargs", None)
+    if extra:
+        sampling["extra_args"] = extra
+    if sampling["max_tokens"] is None:
+        del sampling["max_tokens"]  # a null would mean the same as nothing only in some versions
+    if logprobs:
+        sampling["logprobs"] = 0
+    return {**body, "token_ids": prompt, "sampling_params": sampling, "output_mode": "text"}
+
+
+def _completions(
+    body: Params,
+    prompt: Raw,
+    params: Params,
+    *,
+    logprobs: bool,
+    top: int,
+    token_ids: list[int] | None,
+    texts: bool,
+) -> Params:
+    out = {**body, "prompt": prompt, **params}
+    if logprobs:
+        out["logprobs"] = max(top, 1 if token_ids else 0)
+        if token_ids:
+            out["logprob_token_ids"] = token_ids
+        if (top or token_ids) and not texts:
+            out["return_tokens_as_token_ids"] = True
+        if (top or token_ids) and texts:
+            raise BadRequestError(
+                "`return_text_in_logprobs` is not supported with vLLM workers for other candidates than the sampled token"
+            )
+    return out

@@ -1,0 +1,66 @@
+"""What routers of one fleet talk by: a log that all of them append to and read, and words that hold for some seconds.
+
+A memory that several routers share has such a channel (`Peers.join`). Without one, a router is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from router.errors import RouterError
+
+DAMAGED: Final = ""
+"""The kind of an entry that cannot be read."""
+
+
+class ChannelError(RouterError):
+    """The channel cannot be read or written now."""
+
+    status = 503
+    type = "store_unreachable"
+
+
+class Entry(NamedTuple):
+    """An entry of the log. Numbers grow by one, from 1; those at the beginning of the log may be gone."""
+
+    number: int
+    kind: str
+    data: bytes
+
+
+class Channel(Protocol):
+    """Every method may raise ChannelError.
+
+    Attributes:
+        kind: what it is, for people: `sqlite`, `redis`.
+    """
+
+    kind: str
+
+    async def append(self, kind: str, data: bytes, expected: int | None = None) -> int | None:
+        """Append an entry and return its number.
+
+        With `expected`, only if that is the number of the last entry; else return None.
+        """
+        ...
+
+    async def read(self, after: int) -> Sequence[Entry]:
+        """Return the next entries behind a number; none at the end."""
+        ...
+
+    async def wait(self, after: int, seconds: float) -> int:
+        """Return the number of the last entry as soon as it is greater than `after`, or when the time is over."""
+        ...
+
+    async def trim(self, before: int) -> None:
+        """Forget the entries in front of a number."""
+        ...
+
+    async def announce(self, name: str, data: bytes, seconds: float) -> None:
+        """Say something that holds for some seconds from now on, in the place of what was said under this name."""
+        ...
+
+    async def announced(self) -> Mapping[str, bytes]:
+        """Return what holds now, by name."""
+        ...

@@ -1,0 +1,163 @@
+"""The log of what concerns all routers: read in order, and applied by each of them in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from router.peers.channel import DAMAGED, Channel, ChannelError, Entry
+from router.peers.events import FleetState, Snapshot, Told, WorkerAdded, WorkerRemoved, decoded, encoded
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Told)
+R = TypeVar("R")
+
+PATIENCE: Final = 5.0
+"""Seconds after which a step of the channel has failed."""
+SNAPSHOT_EVERY: Final = 1_000
+"""Entries after which a snapshot is taken. So many are kept in front of it, for routers that are behind."""
+
+
+async def in_time(step: Awaitable[R], seconds: float | None = None) -> R:
+    """Return what a step of a channel returns. Raises ChannelError, also if it takes more seconds (`PATIENCE` of them)."""
+    seconds = PATIENCE if seconds is None else seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await step
+    except TimeoutError as error:
+        raise ChannelError(f"the store has not answered within {seconds:g} s") from error
+
+
+class ControlLog:
+    """The log in a channel, as one router sees it. All methods that read or append may raise ChannelError.
+
+    Attributes:
+        live: whether entries are not only noted in `state`, but handled.
+        state: what the log says.
+        read: the number of the last entry that was read.
+        entries: how many were read, by kind; `lost` are those that could not be.
+        heard_at: the moment (`time.monotonic`) at which the log was last known to be read to its end.
+    """
+
+    def __init__(self, token: str) -> None:
+        """`token`: of this router, which signs its entries."""
+        self.live = False
+        self.state = FleetState()
+        self.read = 0
+        self.entries: Counter[str] = Counter()
+        self.heard_at = -math.inf
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when entries were missed: whatever they asked for has to be assumed."""
+        self._token = token
+        self._handlers: dict[type[Told], Callable[[Any, int, bool], Awaitable[None]]] = {}
+        self.on_set_back: Callable[[list[Told]], None] = lambda told: None
+        """Called with what has to be told again, because the log has lost it."""
+        self._reading = asyncio.Lock()
+        self._last: Entry | None = None
+
+    def hear(self, kind: type[T], handler: Callable[[T, int, bool], Awaitable[None]]) -> None:
+        """Call `handler(event, number, own)` for each entry of a kind, in their order; `own`: this router has appended it.
+
+        The number is 0 for what is no entry: there is no channel, or it cannot be reached.
+        """
+        self._handlers[kind] = handler
+
+    async def append(self, channel: Channel, event: Told, expected: int | None = None) -> int | None:
+        """Append an entry and return its number; None if the last one is not `expected`."""
+        return await in_time(channel.append(event.KIND, encoded(event, self._token), expected))
+
+    async def read_on(self, channel: Channel) -> None:
+        """Read to the end, and apply what is there.
+
+        The last entry that is known is read once more. If it is another one now, the store was set back, and others may have
+        gone on with the log since: it is read from its beginning.
+        """
+        async with self._reading:
+            lost: FleetState | None = None
+            entries = await self._read(channel, max(0, self.read - 1))
+            if self._is_another(entries):
+                logger.error("the control log has lost entry %d, which was read: the store was set back", self.read)
+                lost, self.state, self.read, self._last = self.state, FleetState(), 0, None
+                self.on_lost()
+                entries = await self._read(channel, 0)
+            known = self.read
+            while entries:
+                for entry in entries:
+                    if entry.number > known:
+                        await self._take(entry)
+                        self.read, self._last = entry.number, entry
+                entries = await self._read(channel, self.read)
+            self.heard_at = time.monotonic()
+        if lost is not None:
+            now = self.state.workers
+            gone = [(url, there) for url, there in lost.workers.items() if now.get(url) is not there]
+            self.on_set_back([WorkerAdded(url) if there else WorkerRemoved(url) for url, there in gone])
+
+    async def _read(self, channel: Channel, after: int) -> Sequence[Entry]:
+        return await in_time(channel.read(after))
+
+    def _is_another(self, entries: Sequence[Entry]) -> bool:
+        """Return whether entries from the last known one on are not those of the log that was read."""
+        known = self._last
+        if known is None or (entries and entries[0].number > known.number):  # it was trimmed
+            return False
+        return not entries or (entries[0] != known and entries[0].kind != DAMAGED)
+
+    async def wait(self, channel: Channel, seconds: float) -> None:
+        """Wait until there is more to read, but not longer than so many seconds."""
+        await in_time(channel.wait(self.read, seconds), PATIENCE + seconds)
+
+    async def shorten(self, channel: Channel) -> None:
+        """Take a snapshot after many entries, and forget what is long in front of it."""
+        if self.state.entries > SNAPSHOT_EVERY:
+            number = await self.append(channel, self.state.snapshot(), self.read)
+            if number is not None:
+                await in_time(channel.trim(max(1, number - SNAPSHOT_EVERY)))
+
+    async def do(self, event: Told, number: int = 0, *, own: bool) -> None:
+        """Let the handler do what an event says."""
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            return
+        try:
+            await handler(event, number, own)
+        except Exception:
+            logger.exception("what was told could not be done: %s", event)
+
+    async def _take(self, entry: Entry) -> None:
+        if entry.kind == DAMAGED or (self.read and entry.number > self.read + 1):
+            logger.error("entries of the control log up to %d are damaged, or gone too early", entry.number)
+            self.entries["lost"] += 1
+            self.on_lost()
+        event = self._decoded(entry)
+        self.entries[entry.kind or "damaged"] += 1
+        before = dict(self.state.workers) if isinstance(event, Snapshot) else {}
+        self.state.apply(event)
+        if event is None or not self.live:
+            return
+        if isinstance(event, Snapshot):
+            for url, there in self.state.workers.items():
+                if before.get(url, False) is not there:
+                    await self.do(WorkerAdded(url) if there else WorkerRemoved(url), own=False)
+        else:
+            await self.do(event, entry.number, own=event.by == self._token)
+
+    def _decoded(self, entry: Entry) -> Told | None:
+        if entry.kind == DAMAGED:
+            return None
+        try:
+            event = decoded(entry.kind, entry.data)
+        except msgspec.MsgspecError as error:
+            logger.error("entry %d of the control log (%s) cannot be read: %s", entry.number, entry.kind, error)
+            return None
+        if event is None and not self.entries[entry.kind]:
+            logger.warning("other routers tell what this one does not know (%s): they are newer", entry.kind)
+        return event

@@ -1,0 +1,184 @@
+"""What routers tell each other, one entry of the log each, and what the log says about the fleet.
+
+An entry of a kind that this router does not know comes from a newer one and is passed over. Fields may be added; those
+that an entry lacks have their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+MOST_REMOVED: Final = 10_000
+"""Workers of which it is kept that they were removed, the latest."""
+_SHOWN: Final = 200
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An entry of the log. `KIND` is its name there, `by` the token of the router that wrote it."""
+
+    KIND: ClassVar[str]
+
+    by: str = ""
+
+    def __str__(self) -> str:
+        what = getattr(self, "url", "") or getattr(self, "path", "") or getattr(self, "rid", "")
+        return f"{self.KIND} {str(what)[:_SHOWN]}".strip()
+
+
+class WorkerAdded(Told, frozen=True):
+    """A worker was added by a call, or named by a router's command line. The rest is what that router found it to be."""
+
+    KIND = "worker_added"
+
+    url: str
+    complaint: str | None = None
+    version: str | None = None
+    absent: bool = False
+    engine: str | None = None
+    abilities: tuple[str, ...] = ()
+
+
+class WorkerRemoved(Told, frozen=True):
+    """A worker was removed by a call: it gets no more requests from anybody."""
+
+    KIND = "worker_removed"
+
+    url: str
+
+
+class CallBegan(Told, frozen=True):
+    """A call to all workers begins. `aborts`: from now on until `AbortsOver`, the workers may abort all that they have."""
+
+    KIND = "call_began"
+
+    call: str
+    path: str
+    aborts: bool = False
+    updates: bool = False
+
+
+class AbortsOver(Told, frozen=True):
+    """The workers have aborted what they had; what begins from now on is not meant."""
+
+    KIND = "aborts_over"
+
+    call: str
+
+
+class CallOver(Told, frozen=True):
+    """A call to all workers is over. `version`: the weights of the workers (ids) in `taken` have it, perhaps of `unsure`."""
+
+    KIND = "call_over"
+
+    call: str
+    version: str | None = None
+    taken: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
+
+
+class Abort(Told, frozen=True):
+    """The generations that this id means are to end: those of this very name, or (not `exact`) whose names begin with it.
+
+    Attributes:
+        tenant: whose generations are meant; None for all.
+        fields: what else the client said, JSON by name.
+    """
+
+    KIND = "abort"
+
+    rid: str
+    tenant: str | None = None
+    exact: bool = False
+    fields: dict[str, msgspec.Raw] = {}
+
+
+class AbortAnswered(Told, frozen=True):
+    """What the workers of another router said to an abort (the number of its entry)."""
+
+    KIND = "abort_answered"
+
+    abort: int
+    answers: tuple[dict[str, Any], ...] = ()
+
+
+class Snapshot(Told, frozen=True):
+    """All that the log has said so far, so that what is in front of it can be forgotten."""
+
+    KIND = "snapshot"
+
+    workers: dict[str, bool] = {}
+    version: str | None = None
+    paused: bool = False
+    calls: tuple[CallBegan, ...] = ()
+
+
+KINDS: Final[Mapping[str, type[Told]]] = {
+    one.KIND: one
+    for one in (WorkerAdded, WorkerRemoved, CallBegan, AbortsOver, CallOver, Abort, AbortAnswered, Snapshot)
+}
+
+_decoders = {kind: msgspec.json.Decoder(one) for kind, one in KINDS.items()}
+
+
+def encoded(event: Told, by: str) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(event, by=by))
+
+
+def decoded(kind: str, data: bytes) -> Told | None:
+    """Return an entry; None for one of an unknown kind. Raises msgspec.MsgspecError for one that cannot be read."""
+    decoder = _decoders.get(kind)
+    return None if decoder is None else decoder.decode(data)
+
+
+class FleetState:
+    """What the log says, up to the last entry that was read.
+
+    Attributes:
+        workers: by URL, in the order in which they came, whether they are there: False for those that were removed.
+        version: the weights that the last update set.
+        paused: whether the last such call was a pause.
+        calls: by id, that have begun and are not over.
+        entries: how many there were since the last snapshot.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[str, bool] = {}
+        self.version: str | None = None
+        self.paused = False
+        self.calls: dict[str, CallBegan] = {}
+        self.entries = 0
+
+    def apply(self, event: Told | None) -> None:
+        self.entries += 1
+        if isinstance(event, WorkerAdded):
+            if not self.workers.get(event.url):
+                self.workers.pop(event.url, None)
+                self.workers[event.url] = True
+        elif isinstance(event, WorkerRemoved):
+            self.workers.pop(event.url, None)
+            self.workers[event.url] = False
+            self._shorten()
+        elif isinstance(event, CallBegan):
+            self.calls[event.call] = event
+            if event.path in ("/pause_generation", "/continue_generation"):
+                self.paused = event.path == "/pause_generation"
+        elif isinstance(event, CallOver):
+            self.calls.pop(event.call, None)
+            if event.version is not None and event.taken:
+                self.version = event.version
+        elif isinstance(event, Snapshot):
+            self.workers = dict(event.workers)
+            self.version, self.paused = event.version, event.paused
+            self.calls = {call.call: call for call in event.calls}
+            self.entries = 0
+
+    def _shorten(self) -> None:
+        removed = [url for url, there in self.workers.items() if not there]
+        for url in removed[: max(0, len(removed) - MOST_REMOVED)]:
+            del self.workers[url]
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(dict(self.workers), self.version, self.paused, tuple(self.calls.values()))

@@ -1,0 +1,345 @@
+"""The other routers of the fleet: what is told to them, and what is heard.
+
+Whatever concerns all routers is an entry of one log (`events`). A router applies an entry when it reads it, its own entries
+too: so all of them come to the same state, whoever was first. Each reads the log as it goes on, and to its end before anything
+depends on it (`catch_up`). A call that changes something is answered when every router that is there (`presence`) has read so
+far, or is not there any more.
+
+While the log cannot be reached, a router goes on alone: calls take effect here, their answers say that nobody else was told,
+and the entries are appended, in their order, when the log is back. What others appended meanwhile then stands before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from router.peers.channel import Channel, ChannelError
+from router.peers.control_log import ControlLog, in_time
+from router.peers.events import CallBegan, CallOver, Told, WorkerAdded, WorkerRemoved
+from router.peers.presence import LEASE_SECONDS, RENEW_SECONDS, Presence
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS: Final = 0.5
+_SOON, _LATER = 0.004, 0.03
+UNTIL_GONE: Final = 2 * LEASE_SECONDS
+"""Seconds within which others have heard of something, or are not there any more."""
+MOMENT: Final = 0.25
+"""Seconds within which others hear of something, if they can."""
+_RUSHED: Final = 2.0
+"""Seconds that a request waits for the store, and an announcement: so it fails before the last one has run out."""
+_DOUBT: Final = 1.0
+"""Seconds behind a failure in which requests still try: what the store was asked when this process was stopped has failed."""
+_LATE_IS_RIGHT = (WorkerAdded, WorkerRemoved, CallOver)
+"""What is told later, if it cannot be told now. An abort is about now."""
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Who heard of something that was told.
+
+    Attributes:
+        number: of the entry; 0 if it could not be written, or there is nobody to tell.
+        missing: ids of routers whose announcement ran out before they had read it. They read it before they go on.
+        error: why nobody else knows.
+    """
+
+    number: int = 0
+    missing: tuple[str, ...] = ()
+    error: str | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Return what the answer to a call says about it."""
+        return {"told": self.error is None, "missing": list(self.missing), "error": self.error}
+
+
+class Peers:
+    """The others, as one router sees them; without a channel there are none.
+
+    Attributes:
+        log: what they tell; handlers are given to it.
+        until: the moment (`time.monotonic`) from which on `look_again` is to be awaited before a request is served.
+    """
+
+    def __init__(self, presence: Presence | None = None) -> None:
+        self.presence = presence or Presence()
+        self.log = ControlLog(self.presence.token)
+        self.until = math.inf
+        self.on_version: Callable[[str | None], Awaitable[None]] = _nothing
+        """Awaited with a weight version that a call here has set at all workers, before others hear of it; with None when
+        another router has told of one."""
+        self._channel: Channel | None = None
+        self._renewing = asyncio.Lock()
+        self._telling = asyncio.Lock()
+        self._untold: list[Told] = []
+        self.log.on_set_back = self._untold.extend
+        self._away_since = math.inf
+        self._listening: asyncio.Task[None] | None = None
+
+    # Beginning and end -------------------------------------------------------------------------------------------------
+
+    def join(self, channel: Channel) -> None:
+        """Take the channel by which the others are reached. It can be used from `start` on."""
+        self._channel = channel
+
+    @property
+    def kind(self) -> str | None:
+        """Return what the channel is; None without one."""
+        return None if self._channel is None else self._channel.kind
+
+    @property
+    def away(self) -> bool:
+        """Return whether the channel could not be reached when it was last tried."""
+        return self._away_since < math.inf
+
+    @property
+    def alone(self) -> bool:
+        """Return whether no other router was there when this one last looked."""
+        return not self.presence.others
+
+    async def start(self) -> None:
+        """Read what the log says, without doing anything about it: see `log.state`."""
+        await self.catch_up()
+
+    async def go_live(self) -> None:
+        """From now on, hear what is told. The caller has done what `log.state` says."""
+        self.log.live = True
+        if self._channel is not None:
+            self._listening = asyncio.create_task(self._listen(self._channel), name="what other routers tell")
+            self.until = -math.inf
+            await self.look_again()
+
+    async def close(self) -> None:
+        """Say good-bye."""
+        if self._listening is None or self._channel is None:
+            return
+        self._listening.cancel()
+        await asyncio.wait([self._listening])
+        self._listening, self.until = None, math.inf
+        try:
+            await self._tell_untold(self._channel)
+            await in_time(self.presence.leave(self._channel))
+        except ChannelError as error:
+            logger.warning("the other routers were not told of the end: %s", error)
+        if self._untold:
+            logger.error("%d changes of the fleet were not told to other routers", len(self._untold))
+
+    # Telling -----------------------------------------------------------------------------------------------------------
+
+    async def tell(self, event: Told, *, seconds: float = UNTIL_GONE) -> Heard:
+        """Append an entry and apply it here. Wait some seconds at most until all others that are there have read it."""
+        channel = self._channel
+        if channel is None:
+            await self.log.do(event, own=True)
+            return Heard()
+        try:
+            await self._tell_untold(channel)
+            number = await self.log.append(channel, event)
+            assert number is not None
+        except ChannelError as error:
+            self._failed(error)
+            logger.error("other routers were not told: %s: %s", event, error)
+            if isinstance(event, _LATE_IS_RIGHT):
+                self._untold.append(event)
+            await self.log.do(event, own=True)
+            return Heard(error=error.message)
+        try:
+            await self.log.read_on(channel)
+            missing = await self._until_heard(channel, number, seconds) if seconds else ()
+            if missing:
+                logger.warning("routers that did not hear in time: %s: %s", event, ", ".join(missing))
+            return Heard(number, missing)
+        except ChannelError as error:
+            self._failed(error)
+            if self.log.read < number:
+                await self.log.do(event, number, own=True)  # it is done again when it can be read
+            return Heard(number, error=error.message)
+
+    async def settle(self) -> Heard:
+        """Wait until all others have read what this router has read."""
+        channel, number = self._channel, self.log.read
+        if channel is None:
+            return Heard()
+        try:
+            return Heard(number, await self._until_heard(channel, number, UNTIL_GONE))
+        except ChannelError as error:
+            self._failed(error)
+            return Heard(number, error=error.message)
+
+    async def _until_heard(self, channel: Channel, number: int, seconds: float) -> tuple[str, ...]:
+        """Wait until all others that are there have done what an entry says. Return the ids of those that left."""
+        deadline, pause = time.monotonic() + seconds, _SOON
+        waited: dict[str, str] = {}
+        while True:
+            others = await in_time(self.presence.look(channel))
+            behind = {token: one.id for token, one in others.items() if one.read < number or number in one.busy}
+            waited |= behind
+            if not behind or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(pause)
+            pause = min(_LATER, pause * 1.5)
+        return tuple(name for token, name in waited.items() if token in behind or token not in others)
+
+    async def take_turn(self, call: CallBegan) -> Heard:
+        """Append the beginning of a call. One that updates waits until no router has another such call in progress.
+
+        After one that aborts the others have a moment to hear of it. Else they might send what waits in their queues to workers
+        that have just aborted everything.
+        """
+        channel = self._channel
+        if channel is None:
+            return Heard()
+        try:
+            while True:
+                await self._tell_untold(channel)
+                await self.log.read_on(channel)
+                others = await in_time(self.presence.look(channel))
+                if call.updates and any(one.updates and one.by in others for one in self.log.state.calls.values()):
+                    await self.log.wait(channel, 1.0)
+                    continue
+                number = await self.log.append(channel, call, self.log.read if call.updates else None)
+                if number is not None:
+                    if call.aborts:
+                        await self._until_heard(channel, number, MOMENT)
+                    return Heard(number)
+        except ChannelError as error:
+            self._failed(error)
+            logger.error("other routers were not told: %s: %s", call, error)
+            return Heard(error=error.message)
+
+    async def _tell_untold(self, channel: Channel) -> None:
+        if not self._untold:
+            return
+        async with self._telling:
+            while self._untold:
+                event = self._untold[0]
+                if isinstance(event, CallOver) and event.version is not None:
+                    await self.on_version(event.version)  # that could not be written down, either
+                await self.log.append(channel, event)
+                del self._untold[0]
+                logger.warning("other routers are told only now: %s", event)
+
+    # Hearing -----------------------------------------------------------------------------------------------------------
+
+    async def catch_up(self) -> bool:
+        """Read the log to its end; return whether that was possible."""
+        if self._channel is None:
+            return True
+        try:
+            await self.log.read_on(self._channel)
+        except ChannelError as error:
+            self._failed(error)
+            return False
+        return True
+
+    async def look_again(self) -> None:
+        """Read on before a request is served, because the others may have gone on without this router.
+
+        A request waits for `_RUSHED` seconds at most, and not at all while the store is known to be away.
+        """
+        begun, pause = time.monotonic(), _SOON
+        while self._channel is not None:
+            left = min(begun + _RUSHED, self._away_since + _DOUBT) - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                async with asyncio.timeout(left):
+                    await self._renew(self._channel, overdue=True)
+                return
+            except (ChannelError, TimeoutError) as error:
+                self._failed(error, begun)
+            await asyncio.sleep(pause)
+            pause = min(_LATER, pause * 1.5)
+        self.until = time.monotonic() + _RETRY_SECONDS  # the listening task goes on trying
+
+    async def announce(self) -> None:
+        """Announce a change of this router at once. If that is not possible now, it is announced with the next one."""
+        if self._channel is not None:
+            try:
+                await self._renew(self._channel)
+            except ChannelError as error:
+                self._failed(error)
+
+    async def _renew(self, channel: Channel, *, overdue: bool = False) -> None:
+        """Announce this router. If it was not announced for a time, read on before anything else. Raises ChannelError.
+
+        `overdue`: only if nobody else has done it meanwhile.
+        """
+        async with self._renewing:
+            if overdue and time.monotonic() < self.until:
+                return
+            while not await in_time(self.presence.announce(channel, self.log.read), _RUSHED):
+                await self.log.read_on(channel)
+                if self.log.read == self.presence.told:
+                    self.presence.held()
+                    break
+            self.until = self.presence.until
+
+    async def _listen(self, channel: Channel) -> None:
+        """Read on whenever there is something, and stay announced."""
+        looked = -math.inf
+        while True:
+            try:
+                if not self.away:
+                    await self.log.wait(channel, max(0.0, looked + RENEW_SECONDS - time.monotonic()))
+                await self.log.read_on(channel)
+                due = self.away or time.monotonic() >= looked + RENEW_SECONDS
+                if due or self.log.read != self.presence.told:
+                    await self._renew(channel)
+                await self._tell_untold(channel)
+                if due:
+                    looked = time.monotonic()
+                    await self._look_around(channel)
+                if self.away:
+                    logger.warning("the other routers can be reached again")
+                    self._away_since = math.inf
+            except ChannelError as error:
+                self._failed(error)
+                await asyncio.sleep(_RETRY_SECONDS)
+            except Exception:
+                logger.exception("what other routers tell could not be heard")
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _look_around(self, channel: Channel) -> None:
+        """Look who is there. The calls of those who are not are over; and one router keeps the log short."""
+        others = await in_time(self.presence.look(channel))
+        for call in list(self.log.state.calls.values()):
+            if call.by not in others and call.by != self.presence.token:
+                logger.warning("the router that made a call to all workers is gone: %s", call)
+                over = CallOver(call.call)
+                self.log.state.apply(over)
+                await self.log.do(over, own=False)
+        if self.presence.token == min([self.presence.token, *others]):
+            await self.log.shorten(channel)
+
+    def _failed(self, error: Exception, since: float | None = None) -> None:
+        if not self.away:
+            logger.error("the other routers cannot be reached, this one goes on alone: %s", error)
+            self._away_since = since or time.monotonic()
+
+    # For people --------------------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[dict[str, Any]]:
+        """Return all routers that are there, this one first, for GET /routers."""
+        others = []
+        if self._channel is not None:
+            try:
+                others = list((await in_time(self.presence.look(self._channel))).values())
+            except ChannelError as error:
+                self._failed(error)
+        store = "unreachable" if self.away else self.kind
+        shown = [self.presence.shown(one, store=self.kind, this=False) for one in others]
+        return [
+            self.presence.shown(self.presence.own(self.log.read), store=store, this=True),
+            *sorted(shown, key=lambda one: (one["started"], one["id"])),
+        ]
+
+
+async def _nothing(_: str | None) -> None:
+    pass

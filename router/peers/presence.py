@@ -1,0 +1,144 @@
+"""Who is there: each router announces itself for some seconds, again and again, with its load and how far it has read.
+
+A router whose announcement ran out (it was stopped, or the store was away) is waited for by nobody. So before it goes on it
+announces itself and *then* reads the log to its end: whatever was told meanwhile is in there, and whoever tells something
+from then on waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from router.peers.channel import Channel
+
+LEASE_SECONDS: Final = 5.0
+"""How long an announcement holds."""
+RENEW_SECONDS: Final = 1.5
+
+
+class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a router says of itself.
+
+    Attributes:
+        read: the number of the last entry of the log that it has read and applied.
+        busy: the entries among them about which it still has to tell something.
+        said: when, in seconds since the epoch by its own clock.
+    """
+
+    id: str
+    token: str
+    read: int = 0
+    busy: tuple[int, ...] = ()
+    said: float = 0.0
+    url: str | None = None
+    pid: int | None = None
+    started: float = 0.0
+    version: str | None = None
+    load: dict[str, int] = {}
+
+
+class Presence:
+    """The announcement of this router, and those of the others.
+
+    Attributes:
+        token: of this process; two processes with the same `id` are two routers.
+        load: returns counts, for people.
+        version: returns the fleet's weight version as this router knows it.
+        until: the moment (`time.monotonic`) to which the announcement surely holds.
+        others: as they were when they were last asked for, by token.
+    """
+
+    def __init__(self, name: str | None = None, url: str | None = None) -> None:
+        """`name`: `--router-id`."""
+        self.token = secrets.token_hex(8)
+        self.id = name or f"{socket.gethostname()}:{(url or '').rpartition(':')[2] or 0}:{os.getpid()}"
+        self.url = url
+        self.load: Callable[[], dict[str, int]] = dict
+        self.version: Callable[[], str | None] = lambda: None
+        self.until = -math.inf
+        self.others: dict[str, Announced] = {}
+        self.busy: set[int] = set()
+        self.told = 0
+        """The number up to which the others know that this router has read."""
+        self._started = time.time()
+        self._begun = -math.inf
+
+    def own(self, read: int = 0) -> Announced:
+        return Announced(
+            self.id,
+            self.token,
+            read,
+            tuple(self.busy),
+            time.time(),
+            self.url,
+            os.getpid(),
+            self._started,
+            self.version(),
+            self.load(),
+        )
+
+    async def announce(self, channel: Channel, read: int) -> bool:
+        """Announce this router; return whether its announcement held all the time. Raises ChannelError.
+
+        If it did not, `until` is unchanged: the log has to be read first (`held`).
+        """
+        begun = time.monotonic()
+        await channel.announce(self._name, msgspec.json.encode(self.own(read)), LEASE_SECONDS)
+        self.told = read
+        if time.monotonic() >= self.until:
+            self._begun = begun
+            return False
+        self.until = begun + LEASE_SECONDS
+        return True
+
+    def held(self) -> None:
+        """Say that the log was read to its end behind the last announcement."""
+        self.until = self._begun + LEASE_SECONDS
+
+    async def leave(self, channel: Channel) -> None:
+        """Take the announcement back. Raises ChannelError."""
+        await channel.announce(self._name, b"", 0)
+
+    async def look(self, channel: Channel) -> Mapping[str, Announced]:
+        """Return who else is there now, by token. Raises ChannelError."""
+        found: dict[str, Announced] = {}
+        for data in (await channel.announced()).values():
+            try:
+                one = msgspec.json.decode(data, type=Announced)
+            except msgspec.MsgspecError:  # of another version of this program
+                continue
+            if one.token != self.token:
+                found[one.token] = one
+        self.others = found
+        return found
+
+    @property
+    def _name(self) -> str:
+        return f"{self.id}/{self.token}"
+
+    @staticmethod
+    def shown(one: Announced, *, store: str | None, this: bool) -> dict[str, Any]:
+        """Return a router as GET /routers shows it."""
+        return {
+            "id": one.id,
+            "this": this,
+            "url": one.url,
+            "pid": one.pid,
+            "started": datetime.fromtimestamp(one.started, UTC).isoformat(timespec="milliseconds"),
+            "version": one.version,
+            "inflight": one.load.get("inflight", 0),
+            "queued": one.load.get("queued", 0),
+            "workers": one.load.get("workers", 0),
+            "store": store,
+            "read": one.read,
+            "seen_seconds_ago": round(max(0.0, time.time() - one.said), 3),
+        }

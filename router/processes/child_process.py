@@ -1,0 +1,162 @@
+"""A process as its parent sees it: its end of the channel, its log, and whether it is ready, serves, or has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable
+
+from router.processes.channel import Channel
+from router.processes.log_lines import LineWriter
+from router.processes.messages import Beat, Failed, Go, Look, Message, Pulse, Ready, Seen
+from router.processes.shares import Setup
+
+PROGRAM = "router.processes.child"
+
+STACKS_SECONDS = 0.3
+"""How long a process that hangs may take to write down what its threads do."""
+
+
+class ChildProcess:
+    """One process, from its start to its end.
+
+    Attributes:
+        number: its place among the processes, which the one that replaces it gets, too.
+        failure: why it could not start, if it said so.
+        serves: it was told to accept connections, and has not ended.
+        silent: heartbeats in a row that it has not answered.
+        hung: it was killed for that.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        log: LineWriter,
+        answer: Callable[[ChildProcess, Message], Awaitable[Message | None]],
+    ) -> None:
+        self.number = setup.number
+        self.failure: str | None = None
+        self.serves = False
+        self.silent = 0
+        self.hung = False
+        self.begun = time.monotonic()
+        self._setup = setup
+        self._log = log
+        self._answer = answer
+        self._draining = False
+        self._ready = asyncio.Event()
+        self._channel: Channel
+        self._process: Process
+        self._ended: asyncio.Task[int]
+
+    async def start(self) -> None:
+        """Start it, and return while it loads. Only the main thread may: it ends with the thread that started it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            setup = self._setup
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=PIPE,
+                pass_fds=(theirs.fileno(), setup.listener, setup.board),
+                process_group=0,  # a Ctrl-C is the parent's to pass on, once
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+            )
+        self._channel = Channel(ours, self._heard)
+        await self._channel.open()
+        self._channel.tell_first(pickle.dumps(setup))
+        self._ended = asyncio.create_task(self._live())
+
+    async def ready(self) -> bool:
+        """Wait until it could serve, and return True; False if it ends before that."""
+        waiting = asyncio.create_task(self._ready.wait())
+        await asyncio.wait((waiting, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return self._ready.is_set() and not self._ended.done()
+
+    async def go(self, seconds: float) -> None:
+        """Let it accept connections, and return when it does; if it ends or hangs instead, heartbeats tell."""
+        self.serves = True
+        await self._channel.ask(Go(), seconds)
+
+    async def ended(self) -> int:
+        """Return its exit code when it has ended, and all of its log is written; negative: the signal that it died of."""
+        return await asyncio.shield(self._ended)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def seconds(self) -> float:
+        """How long ago it was started."""
+        return time.monotonic() - self.begun
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended.done()
+
+    def drain(self) -> None:
+        """Let it finish what is in flight. A second call does nothing."""
+        if not self._draining:
+            self._draining = True
+            self._signal(signal.SIGTERM)
+
+    def hurry(self) -> None:
+        """Let it end at once."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    async def kill_hung(self) -> None:
+        """Kill it; before that, its log gets what its threads do, if it can say so."""
+        self.hung = True
+        self._signal(signal.SIGUSR1)
+        await asyncio.sleep(STACKS_SECONDS)
+        self.kill()
+
+    async def pulse(self, seconds: float) -> Pulse | None:
+        """Return a sign of life, None if there is none in time."""
+        answer = await self._channel.ask(Beat(), seconds)
+        if isinstance(answer, Pulse):
+            self.silent = 0
+            return answer
+        return None
+
+    async def look(self, question: Look, seconds: float) -> Seen | None:
+        """Return what it answers to a GET, None if it does not in time."""
+        answer = await self._channel.ask(question, seconds)
+        return answer if isinstance(answer, Seen) else None
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def _live(self) -> int:
+        heard = asyncio.create_task(self._channel.run())
+        stderr = self._process.stderr
+        assert stderr is not None
+        while data := await stderr.read(1 << 16):
+            self._log.write(self.number, data)
+        self._log.end(self.number)
+        code = await self._process.wait()
+        await heard
+        self.serves = False
+        return code
+
+    async def _heard(self, message: Message) -> Message | None:
+        if isinstance(message, Ready):
+            self._ready.set()
+        elif isinstance(message, Failed):
+            self.failure = message.message
+        else:
+            return await self._answer(self, message)
+        return None

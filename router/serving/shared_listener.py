@@ -1,0 +1,156 @@
+"""A listening socket from which several processes accept, and evenly.
+
+Left to themselves, the processes race for each connection, and the one that happens to be awake wins: of 256 connections that
+came two milliseconds apart, one of two processes got 98%. A socket of its own for each (SO_REUSEPORT) spreads by a hash: fair
+on average only, and what waits at a process that dies is lost, at one that hangs waits with it. So here all accept from one
+queue, and each looks at a board in shared memory before it does: a process that has more connections than another one leaves a
+new one for it, and takes it only if it is still there a moment later, because the others are busy or hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from functools import partial
+
+logger = logging.getLogger(__name__)
+
+ABSENT = -1
+"""The number of connections of a process that does not serve."""
+
+MANNERS_SECONDS = 0.05
+"""How long a process with more connections leaves a new one to the others."""
+
+MOST_AT_ONCE = 64
+"""How many of those that are still there it takes then: one at first, and twice as many each time that the others have still
+not moved. So clients hardly notice a process that hangs, and one that was busy for a moment gets its part of a crowd."""
+
+TROUBLE_SECONDS = 0.5
+"""How long not to accept after an error, such as too many open files."""
+
+_INT = 4
+
+
+class ConnectionBoard:
+    """How many connections each process has, in memory that all of them share."""
+
+    def __init__(self, descriptor: int, count: int) -> None:
+        """`descriptor` is that of a file of `size(count)` bytes, which the parent made and the processes inherit."""
+        self._memory = mmap.mmap(descriptor, _INT * count)
+        self._counts = memoryview(self._memory).cast("i")
+
+    @staticmethod
+    def create(count: int) -> int:
+        """Return the descriptor of a new board without any process."""
+        with tempfile.TemporaryFile() as file:
+            file.write(ABSENT.to_bytes(_INT, "little", signed=True) * count)
+            file.flush()
+            return os.dup(file.fileno())
+
+    def put(self, number: int, connections: int) -> None:
+        """Write the connections of a process, numbered from 1; `ABSENT` if it does not serve."""
+        self._counts[number - 1] = connections
+
+    def others(self, number: int) -> list[int]:
+        """Return the connections of all processes but this one."""
+        return [count for each, count in enumerate(self._counts, 1) if each != number]
+
+    def has_fewest(self, number: int) -> bool:
+        """Return whether no other process has fewer connections than this one."""
+        mine = self._counts[number - 1]
+        return all(count == ABSENT or mine <= count for count in self._counts)
+
+    def add(self, number: int) -> None:
+        """Count one more connection of a process."""
+        self._counts[number - 1] += 1
+
+
+class SharedListener:
+    """The part of one process in accepting connections."""
+
+    def __init__(self, listener: socket.socket, board: ConnectionBoard, number: int) -> None:
+        self._listener = listener
+        self._board = board
+        self._number = number
+        self._connect: Callable[[], asyncio.Protocol] | None = None
+        self._at_once = 1
+        self._later: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[object]] = set()
+        listener.setblocking(False)
+
+    def count(self, connections: int) -> None:
+        """Note how many connections this process has."""
+        if self._connect is not None:
+            self._board.put(self._number, connections)
+
+    def begin(self, connect: Callable[[], asyncio.Protocol]) -> None:
+        """Accept from now on, in the running loop; `connect` makes the protocol of a connection."""
+        self._connect = connect
+        self._board.put(self._number, 0)
+        self._resume()
+
+    def end(self) -> None:
+        """Accept nothing more, and close the socket."""
+        if self._later is not None:
+            self._later.cancel()
+        if self._connect is not None:
+            self._connect = None
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._board.put(self._number, ABSENT)
+        self._listener.close()
+
+    def _resume(self) -> None:
+        self._later = None
+        asyncio.get_running_loop().add_reader(self._listener, self._on_connection)
+
+    def _pause(self, seconds: float, then: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        self._later = loop.call_later(seconds, then)
+
+    def _on_connection(self) -> None:
+        if self._board.has_fewest(self._number):
+            self._accept()
+        else:
+            self._pause(MANNERS_SECONDS, partial(self._take_what_is_left, self._board.others(self._number)))
+
+    def _take_what_is_left(self, before: list[int]) -> None:
+        self._resume()
+        if self._board.others(self._number) != before:
+            self._at_once = 1
+            return
+        for _ in range(self._at_once):
+            if not self._accept():
+                return
+        self._at_once = min(2 * self._at_once, MOST_AT_ONCE)
+
+    def _accept(self) -> bool:
+        """Accept one connection. Return False if there is none, or it cannot be accepted now."""
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False  # another process was faster, or the client left
+        except OSError as error:
+            logger.error("no connection can be accepted: %s", error)
+            self._pause(TROUBLE_SECONDS, self._resume)
+            return False
+        connection.setblocking(False)
+        if connection.family != getattr(socket, "AF_UNIX", None):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        assert self._connect is not None
+        self._board.add(self._number)  # before the protocol is made, which counts the connection itself
+        loop = asyncio.get_running_loop()
+        task: asyncio.Task[object] = loop.create_task(loop.connect_accepted_socket(self._connect, connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connected)
+        return True
+
+    def _connected(self, task: asyncio.Task[object]) -> None:
+        self._connecting.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.info("a connection was lost at once: %s", task.exception())

@@ -1,0 +1,92 @@
+"""The client, while real routers die: it goes on at the next one, or tells what was lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from middleware_hub.client import Client, Conversation, NotUsableError, Retries, UnreachableError
+from router.embedded.models.ngram import shipped_tokenizer
+from router.embedded.worker import EmbeddedWorker
+from tests.support.programs import Program
+
+FEW = {"max_new_tokens": 16}
+
+
+@pytest.fixture
+def worker() -> Iterator[EmbeddedWorker]:
+    with EmbeddedWorker(seed=0) as found:
+        yield found
+
+
+def router(name: str, worker: EmbeddedWorker, folder: Path, *flags: str) -> Program:
+    return Program(
+        name, "--tokenizer-path", str(shipped_tokenizer()), "--worker-urls", worker.url, *flags, folder=folder
+    )
+
+
+def test_a_conversation_goes_on_at_the_next_router(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    store = ("--store", f"sqlite:{tmp_path / 'store'}")
+    with ExitStack() as entered:
+        routers = [entered.enter_context(router(f"router{number}", worker, tmp_path, *store)) for number in range(2)]
+        for one in routers:
+            one.wait_until_up()
+        client = entered.enter_context(Client([one.url for one in routers], retries=Retries(first=0.05)))
+        talk = Conversation(client, "Question: How long is the Elbe?\n", FEW)
+        talk.say()
+        routers[0].kill()
+        talk.append("\nAre you sure?\n")
+        talk.say()
+        found = talk.retrieve().require_exact()
+        assert client.url == routers[1].url
+        assert [turn.request_id for turn in found.turns] == talk.transcript.names
+        last = worker.log[-1]
+        assert found.tokens == last.input_ids + last.output_ids
+
+
+def test_a_router_that_forgot_makes_the_conversation_unusable(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    with router("router", worker, tmp_path) as one, Client(one.url, retries=Retries(first=0.05)) as client:
+        one.wait_until_up()
+        talk = Conversation(client, "Question: How long is the Elbe?\n", FEW)
+        talk.say()
+        one.kill()
+        one.start()
+        one.wait_until_up()
+        talk.append("\nAre you sure?\n")
+        talk.say()
+        with pytest.raises(NotUsableError, match="a restart without --store"):
+            talk.retrieve().require_exact()
+
+
+@pytest.mark.parametrize("resample", [False, True])
+def test_a_generation_whose_router_dies(worker: EmbeddedWorker, tmp_path: Path, resample: bool) -> None:
+    """It is asked for again only by a client that may leave a sample behind."""
+    with router("router", worker, tmp_path) as one:
+        one.wait_until_up()
+        worker.hold(after=4)
+        retries = Retries(attempts=60, first=0.05, longest=0.5, resample=resample)
+        found: list[object] = []
+
+        def ask() -> None:
+            with Client(one.url, retries=retries) as client:
+                try:
+                    found.append(client.generate("Question: How long is the Elbe?\n", FEW))
+                except UnreachableError as error:
+                    found.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        worker.wait_for_arrivals(1)
+        one.kill()
+        one.start()
+        one.wait_until_up()
+        worker.release()
+        asking.join(60)
+        if resample:
+            assert getattr(found[0], "recorded", None) == "exact", found
+        else:
+            assert "may have been sampled" in str(found[0])

@@ -1,0 +1,166 @@
+"""Replies that are written down together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from middleware_hub.persistence import saving
+from middleware_hub.store.protocol import Batch
+from tests.middleware_hub.persistence.lives import VOCABULARY, Ask, Life, Lives
+from tests.middleware_hub.toy import EOS, A, B
+
+NS = ("", "", "")
+
+
+def ask(text: str, name: str, ids: list[int] | None = None) -> Ask:
+    return Ask(NS, text, ids, None, [A, B, EOS], name, "1")
+
+
+def watched(lives: Lives, batches: list[Batch], refuses: Callable[[Batch], bool] = lambda _: False) -> Life:
+    """Note what is appended in the first life, and refuse some of it."""
+    store = lives.stores[0]
+    append = store.append
+
+    async def noted(batch: Batch) -> list[int]:
+        batches.append(batch)
+        if refuses(batch):
+            raise ValueError("it cannot be")
+        return await append(batch)
+
+    store.append = noted  # type: ignore[method-assign]
+    return lives.lives[0]
+
+
+def replies(batch: Batch) -> list[str]:
+    return [name for record in batch.records for name in record.request_ids]
+
+
+def played(work: Callable[[Lives], Awaitable[None]], scheme: str = "sqlite") -> None:
+    async def play() -> None:
+        async with Lives(scheme, 1) as lives:
+            await work(lives)
+            assert [finding async for finding in lives.stores[0].verify()] == []
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_what_is_recorded_at_once_is_one_batch(scheme: str) -> None:
+    """Also where the replies share a prompt, and where one builds on another."""
+
+    async def work(lives: Lives) -> None:
+        batches: list[Batch] = []
+        life = watched(lives, batches)
+        asks = [ask("a b", "r0"), ask("a b", "r1"), ask("b a", "r2"), ask("a bab<e>b", "r3")]
+        for one in asks:
+            await lives.one.ask(one)
+        await asyncio.gather(*(life.ask(one) for one in asks))
+        assert [replies(batch) for batch in batches] == [["r0", "r1", "r2", "r3"]]
+        assert life.memory is not None
+        assert life.memory.saving.saved == 4
+        await lives.restart(0)
+        for text in ("a bab", "b aab", "a bab<e>bab"):
+            await lives.retrieve(0, NS, text)
+
+    played(work, scheme)
+
+
+def test_a_reply_that_the_store_refuses_takes_no_other_with_it() -> None:
+    async def work(lives: Lives) -> None:
+        batches: list[Batch] = []
+        life = watched(lives, batches, lambda batch: "bad" in replies(batch))
+        asks = [ask("a b", "r0"), ask("b b", "bad"), ask("b a", "r2")]
+        for one in asks:
+            if one.name != "bad":
+                await lives.one.ask(one)
+        found = await asyncio.gather(*(life.ask(one) for one in asks), return_exceptions=True)
+        assert [isinstance(one, AssertionError) for one in found] == [False, True, False]
+        assert [replies(batch) for batch in batches] == [["r0", "bad", "r2"], ["r0"], ["bad"], ["r2"]]
+        assert life.memory is not None
+        saving = life.memory.saving
+        assert (saving.saved, saving.unsaved, saving.lost) == (2, 1, 1)
+        await lives.restart(0)
+        await lives.retrieve(0, NS, "a bab")
+        await lives.retrieve(0, NS, "b aab")
+
+    played(work)
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_several_forgotten_conversations_go_on_at_once(scheme: str) -> None:
+    async def work(lives: Lives) -> None:
+        first = [await lives.ask(0, ask(text, text)) for text in ("a b", "b a", "ab ab")]  # the last has a name twice
+        assert (await lives.stores[0].forget(0)).records
+        asks = [ask(text + " b", f"then {text}") for text in first]
+        life = lives.lives[0]
+        for one in asks:
+            await lives.one.ask(one)
+        await asyncio.gather(*(life.ask(one) for one in asks))
+        assert life.memory is not None
+        assert life.memory.saving.unsaved == 0
+        await lives.restart(0)
+        for text in first:
+            await lives.retrieve(0, NS, text + " bab")
+
+    played(work, scheme)
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_a_forgotten_conversation_that_goes_on_is_found_by_its_ids(scheme: str) -> None:
+    """What its ids spell is not its text: nobody spelled the first end of turn."""
+
+    async def work(lives: Lives) -> None:
+        text = await lives.ask(0, ask("a b", "r0"))
+        text = await lives.ask(0, ask(text + "b", "r1"))
+        assert (await lives.stores[0].forget(0)).records
+        await lives.ask(0, ask(text + "b", "r2"))
+        await lives.restart(0)
+        ids = await lives.chain_of(0, NS, "r1")
+        assert ids is not None
+        await lives.restart(0)
+        await lives.ask(0, ask(VOCABULARY.spell(ids[:-1]), "r3", ids[:-1]))
+
+    played(work, scheme)
+
+
+def test_what_was_gathered_is_written_when_a_router_ends() -> None:
+    async def work(lives: Lives) -> None:
+        await lives.one.ask(ask("a b", "r0"))
+        asking = asyncio.create_task(lives.lives[0].ask(ask("a b", "r0")))
+        await asyncio.sleep(0)
+        await lives.restart(0)
+        await asking
+        await lives.retrieve(0, NS, "a bab")
+
+    played(work)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("scheme", ["memory", "sqlite", "redis"])
+def test_a_conversation_that_is_retrieved_before_it_is_in_the_store_counts_as_retrieved(
+    scheme: str, refuses: bool
+) -> None:
+    """The store has nothing to mark while the first turn is gathered, or waits in the spool."""
+
+    async def work(lives: Lives) -> None:
+        life, line, memory = lives.lives[0], lives.lines[0], lives.lives[0].memory
+        assert memory is not None
+        line.refuses = refuses
+        await lives.one.ask(ask("a b", "r0"))
+        asking = asyncio.create_task(life.ask(ask("a b", "r0"), refused=refuses))
+        while not life.tree.stats.generations:  # noqa: ASYNC110  # it has no event
+            await asyncio.sleep(0)
+        memory.retrieved(life.tree.recall(NS, "a bab"))
+        memory.retrieved(life.tree.recall(NS, "a bab"))
+        await lives.stores[0].forget_roots([bytes(16)])  # marks are written before
+        await asking
+        await lives.back(0)
+        gone = await lives.stores[0].forget(0)
+        assert (gone.retrieved, gone.unretrieved) == (1, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "RETRY_SECONDS", 0.0)
+        played(work, scheme)

@@ -1,0 +1,171 @@
+"""Sessions while the store is away: what was answered is in them afterwards, once, also if a router died meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from middleware_hub.sessions.log import events
+from middleware_hub.store.opening import open_store
+from middleware_hub.store.protocol import Store
+from middleware_hub.store.spool import handover
+from middleware_hub.store.spool.file import SpoolFile
+from middleware_hub.store.spool.folder import SpoolFolder
+from tests.middleware_hub.sessions.in_process import Room
+from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, exported, more, routers
+
+
+async def spooling(room: Room, folder: Path) -> SpoolFile:
+    """Give a router a spool file that outlives it."""
+    assert room.hub.saving is not None
+
+    async def another() -> Store:
+        store = open_store(f"sqlite:{folder}")
+        await store.open("t")
+        return store
+
+    await room.hub.saving.open(SpoolFolder(str(folder / "spool"), "s", "t", 1 << 20), another)
+    return room.hub.saving._spool
+
+
+def dies(room: Room) -> None:
+    """End the lock of a router's spool file, as its death does."""
+    assert room.hub.saving is not None
+    os.close(room.hub.saving._spool._descriptor)
+    room.hub.saving._spool = SpoolFile.anonymous()
+
+
+def last_words(branches: list[dict[str, Any]]) -> list[str]:
+    return [branch["messages"][-1]["content"] for branch in branches]
+
+
+def test_the_kinds_of_events_are_those_of_the_log() -> None:
+    assert {events.TurnCommitted.__struct_config__.tag} == {handover.TURN}
+    assert {events.Finalized.__struct_config__.tag, events.Ended.__struct_config__.tag} == handover.OVER
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_routers_go_on_while_the_store_takes_nothing(first: int, tmp_path: Path) -> None:
+    """Both branches are there afterwards, each once, and both routers agree."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
+            await rooms[0].open()
+            assert (await rooms[0].ask(BODY).answer())[0] == 200
+            assert len(await exported(rooms[1])) == 1
+            broken = [Broken(room, "append") for room in rooms]
+            for number, room in enumerate(rooms):
+                for text in ("x", "y"):
+                    room.engine.says(f"{text}{number}")
+                    client = room.ask(more(BODY))
+                    assert (await client.answer())[0] == 200
+                    assert dict(client.out[0]["headers"])[b"x-radix-saved"] == b"no"
+            for number in (first, 1 - first):
+                broken[number].mend()
+                saving = rooms[number].hub.saving
+                assert saving is not None
+                assert await saving.hand_over()
+            found = await exported(await both.another())
+            order = [f"{text}{number}" for number in (first, 1 - first) for text in ("x", "y")]
+            assert last_words(found) == order
+            for room in rooms:
+                await room.call("GET", "/sessions/s")  # reads on
+                assert await exported(room) == found
+            for room in rooms:
+                client = room.ask(more(BODY))
+                assert (await client.answer())[0] == 200
+                assert b"x-radix-saved" not in dict(client.out[0]["headers"])
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_router_that_dies_leaves_its_turns_to_the_next(behind: bool, tmp_path: Path) -> None:
+    """Also if some of it had been written, and nobody heard of that."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await spooling(room, tmp_path)
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            Broken(room, "append", behind=behind)
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert (await room.call("POST", "/sessions/s/complete", {"reward_info": {"r": 1}}))[0] == 200
+            assert (await room.ask(more(more(BODY))).answer())[0] == 200
+            told = await exported(room)
+            dies(room)
+            other = await both.another()
+            await spooling(other, tmp_path)
+            assert await exported(other) == told
+            status, found = await other.call("GET", "/sessions/s")
+            assert (status, found["phase"], found["reward_info"]) == (200, "complete", {"r": 1})
+            assert found["num_generations"] == 3
+            assert other.hub.saving is not None
+            await other.hub.saving.close()
+
+    asyncio.run(work())
+
+
+def test_a_turn_of_a_session_that_ended_elsewhere_is_kept_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was exported stays what it is. The turn that came too late is said, counted, and kept in a file."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            spool = await spooling(one, tmp_path)
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append")
+            assert (await one.ask(more(BODY)).answer())[0] == 200
+            status, final = await other.call("POST", "/sessions/s/finalize", {})
+            assert status == 200
+            broken.mend()
+            saving = one.hub.saving
+            assert saving is not None
+            assert await saving.hand_over()
+            assert saving.lost == 1
+            assert (await one.call("POST", "/sessions/s/finalize", {}))[1]["trajectories"] == final["trajectories"]
+            assert await exported(await both.another()) == final["trajectories"]
+            assert (await one.ask(more(BODY)).answer())[0] == 409
+            assert spool.path is not None
+            kept = SpoolFile.adopt(spool.path.with_suffix(".refused"), None)
+            assert kept is not None
+            assert len(kept.waiting) == 1
+            os.close(kept._descriptor)
+            await saving.close()
+
+    asyncio.run(work())
+    assert "ended elsewhere" in caplog.text
+
+
+def test_a_turn_that_can_be_kept_nowhere_is_no_turn(tmp_path: Path) -> None:
+    """Neither the store nor the disk takes it: its client is told, and the session is as before."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            before = await exported(room)
+            broken = Broken(room, "append")
+            saving = room.hub.saving
+            assert saving is not None
+            descriptor, saving._spool._descriptor = saving._spool._descriptor, os.open("/dev/full", os.O_RDWR)
+            status, found = await room.ask(more(BODY)).answer()
+            assert (status, found["error"]["type"]) == (503, "store_unreachable")
+            assert await exported(room) == before
+            os.close(saving._spool._descriptor)
+            saving._spool._descriptor = descriptor
+            broken.mend()
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert await exported(await both.another()) == await exported(room)
+
+    asyncio.run(work())

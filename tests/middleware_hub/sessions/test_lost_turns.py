@@ -1,0 +1,92 @@
+"""What clients are told of a session of which the store lost turns, or cannot be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from middleware_hub.store.protocol import Batch
+from tests.middleware_hub.sessions.in_process import Client, Room
+from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, more, routers
+
+
+def said(client: Client) -> set[str]:
+    """The reasons in the head of a reply."""
+    return set(dict(client.out[0]["headers"]).get(b"x-radix-reasons", b"").decode().split(", ")) - {""}
+
+
+class Forgetful:
+    """Lets a router's store acknowledge what it does not keep, as one does that is killed in the next moment."""
+
+    def __init__(self, room: Room) -> None:
+        self._store: Any = room.hub.store
+        self._real, self._store.append = self._store.append, self._lose
+
+    async def _lose(self, batch: Batch) -> list[int]:
+        return [(event.expected or 0) + 1 for event in batch.events]
+
+    def mend(self) -> None:
+        self._store.append = self._real
+
+
+def test_clients_are_told_which_turns_the_store_has_lost(tmp_path: Path) -> None:
+    """What they had been answered reads as context from then on, wherever the session goes on."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            store = Forgetful(room)
+            client = room.ask(more(BODY))
+            assert (await client.answer())[0] == 200
+            store.mend()
+            lost = dict(client.out[0]["headers"])[b"x-generation-id"].decode()
+            assert (await room.ask(more(more(BODY))).answer())[0] == 503
+            client = room.ask(more(more(BODY)))
+            assert (await client.answer())[0] == 200
+            assert said(client) == {"unknown_reply"}
+            status, summary = await room.call("GET", "/sessions/s")
+            assert (status, summary["lost_turns"]) == (200, [lost])
+            for one in (room, other):
+                status, found = await one.call("GET", "/sessions/s/trajectories")
+                (behind,) = found["trajectories"]
+                assert (behind["exact"], set(behind["reasons"])) == (False, {"unknown_reply"})
+                assert found.get("missing", []) == ([lost] if one is room else [])
+            client = room.ask(BODY)  # a conversation without it
+            assert (await client.answer())[0] == 200
+            assert said(client) == set()
+
+    asyncio.run(work())
+
+
+def test_an_answer_from_memory_says_that_the_store_was_not_asked(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken = Broken(room, "read")
+            for method, path in [("GET", ""), ("GET", "/complete"), ("POST", "/reward_info")]:
+                client = Client(room.app, method, f"/sessions/s{path}", {"reward_info": {"r": 1}}, {})
+                assert (await client.answer())[0] == 200
+                assert said(client) == {"store_unreachable"}, path
+            assert (await other.ask(more(BODY)).answer())[0] == 200
+            unwritten = Broken(room, "append")
+            # The first router does not know that the assistant's second message was sampled.
+            client = room.ask(more(more(BODY)))
+            assert (await client.answer())[0] == 200
+            assert said(client) == {"store_unreachable"}
+            broken.mend()
+            unwritten.mend()
+            assert room.hub.saving is not None
+            assert await room.hub.saving.hand_over()
+            client = Client(room.app, "GET", "/sessions/s", {}, {})
+            assert (await client.answer())[0] == 200
+            assert said(client) == set()
+            for one in (room, other):
+                _, found = await one.call("GET", "/sessions/s/trajectories")
+                assert [each["reasons"] for each in found["trajectories"]] == [[], ["store_unreachable"]]
+
+    asyncio.run(work())

@@ -1,0 +1,222 @@
+"""The file of what waits for a store: whole after a kill, cut where it is torn, and never adopted while a process holds it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.paths import BLOCK, STEP, TextPath
+from middleware_hub.store.protocol import Batch
+from middleware_hub.store.records import Blob, Event, places_of
+from middleware_hub.store.spool.file import SpoolFile, SpoolHead
+from middleware_hub.store.spool.folder import SpoolFolder, identity
+from middleware_hub.store.spool.packing import pack, unpack
+from tests.middleware_hub.store.world import NS, World
+
+HEAD = SpoolHead("sqlite:/a", "toy")
+
+
+def made(path: Path, *data: bytes) -> SpoolFile:
+    found = SpoolFile.make(path, HEAD, 1 << 20)
+    for one in data:
+        found.put(one)
+    return found
+
+
+def dies(spool: SpoolFile) -> None:
+    os.close(spool._descriptor)
+    spool._descriptor = -1
+
+
+def adopted(path: Path, head: SpoolHead | None = HEAD) -> list[bytes] | None:
+    found = SpoolFile.adopt(path, head)
+    if found is None:
+        return None
+    read = [bytes(found.read(waiting)) for waiting in found.waiting]
+    dies(found)
+    return read
+
+
+def test_what_was_put_is_read_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "a.spool"
+    spool = made(path, b"one", b"two" * 1000, b"three")
+    assert adopted(path) is None, "it is in use"
+    dies(spool)
+    assert adopted(path, SpoolHead("sqlite:/a", "another")) is None
+    assert adopted(path, SpoolHead("sqlite:/b", "toy")) is None
+    assert adopted(path) == [b"one", b"two" * 1000, b"three"]
+    assert adopted(path, None) == [b"one", b"two" * 1000, b"three"]
+    assert oct(path.stat().st_mode)[-3:] == "600"
+
+
+def test_what_was_handed_over_is_not_there_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.spool"
+    spool = made(path, b"one", b"two", b"three")
+    spool.done()
+    spool.put(b"four")
+    dies(spool)
+    assert adopted(path) == [b"two", b"three", b"four"]
+    again = SpoolFile.adopt(path, HEAD)
+    assert again is not None
+    again.done(3)
+    assert path.stat().st_size < 200, "the room is given back"
+    again.put(b"five")
+    dies(again)
+    assert adopted(path) == [b"five"]
+
+
+def test_an_empty_file_goes_with_its_router(tmp_path: Path) -> None:
+    spool = made(tmp_path / "a.spool", b"one")
+    spool.close()
+    assert (tmp_path / "a.spool").exists()
+    again = SpoolFile.adopt(tmp_path / "a.spool", HEAD)
+    assert again is not None
+    again.done()
+    again.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(cut=st.integers(1, 60), data=st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=5))
+def test_a_torn_end_is_cut(cut: int, data: list[bytes]) -> None:
+    path = (
+        Path(f"/dev/shm/torn-{os.getpid()}.spool") if os.path.isdir("/dev/shm") else Path(f"torn-{os.getpid()}.spool")
+    )
+    try:
+        spool = made(path, *data)
+        ends = [one.offset + one.size for one in spool.waiting]
+        begin, end = spool._begin, spool._end
+        dies(spool)
+        size = max(begin, end - cut)
+        os.truncate(path, size)
+        found = SpoolFile.adopt(path, HEAD)
+        assert found is not None
+        whole = [one for one, at in zip(data, ends, strict=True) if at <= size]
+        assert [bytes(found.read(one)) for one in found.waiting] == whole
+        last = max([begin, *(at for at in ends if at <= size)])
+        with_zeros = size - last
+        assert 0 <= found.torn_bytes <= with_zeros
+        assert found.damaged == 0
+        found.put(b"next")
+        dies(found)
+        assert adopted(path) == [*whole, b"next"]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_damage_within_costs_one_and_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.spool"
+    spool = made(path, b"one" * 9, b"two" * 9, b"three" * 9)
+    at = spool.waiting[1].offset + 20
+    dies(spool)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff")
+    found = SpoolFile.adopt(path, HEAD)
+    assert found is not None
+    assert [bytes(found.read(one)) for one in found.waiting] == [b"one" * 9, b"three" * 9]
+    assert found.damaged == 1
+    found.done(2)
+    found.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["a.damaged"]
+
+
+def test_a_full_disk_leaves_the_file_whole(tmp_path: Path) -> None:
+    """In a process of its own, which may write no more than some bytes."""
+    path = tmp_path / "a.spool"
+    script = f"""
+import resource, sys
+from pathlib import Path
+from middleware_hub.store.spool.file import SpoolFile, SpoolHead
+spool = SpoolFile.make(Path({str(path)!r}), SpoolHead("sqlite:/a", "toy"), 1 << 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+count = 0
+try:
+    for count in range(100):
+        spool.put(b"x" * 100)
+except OSError:
+    pass
+assert spool.full
+print(count)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    count = int(done.stdout)
+    assert 10 < count < 30
+    assert adopted(path) == [b"x" * 100] * count
+
+
+def test_a_kill_takes_nothing_that_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.spool"
+    script = f"""
+from pathlib import Path
+from middleware_hub.store.spool.file import SpoolFile, SpoolHead
+spool = SpoolFile.make(Path({str(path)!r}), SpoolHead("sqlite:/a", "toy"), 1 << 30)
+number = 0
+while True:
+    number += 1
+    spool.put(number.to_bytes(4, "big") * 500)
+    if number % 100 == 0:
+        print(number, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+    found = SpoolFile.adopt(path, HEAD)
+    assert found is not None
+    assert found.damaged == 0
+    assert found.torn_bytes < 2100, "at most the batch that was being written"
+    assert [bytes(found.read(one))[:4] for one in found.waiting] == [
+        number.to_bytes(4, "big") for number in range(1, len(found.waiting) + 1)
+    ]
+    assert len(found.waiting) >= told
+    dies(found)
+
+
+def test_a_batch_is_what_it_was() -> None:
+    """It is entered at the same places, though only the end of its text was kept."""
+    world = World()
+    first = world.turn(None, "a" * (BLOCK * STEP * 2 + 7), "b" * 600)
+    second = world.turn(first, "c" * 900, "d" * 300, names=("r",))
+    state = first.path.state(first.reply.text_end)
+    path = TextPath(NS, second.text, state)
+    batch = Batch(
+        second.records,
+        {second.reply.id: path},
+        [Blob(second.reply.id, "x", "int32", (1,), b"1234")],
+        [Event("log", "kind", b"data", expected=3, closes=1)],
+    )
+    packed = pack(batch)
+    assert len(packed) < 12_000
+    found = unpack(packed)
+    assert list(found.records) == second.records
+    assert list(found.blobs) == list(batch.blobs)
+    assert list(found.events) == list(batch.events)
+    for record in second.records:
+        assert places_of(record, found.paths[second.reply.id]) == places_of(record, path)
+    with pytest.raises(DamagedRecordError):
+        unpack(b"\x93nothing")
+
+
+def test_folders_are_those_of_stores(tmp_path: Path) -> None:
+    one, again = (SpoolFolder(str(tmp_path), identity("sqlite:/a/b"), "toy", 1 << 20) for _ in range(2))
+    other = SpoolFolder(str(tmp_path), identity("sqlite:/a/c"), "toy", 1 << 20)
+    spools = [one.make(), again.make(), other.make()]
+    assert len({spool.path for spool in spools}) == 3
+    assert len(one.paths()) == 2
+    assert list(one.left_behind()) == []
+    spools[0].put(b"x")
+    dies(spools[0])
+    (left,) = again.left_behind()
+    assert len(left.waiting) == 1
+    assert identity("redis://user:secret@host:1/0", "p:") == identity("redis://host:1/0", "p:")
+    assert identity("redis://host:1/0", "p:") != identity("redis://host:1/0", "q:")
+    for spool in (left, *spools[1:]):
+        spool.close()

@@ -1,0 +1,172 @@
+"""Ledgers that are behind, and ledgers that have to make room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.trajectories import groups, journal
+from middleware_hub.trajectories.claims import Claims, Wanted
+from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Sampled
+from middleware_hub.trajectories.groups import Groups
+from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
+from middleware_hub.trajectories.samples import Built, Member, Sample
+from tests.middleware_hub.store.world import address_of, with_store
+from tests.support.redis_server import empty_redis
+
+
+@dataclass
+class Saves:
+    """Appends at once."""
+
+    store: Store
+
+    async def save(self, batch: Batch) -> bool:
+        await self.store.append(batch)
+        return True
+
+    async def write(self, batch: Batch) -> None:
+        await self.store.append(batch)
+
+
+def sampled(number: int, group: str) -> Sampled:
+    return Sampled(
+        key=number.to_bytes(16, "big"), root=b"", group=group, size=1, rollout=None, ended=True, parent=None, lora="",
+        names=(f"n{number}",), inexact=False, versions=("1",), time=0.0,
+    )  # fmt: skip
+
+
+async def told(one: StoreJournal, *events: AnyEvent) -> None:
+    for event in events:
+        await one.append(event)
+    await one.read_on()
+
+
+async def take(one: StoreJournal, group: str, claim: str) -> None:
+    """Claim and acknowledge the only sample of a group."""
+    (sample,) = one.ledger.samples(one.ledger.groups[group])
+    taken = (one.ledger.taking(sample),)
+    await told(one, Claimed(claim=claim, samples=taken, time=0.0), Acknowledged(claim=claim, time=0.0))
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+def test_a_router_that_is_behind_a_trimmed_log_begins_anew(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_SPARE", 6)
+    monkeypatch.setattr(journal, "_TRIM_EVERY", 6)
+    monkeypatch.setattr(journal, "_PAGE", 7)
+
+    async def work(store: Store) -> None:
+        busy, idle = (StoreJournal(Saves(store), "groups/a/b") for _ in range(2))
+        await told(busy, sampled(1, "old"))
+        await idle.read_on()
+        assert "old" in idle.ledger.groups
+        await take(busy, "old", "c1")
+        for number in range(2, 40):
+            await told(busy, sampled(number, f"g{number}"))
+            await take(busy, f"g{number}", f"c{number}")
+        await told(busy, sampled(40, "new"))
+        assert (await store.read("groups/a/b", limit=1))[0].number > 3, "the acknowledgement is trimmed"
+        await idle.read_on()
+        assert list(idle.ledger.groups) == list(busy.ledger.groups) == ["new"]
+        await take(idle, "new", "last")
+        await busy.read_on()
+        assert (len(busy.ledger), len(idle.ledger)) == (0, 0)
+        assert busy.ledger.last == idle.ledger.last
+
+    with_store(address_of(kind, tmp_path), work)
+
+
+@pytest.mark.parametrize("new", [1, 5])
+def test_a_log_that_was_lost_begins_again_at_all_routers(new: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if it has become as long as before: nothing new is passed over, and nothing is taken twice."""
+
+    async def work(store: Store) -> None:
+        one, two = (StoreJournal(Saves(store), "groups/a/b") for _ in range(2))
+        await told(one, *(sampled(number, f"lost {number}") for number in range(3)))
+        await two.read_on()
+        empty_redis()
+        await store.announce("router", b"", 5.0)  # the store notices
+        await told(two, *(sampled(number, f"new {number}") for number in range(10, 10 + new)))
+        await one.read_on()
+        assert list(one.ledger.groups) == list(two.ledger.groups) == [f"new {number}" for number in range(10, 10 + new)]
+        await take(one, "new 10", "claim")
+        await two.read_on()
+        assert one.ledger.last == two.ledger.last == new + 2
+        assert "new 10" not in two.ledger.groups
+        assert caplog.text.count("was set back") == 2
+
+    with_store(empty_redis(), work)
+
+
+def test_one_namespace_more_than_are_kept_has_a_ledger(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(groups, "MOST_LEDGERS", 2)
+    all_of_them = Groups()
+    for number, namespace in enumerate("abc"):
+        one = all_of_them.journal("", namespace)
+        assert isinstance(one, MemoryJournal)
+        one.happen(sampled(number, "g"))
+        assert all_of_them.journal("", namespace) is one
+    assert "'a' were given up" in caplog.text
+    assert all_of_them.journal("", "a").ledger.groups == {}
+
+
+def test_what_nobody_claims_does_not_keep_the_log_for_ever() -> None:
+    one = MemoryJournal()
+    one.happen(sampled(1, "left"))
+    for number in range(2, 13):
+        one.happen(sampled(number, "used"))
+    first = (1).to_bytes(16, "big")
+    assert one.ledger.overflow(100, 1) == ()
+    assert one.ledger.overflow(100, 2) == one.ledger.overflow(11) == (first,)
+    assert len(one.ledger.overflow(100, 4)) == 3, "of a group that goes on only what is too old"
+    assert len(one.ledger.overflow(10)) == 12, "of groups that are too many all"
+    one.happen(Dropped(keys=(first,), why="evicted", time=0.0))
+    assert one.ledger.needed == 2
+
+
+def test_looks_at_many_groups_hold_up_nobody() -> None:
+    """Not the first one, which finds out the samples of each group, and not those behind it."""
+    one = MemoryJournal()
+    for number in range(1_000):
+        one.happen(msgspec.structs.replace(sampled(number, f"g{number}"), ended=False))
+    turns = [0]
+
+    async def others() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns[-1] += 1
+
+    async def look() -> None:
+        running = asyncio.create_task(others())
+        for _ in range(2):
+            found = await Claims(Nothing(), VersionClock(), Counter()).claim("", one, Wanted())
+            assert found["waiting"]["open_samples"] == 1_000
+            turns.append(0)
+        running.cancel()
+
+    asyncio.run(look())
+    assert turns[0] > 10
+    assert turns[1] > 20, "it chooses in steps, and counts in steps what waits"
+
+
+class Nothing:
+    """Lays out nothing."""
+
+    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+        raise AssertionError
+
+    async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
+        raise AssertionError

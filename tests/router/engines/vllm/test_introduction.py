@@ -1,0 +1,82 @@
+"""How a vLLM worker is recognised, and which ones are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.engines.engine import Answer
+from router.engines.vllm.engine import Vllm
+from router.engines.vllm.requests import SCALE_OUT
+
+MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 2048}]}
+
+
+@pytest.mark.parametrize("description", [MODELS, {"version": "0.32.0"}, {"vllm_config": "..."}])
+def test_vllm_is_recognised(description: Any) -> None:
+    assert Vllm().recognises(json.dumps(description).encode())
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"data": [{"id": "m", "owned_by": "sglang"}]},
+        {"version": "0.5.23", "model_path": "m", "weight_version": "default"},
+        {"version": 3},
+        {"data": 3},
+        [],
+        None,
+    ],
+)
+def test_others_are_not(description: Any) -> None:
+    assert not Vllm().recognises(json.dumps(description).encode())
+
+
+def introduced(**changes: tuple[int, bytes]) -> Any:
+    answers = {
+        "/version": Answer(200, b'{"version":"0.32.0"}'),
+        "/v1/completions": Answer(400, b"{}"),
+        "/inference/v1/generate": Answer(400, b"{}"),
+        "/tokenize": Answer(200, b"{}"),
+        "/weight_info": Answer(404, b"{}"),
+    }
+    paths = {"version": "/version", "cmpl": "/v1/completions", "generate": "/inference/v1/generate", "tok": "/tokenize"}
+    answers |= {paths[name]: Answer(*answer) for name, answer in changes.items()}
+    assert answers.keys() == {question.path for question in Vllm.questions}
+    return Vllm().introduction(answers)
+
+
+def test_both_doors_are_open() -> None:
+    found = introduced()
+    assert (found.refusal, found.abilities) == (None, {SCALE_OUT})
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_the_newer_door_may_be_closed(status: int) -> None:
+    found = introduced(generate=(status, b"{}"))
+    assert (found.refusal, found.abilities) == (None, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"version": (200, b'{"version":"0.10.1"}')}, "update vLLM"),
+        ({"version": (200, b'{"version":"0.6.3.post1"}')}, "update vLLM"),
+        ({"cmpl": (404, b"{}")}, "--tokens-only"),
+        ({"tok": (400, b"{}")}, "--skip-tokenizer-init"),
+        ({"tok": (500, b"")}, "--skip-tokenizer-init"),
+    ],
+)
+def test_a_worker_that_lacks_something_is_told_what_to_do(changes: Any, advice: str) -> None:
+    assert advice in introduced(**changes).refusal
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.32.0+cpu", "1.0.0", "0.0.0.dev1", "dev"])
+def test_other_versions_are_taken(version: str) -> None:
+    assert introduced(version=(200, json.dumps({"version": version}).encode())).refusal is None
+
+
+def test_a_key_is_no_lack() -> None:
+    assert introduced(cmpl=(401, b"{}"), generate=(401, b"{}"), tok=(401, b"{}")).refusal is None

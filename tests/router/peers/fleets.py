@@ -1,0 +1,118 @@
+"""Routers of one process that share a store: their peers, pools and generations, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from middleware_hub.persistence.control import StoreChannel
+from middleware_hub.store.dictionary import DictionaryStore
+from middleware_hub.store.protocol import Store
+from router.errors import BadRequestError
+from router.peers.channel import ChannelError, Entry
+from router.peers.peers import Peers
+from router.peers.presence import Presence
+from router.policies.least_inflight import LeastInflight
+from router.workers.membership import Membership
+from router.workers.pool import WorkerPool
+from router.workers.worker import Finding, Worker
+
+
+class Breakable:
+    """A channel that can be away."""
+
+    kind = "test"
+
+    def __init__(self, store: Store) -> None:
+        self.away = False
+        self._channel = StoreChannel(store, "test")
+
+    def _check(self) -> None:
+        if self.away:
+            raise ChannelError("it is away")
+
+    async def append(self, kind: str, data: bytes, expected: int | None = None) -> int | None:
+        self._check()
+        return await self._channel.append(kind, data, expected)
+
+    async def read(self, after: int) -> Sequence[Entry]:
+        self._check()
+        return await self._channel.read(after)
+
+    async def wait(self, after: int, seconds: float) -> int:
+        self._check()
+        return await self._channel.wait(after, min(seconds, 0.05))
+
+    async def trim(self, before: int) -> None:
+        self._check()
+        await self._channel.trim(before)
+
+    async def announce(self, name: str, data: bytes, seconds: float) -> None:
+        self._check()
+        await self._channel.announce(name, data, seconds)
+
+    async def announced(self) -> Mapping[str, bytes]:
+        self._check()
+        return await self._channel.announced()
+
+
+class OpenDoor:
+    """Takes in every worker without asking it; `refused` are not allowed here."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self.pool = pool
+        self.refused: set[str] = set()
+        self.taken: list[str] = []
+
+    async def check(self, url: str, found: Finding | None = None) -> None:
+        if url in self.refused:
+            raise BadRequestError(f"{url} is not allowed")
+
+    async def examine(self, url: str) -> Finding:
+        await self.check(url)
+        return Finding(version="1")
+
+    def take_in(self, url: str, found: Finding) -> Worker:
+        self.taken.append(url)
+        worker = self.pool.add(url)
+        self.pool.probed(worker, found.complaint, found.version)
+        return worker
+
+    async def admit_all(self, urls: Iterable[str]) -> None:
+        for url in urls:
+            self.take_in(url, Finding())
+
+
+class FakeRouter:
+    """What of a router has to do with the others."""
+
+    def __init__(self, store: Store | None, name: str) -> None:
+        self.peers = Peers(Presence(name))
+        self.channel = None if store is None else Breakable(store)
+        if self.channel is not None:
+            self.peers.join(self.channel)
+        self.pool = WorkerPool(LeastInflight())
+        self.door = OpenDoor(self.pool)
+        self.members = Membership(self.pool, self.door, self.peers)
+
+    @property
+    def urls(self) -> list[str]:
+        return [worker.url for worker in self.pool.list()]
+
+    async def start(self, urls: Sequence[str] = ()) -> None:
+        await self.peers.start()
+        await self.members.begin(urls)
+        await self.peers.go_live()
+
+
+@asynccontextmanager
+async def routers(count: int, store: Store | None = None, urls: Sequence[str] = ()) -> AsyncIterator[list[FakeRouter]]:
+    store = store or DictionaryStore()
+    async with AsyncExitStack() as stack:
+        found = []
+        for number in range(count):
+            one = FakeRouter(store, f"router-{number}")
+            await one.start(urls)
+            stack.push_async_callback(one.peers.close)
+            found.append(one)
+        yield found

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The trainers themselves, as far as they install without a GPU: verl and TRL from PyPI, slime and miles as checkouts.
+#
+# Usage: setup.sh    makes DIR/venv, DIR/slime and DIR/miles (2.5 GB, some minutes); does nothing if they are there.
+# Where GitHub is out of reach, there is no slime and no miles, and their tests are skipped. To have them, tell git of a
+# mirror: git config --global url.MIRROR.insteadOf https://github.com/THUDM/slime
+# DIR: $TITO_TRAINERS_DIR, or ~/.cache/tito-router/trainers-1. Prints the Python, a space, and what TITO_TRAINERS has to be.
+#
+# Not here, because it needs a GPU or builds for an hour: SGLang's and vLLM's modules, Megatron, DeepSpeed, flash-attn. What
+# imports them gets stubs (tests/trainers/trainers.py).
+set -euo pipefail
+
+VERL=0.9.1
+TRL=1.16.0
+# miles imports the first of these, verl the others. They are those of verl's extra `verl-core` that its agent loops need.
+IMPORTED=(pybase64 cachetools fastapi TransferQueue==0.1.10)
+SLIME=624b824a898ab0ec1fcb4d373004c7f3852bf515 # main, 21 August 2026
+MILES=31f1ca961a94cb860cec3b2dea34ec332bfa8f76 # main, 21 August 2026
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+dir=${TITO_TRAINERS_DIR:-$HOME/.cache/tito-router/trainers-1}
+mkdir -p "$dir"
+cd "$dir"
+say() { printf 'trainers: [%3ds] %s\n' "$SECONDS" "$*" >&2; }
+
+exec 9>.setup.lock
+flock 9
+
+made="$VERL $TRL ${IMPORTED[*]}"
+if [ "$(cat venv/.complete 2>/dev/null)" != "$made" ]; then
+  say "into $dir (2.5 GB, some minutes)"
+  rm -rf venv
+  "${TITO_TRAINERS_PYTHON:-python3.11}" -m venv venv 9>&-
+  pip() { venv/bin/python -m pip --quiet --disable-pip-version-check --no-input "$@" 9>&-; }
+  say "torch, verl $VERL, TRL $TRL, and the router with its tests"
+  pip install "torch==2.13.0" "verl==$VERL" "trl==$TRL" "${IMPORTED[@]}" --editable "$root[test]"
+  echo "$made" > venv/.complete
+fi
+
+checkout() { # NAME URL COMMIT
+  if [ "$(git -C "$1" rev-parse HEAD 2>/dev/null)" != "$3" ]; then
+    say "$1 at $3"
+    rm -rf "$1"
+    git init --quiet "$1"
+    if ! git -C "$1" fetch --quiet --depth 1 "$2" "$3"; then
+      say "$2 is out of reach: the tests of $1 are skipped"
+      return
+    fi
+    git -C "$1" checkout --quiet FETCH_HEAD
+  fi
+  folders+=("$dir/$1")
+}
+folders=()
+checkout slime https://github.com/THUDM/slime "$SLIME"
+checkout miles https://github.com/radixark/miles "$MILES"
+echo "$dir/venv/bin/python $(IFS=: && echo "${folders[*]}")"
