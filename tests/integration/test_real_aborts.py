@@ -216,8 +216,6 @@ def test_an_update_that_was_refused_may_have_loaded_the_weights(
     router: str, engine: Engine, workers: list[EngineServer]
 ) -> None:
     """SGLang cannot flush its cache under a frozen request. Replies say what they were sampled from; again, and all agree."""
-    if engine.kit.name != "SGLang":
-        pytest.skip("vLLM flushes no cache with its weights")
     update = {"model_path": str(engine.kit.model), "weight_version": "5000"}
     text, params = "Frozen", {"max_new_tokens": 300, "ignore_eos": True}
     with ThreadPoolExecutor() as pool:
