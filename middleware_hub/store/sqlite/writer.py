@@ -217,9 +217,9 @@ class Writer:
         while not ended:
             jobs, ended = self._next_jobs()
             with self._turn:
+                self._work(jobs)
                 if ended or monotonic() >= self._marked + _MARKS_EVERY / 2:
                     self._write_marks()
-                self._work(jobs)
                 self._checkpoints.go_on(self._connection)
         if self._marks:
             logger.warning("marks of %d conversations could not be written", len(self._marks))

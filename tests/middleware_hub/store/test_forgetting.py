@@ -280,10 +280,32 @@ def test_marks_are_not_waited_for(kind: str, tmp_path: Path) -> None:
     with_store(address, check)
 
 
-@pytest.mark.parametrize(
-    ("kind", "durability"),
-    [("sqlite", "process"), ("sqlite", "disk"), ("sqlite", "off"), ("redis", "off"), ("cluster", "off")],
-)
+DURABILITIES = [("sqlite", "process"), ("sqlite", "disk"), ("sqlite", "off"), ("redis", "off"), ("cluster", "off")]
+
+
+@pytest.mark.parametrize(("kind", "durability"), DURABILITIES)
+def test_the_last_group_marks_its_conversation(kind: str, tmp_path: Path, durability: str) -> None:
+    """A store that is closed behind an append knows that the conversation was used by it."""
+    world = World()
+    first = world.turn(None, "user", "reply")
+    second = world.turn(first, "more", "reply")
+    address = address_of(kind, tmp_path)
+
+    async def append() -> None:
+        store = open_store(address, durability=durability)  # type: ignore[arg-type]
+        await store.open("toy")
+        await store.append(first.batch)
+        await store.append(second.batch)
+        await store.close()
+
+    async def check(store: Store) -> None:
+        assert (await store.find(query(second.text))).marks[first.reply.root].tick == second.reply.serial
+
+    asyncio.run(append())
+    with_store(address, check)
+
+
+@pytest.mark.parametrize(("kind", "durability"), DURABILITIES)
 def test_every_durability_keeps_what_was_appended(kind: str, tmp_path: Path, durability: str) -> None:
     address = address_of(kind, tmp_path)
     world = World()
