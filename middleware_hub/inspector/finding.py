@@ -146,6 +146,9 @@ def _newest_first(
 async def _holds(conversation: Conversation, wanted: Wanted, vocabulary: Pieces, slices: TimeSlices) -> bool:
     """Return whether a conversation has the text, and the ids, that are searched for."""
     text, ids = wanted.text, wanted.ids
+    if conversation.opened is not None and (text is not None or ids is not None):
+        async with conversation.opened() as opened:
+            return opened is not None and await _holds(opened, wanted, vocabulary, slices)
     whole = None if text is None else conversation.texts()
     if text is not None and whole is not None:
         for one in whole:

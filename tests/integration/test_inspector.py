@@ -808,3 +808,24 @@ def test_what_a_store_has_is_found_after_a_restart(tmp_path: Any) -> None:
         assert [one["id"] for one in look.all(id="kept")] == ["text:kept"]
         tokens = whole(look, "text:kept", "kept")
         assert tokens["ids"] == made.retrieve(text)["tokens"]
+
+
+def test_sessions_that_only_the_store_has_are_searched(tmp_path: Any) -> None:
+    """By the words of any turn, and by ids. Nothing of them stays in memory."""
+    store = StoreConfig(url=f"sqlite:{tmp_path}/store")
+    sessions = {"chat_template": str(templates.folder() / "qwen2_5.jinja")}
+    with stack("qwen", styles=("incremental",), store=store, sessions=sessions) as made:
+        agents = [AgentSession.make(made) for _ in range(3)]
+        turns = [agent.must(user("a question"), says=f"word{number}") for number, agent in enumerate(agents)]
+    with stack("qwen", styles=("incremental",), store=store, sessions=sessions) as made:
+        look = Look(made)
+        listed = look.all()
+        while look.get("/conversations")["remembered"]["more"]:
+            listed = look.all()
+        assert {one["id"] for one in listed} == {f"session:{agent.name}" for agent in agents}
+        tokens = look.get("/conversations")["remembered"]["tokens"]
+        for number, (agent, turn) in enumerate(zip(agents, turns, strict=True)):
+            for search in ({"text": f"word{number}"}, {"token_ids": ",".join(map(str, turn.sampled))}):
+                assert [one["id"] for one in look.all(**search)] == [f"session:{agent.name}"], search
+        assert look.all(text="nowhere") == []
+        assert look.get("/conversations")["remembered"]["tokens"] == tokens

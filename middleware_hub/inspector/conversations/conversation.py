@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,6 +74,11 @@ class Conversation(Protocol):
     """One conversation of a tenant."""
 
     @property
+    def opened(self) -> Callable[[], Opened] | None:
+        """Reads it for as long as it is looked at; None where its branches are in memory."""
+        ...
+
+    @property
     def id(self) -> str:
         """What it is called in paths."""
         ...
@@ -112,6 +118,10 @@ class Conversation(Protocol):
         The `preview` of each is a function that makes it: many are made in steps.
         """
         ...
+
+
+Opened = AbstractAsyncContextManager[Conversation | None]
+"""A conversation that is read for a look at it; None if it has ended. Raises RouterError."""
 
 
 def name_branches(nodes: Mapping[str, dict[str, Any]], ends: Sequence[tuple[str, str]]) -> None:

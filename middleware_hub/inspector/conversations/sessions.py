@@ -24,6 +24,8 @@ from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, TokenSpan, re
 class SessionConversation:
     """See the top of this file."""
 
+    opened = None
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self.id = f"session:{session.id}"

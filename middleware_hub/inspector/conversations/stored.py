@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from middleware_hub.inspector.conversations.conversation import Branch, Conversation
+from middleware_hub.inspector.conversations.conversation import Branch, Conversation, Opened
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.chain import TokenSpan
 from router.errors import RouterError
@@ -55,9 +56,10 @@ class Registry(Protocol):
 
 
 class StoredSession:
-    """A session as it was read. Its branches are read when it is opened."""
+    """A session as it was read. Its branches are read again when it is opened."""
 
-    def __init__(self, conversation: Conversation, events: int) -> None:
+    def __init__(self, conversation: Conversation, events: int, opened: Callable[[], Opened]) -> None:
+        self.opened = opened
         self.id = conversation.id
         self.events = events
         self.updated = conversation.updated
@@ -79,8 +81,8 @@ class StoredSession:
     def moment(self, span: TokenSpan) -> float | None:
         return None
 
-    def texts(self) -> Iterator[str]:
-        yield self._summary["title"]
+    def texts(self) -> None:
+        return None
 
     def nodes(self) -> tuple[list[dict[str, Any]], bool]:
         return [], False
@@ -144,14 +146,18 @@ class StoredSessions:
             survey.task = None
 
     async def _read(self, tenant: str, name: str, events: int) -> StoredSession | None:
+        if self._registry.find(tenant, name) is not None:
+            return None
+        async with self._opened(tenant, name) as found:
+            return None if found is None else StoredSession(found, events, lambda: self._opened(tenant, name))
+
+    @asynccontextmanager
+    async def _opened(self, tenant: str, name: str) -> AsyncIterator[Conversation | None]:
         registry = self._registry
-        if registry.find(tenant, name) is not None:
-            return None
-        session = await registry.archive.find(tenant, name)
-        if session is None:
-            return None
-        found = StoredSession(self._describe(session), events)
-        if registry.find(tenant, name) is not session:
-            registry.tokens -= session.tokens  # counted when it was read; only its summary is kept
-            await session.abort()
-        return found
+        session = registry.find(tenant, name) or await registry.archive.find(tenant, name)
+        try:
+            yield None if session is None else self._describe(session)
+        finally:
+            if session is not None and registry.find(tenant, name) is not session:
+                registry.tokens -= session.tokens  # counted when it was read
+                await session.abort()

@@ -63,6 +63,8 @@ def _reasons(span: TokenSpan) -> Iterator[str]:
 class TextConversation:
     """See the top of this file. `name` is that of its first reply, or the reply's place in the order of recording."""
 
+    opened = None
+
     def __init__(
         self, first: TokenSpan, namespace: Namespace, name: str, spell: Spell, standing: Standing = lambda *_: None
     ) -> None:

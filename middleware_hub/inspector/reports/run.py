@@ -66,7 +66,8 @@ class RunReports:
                 oldest.task.cancel()
         assert running.task is not None
         await asyncio.wait([running.task], timeout=0.05)
-        if running.task.done():
+        if running.task.done() and running.report is None:
+            self._of.pop(tenant, None)  # it failed: the next look begins a new one
             running.task.result()
         return running.report or running.partial
 

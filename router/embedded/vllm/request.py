@@ -71,6 +71,11 @@ def read_request(path: str, raw: bytes, name: str | None, vocabulary: EngineVoca
     if not isinstance(body, dict):
         raise Rejected("1 validation error:\n  'msg': 'Input should be a valid dictionary'", "body")
     native = path == GENERATE
+    mode = body.get("output_mode", "tokens") if native else "text"
+    if mode not in ("tokens", "text"):
+        raise Rejected(
+            "1 validation error:\n  'loc': 'body.output_mode', 'msg': \"Input should be 'tokens' or 'text'\""
+        )
     params = body.get("sampling_params") if native else body
     if not isinstance(params, dict):
         raise Rejected("1 validation error:\n  'loc': 'body.sampling_params', 'msg': 'Field required'")
@@ -93,7 +98,7 @@ def read_request(path: str, raw: bytes, name: str | None, vocabulary: EngineVoca
         name=name,
         replies=found,
         stream=bool(body.get("stream")),
-        texts=not native or body.get("output_mode") == "text",
+        texts=mode == "text",
         top=top,
         ids=returns.prompt_ids,
         placeholders=bool(body.get("return_tokens_as_token_ids")),

@@ -14,9 +14,11 @@ from router.engines.vllm.generation import Generation
 from router.engines.vllm.requests import COMPLETIONS, DEV_MODE, GENERATE, SCALE_OUT, read
 from router.errors import RouterError
 
-_LEAST = (0, 10, 2)
-"""The first version that returns token ids."""
+_LEAST = (0, 11, 0)
+"""The first version that returns token ids and knows `structured_outputs`. Others pass over a grammar without a word."""
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_NO_MODE = b'{"token_ids":[],"sampling_params":{},"output_mode":"?"}'
+"""Asks for nothing that any version would do. One that can return text (`output_mode`) refuses the mode by its name."""
 _NONE_SUCH = frozenset({404, 405, 501})
 _FORBIDDEN = frozenset({401, 403})
 
@@ -34,7 +36,7 @@ class _Description(msgspec.Struct):
 
 
 class Vllm:
-    """Workers that run vLLM 0.10.2 or later."""
+    """Workers that run vLLM 0.11.0 or later."""
 
     name = "vllm"
     native = False
@@ -43,7 +45,7 @@ class Vllm:
     questions: Sequence[Question] = (
         Question("GET", "/version"),
         Question("POST", COMPLETIONS, b"{}"),
-        Question("POST", GENERATE, b"{}"),
+        Question("POST", GENERATE, _NO_MODE),
         Question("POST", "/tokenize", b'{"prompt":"a"}'),
         Question("GET", "/weight_info"),
     )
@@ -65,12 +67,15 @@ class Vllm:
         return found.version is not None and set(msgspec.json.decode(description)) == {"version"}
 
     def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
-        """See `Engine`. Nothing is generated: an endpoint that is open refuses a body without a prompt."""
+        """See `Engine`. Nothing is generated: an endpoint that is open refuses what it is asked.
+
+        Versions before 0.32 may have `GENERATE`, too, and answer with ids alone: they ignore `output_mode`.
+        """
         version = _version(answers["/version"].body)
         number = _VERSION.match(version or "")
         if number is not None and (0, 0, 0) < tuple(map(int, number.groups())) < _LEAST:
             return Introduction(
-                f"runs vLLM {version}, which returns no token ids: from 0.10.2 on it does, so update vLLM there"
+                f"runs vLLM {version}: from 0.11.0 on it returns token ids, and keeps to grammars, so update vLLM there"
             )
         if answers[COMPLETIONS].status in _NONE_SUCH:
             return Introduction(
@@ -83,7 +88,8 @@ class Vllm:
                 " --skip-tokenizer-init"
             )
         told = answers["/weight_info"]
-        abilities = {SCALE_OUT: answers[GENERATE].status == 400, DEV_MODE: told.status == 200}
+        returns_text = answers[GENERATE].status == 400 and b"output_mode" in answers[GENERATE].body
+        abilities = {SCALE_OUT: returns_text, DEV_MODE: told.status == 200}
         return Introduction(None, frozenset(name for name, has in abilities.items() if has), weight_version(told.body))
 
     def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:

@@ -61,6 +61,10 @@ class Generation:
         return b"data: [DONE]\n\n"
 
     def _replies(self, prompt: Prompt, body: Body) -> list[dict[str, Any]]:
+        if not is_null(body.error):
+            raise UntranslatableError(
+                f"it is an error with status 200: {bytes(body.error)[:200].decode(errors='replace')}"
+            )
         choices = sorted(body.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(len(prompt.rids))):
             raise UntranslatableError(
@@ -71,7 +75,7 @@ class Generation:
             printed_whole(
                 choice,
                 prompt,
-                body.usage,
+                body,
                 above if is_null(choice.prompt_token_ids) else choice.prompt_token_ids,
                 self._known,
             )

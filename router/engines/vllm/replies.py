@@ -95,7 +95,15 @@ class Body(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
     prompt_token_ids: Raw = Raw(b"null")
+    kv_transfer_params: Raw = Raw(b"null")
+    ec_transfer_params: Raw = Raw(b"null")
     error: Raw = Raw(b"null")
+
+    @property
+    def transfers(self) -> dict[str, Raw]:
+        """What another worker needs to go on with the caches of this one, if the request asked for that."""
+        found = {"kv_transfer_params": self.kv_transfer_params, "ec_transfer_params": self.ec_transfer_params}
+        return {key: value for key, value in found.items() if not is_null(value)}
 
 
 _decode = msgspec.json.Decoder(Body).decode
@@ -276,12 +284,13 @@ def versions(
 
 
 def printed_whole(
-    choice: Choice, prompt: Prompt, usage: Usage | None, told_ids: Raw, known: Callable[[], str | None]
+    choice: Choice, prompt: Prompt, body: Body, told_ids: Raw, known: Callable[[], str | None]
 ) -> dict[str, Any]:
-    """Return SGLang's reply for a finished choice, to be printed. Raise UntranslatableError.
+    """Return SGLang's reply for a finished choice of a body, to be printed. Raise UntranslatableError.
 
     `told_ids`: the ids of the prompt, as the worker read them.
     """
+    usage = body.usage
     read_tokens = check_prompt(prompt, told_ids)
     ids = new_ids(choice)
     if choice.finish_reason is None:
@@ -308,6 +317,7 @@ def printed_whole(
         "reasoning_tokens": 0,
         "completion_tokens": len(ids) if usage is None else usage.sampled(prompt, len(ids)),
         "cached_tokens": 0 if usage is None else usage.cached,
+        **body.transfers,
     }
     reply: dict[str, Any] = {"text": choice.text, "output_ids": ids, "meta_info": meta}
     if prompt.shows_prompt:

@@ -44,9 +44,17 @@ _UNSUPPORTED = {
     "custom_logit_processor": "code for logits in a request",
     "return_sampling_mask": "sampling masks",
     "return_indexer_topk": "the indexer's choices",
+    "return_entropy": "entropies",
+    "return_flat_raw_top_logprobs": "logprobs as flat arrays",
+    "return_flat_raw_output_top_logprobs": "logprobs as flat arrays",
     "bootstrap_host": "a prefill elsewhere",
+    "bootstrap_room": "a prefill elsewhere",
+    "watermark": "watermarks",
+    "positional_embed_overrides": "embeddings instead of tokens",
+    "require_reasoning": "a grammar that waits for the end of the reasoning",
+    "max_thinking_tokens": "a limit by this name (theirs is `thinking_token_budget` in `sampling_params`)",
 }
-"""Fields by which a client asks for what cannot be had here. `false` and null ask for nothing."""
+"""Fields by which a client asks for what cannot be had here."""
 
 _OWN = ("cache_salt", "session_id", "kv_transfer_params", "ec_transfer_params")
 """vLLM's fields beside the sampling parameters. They pass unchanged."""
@@ -61,7 +69,7 @@ def read(body: bytes, abilities: frozenset[str]) -> Asked:
     """Return what a body asks a worker for. Raise BadRequestError that names what a vLLM worker cannot do."""
     fields = parse_object(body)
     for key, what in _UNSUPPORTED.items():
-        if key in fields and bytes(fields[key]) not in (b"null", b"false", b"[]"):
+        if key in fields and _asks(typed(fields, key, Any, "JSON")):
             raise BadRequestError(f"`{key}` is not supported with vLLM workers: they do not take or give {what} here")
     key = "text" if is_null(fields.get("input_ids")) else "input_ids"
     raw = fields.get(key)
@@ -79,6 +87,11 @@ def read(body: bytes, abilities: frozenset[str]) -> Asked:
         if len(asked[number].rids) != len(asked[0].rids):
             raise BadRequestError("`n` must be the same for all prompts of a batch")
     return Asked(asked, batch or len(asked[0].rids) > 1, stream)
+
+
+def _asks(value: Any) -> bool:
+    """Return whether a value asks for anything. `false`, null and what is empty do not, nor does a list of such."""
+    return any(value) if isinstance(value, list) else bool(value)
 
 
 class _Lists:
@@ -131,6 +144,11 @@ class _Reader:
             )
         if top and token_ids:
             raise BadRequestError("`top_logprobs_num` and `token_ids_logprob` exclude each other with vLLM workers")
+        if token_ids and prompt_from is not None:
+            raise BadRequestError(
+                "`token_ids_logprob` and `logprob_start_len` exclude each other with vLLM workers, which score these ids at"
+                " sampled tokens only"
+            )
         rid = self._own("rid", str, "a string")
         plain = is_list(prompt) and not top and not token_ids and prompt_from is None and not texts
         versions = plain and SCALE_OUT in abilities

@@ -108,8 +108,8 @@ class Saved {
     const [place, search] = path.split("?");
     const parts = place.split("/").map(decodeURIComponent);
     const fields = new URLSearchParams(search);
-    const last = parts.at(-1);
-    if (last === "find" && parts.length === 6) return this.#find(parts.slice(0, -1).join("/"), fields);
+    const last = parts.length === 6 ? parts.at(-1) : ""; // a branch may be called "tokens"
+    if (last === "find") return this.#find(parts.slice(0, -1).join("/"), fields);
     const answer = this.answers[parts.join("/")];
     if (answer === undefined) throw new ApiError(404, "This saved page does not hold that.");
     return last === "tokens" ? cut(answer, Number(fields.get("start")), Number(fields.get("end"))) : answer;

@@ -9,6 +9,7 @@ import { exactness, trouble } from "./marks.js";
 export function explain(main) {
   const text = h("textarea", { rows: 10, spellcheck: "false", dir: "auto", required: true });
   const namespace = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "none" });
+  const adapter = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "none" });
   const result = h("section", { class: "explained", "aria-live": "polite", "aria-label": "Answer" });
   const form = h("form", {
     class: "explain",
@@ -16,13 +17,13 @@ export function explain(main) {
       event.preventDefault();
       put(result, h("p", { class: "dim" }, "Looking it up …"));
       try {
-        put(result, answer(text.value, await source.post("/explain", { text: text.value, ...(namespace.value ? { namespace: namespace.value } : {}) })));
+        put(result, answer(text.value, await source.post("/explain", { text: text.value, namespace: namespace.value, adapter: adapter.value })));
       } catch (error) {
         put(result, trouble(error));
       }
     },
   }, labelled("The text, exactly as the workflow has it", text),
-  h("div", { class: "bar" }, labelled("Namespace", namespace), h("button", { type: "submit" }, "Explain")));
+  h("div", { class: "bar" }, labelled("Namespace", namespace), labelled("Adapter", adapter), h("button", { type: "submit" }, "Explain")));
   text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });

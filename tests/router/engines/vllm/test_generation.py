@@ -309,3 +309,20 @@ def test_the_prompt_is_shown_to_who_asks() -> None:
     one = generation(stream=True, return_prompt_token_ids=True)
     shown = streamed(one, [stream(COMPLETIONS, PROMPT, [SAMPLE])])
     assert shown.count(b'"prompt_token_ids":[1,2,3]') == 2
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_what_another_worker_needs_to_go_on_is_returned(endpoint: str) -> None:
+    """Whoever asks one worker to compute a prompt, and another one to go on, sends it to the other one."""
+    body = json.loads(whole(endpoint, PROMPT, [SAMPLE])) | {
+        "kv_transfer_params": {"a": [1]},
+        "ec_transfer_params": None,
+    }
+    reply = json.loads(generation([PROMPT], endpoint=endpoint).whole([Answer(200, msgspec.json.encode(body))]).body)
+    assert reply["meta_info"]["kv_transfer_params"] == {"a": [1]}
+    assert "ec_transfer_params" not in reply["meta_info"]
+
+
+def test_an_error_with_status_200_is_told() -> None:
+    with pytest.raises(UntranslatableError, match="out of memory"):
+        generation().whole([Answer(200, b'{"error": {"message": "out of memory"}}')])

@@ -38,7 +38,7 @@ def introduced(**changes: tuple[int, bytes]) -> Any:
     answers = {
         "/version": Answer(200, b'{"version":"0.32.0"}'),
         "/v1/completions": Answer(400, b"{}"),
-        "/inference/v1/generate": Answer(400, b"{}"),
+        "/inference/v1/generate": Answer(400, b"{'loc': ('body', 'output_mode')}"),
         "/tokenize": Answer(200, b"{}"),
         "/weight_info": Answer(404, b"{}"),
     }
@@ -53,16 +53,17 @@ def test_both_doors_are_open() -> None:
     assert (found.refusal, found.abilities) == (None, {SCALE_OUT})
 
 
-@pytest.mark.parametrize("status", [403, 404])
-def test_the_newer_door_may_be_closed(status: int) -> None:
-    found = introduced(generate=(status, b"{}"))
+@pytest.mark.parametrize("answer", [(401, b"{}"), (403, b"{}"), (404, b"{}"), (400, b"an empty prompt"), (500, b"{}")])
+def test_the_newer_door_may_be_closed_or_give_ids_without_text(answer: tuple[int, bytes]) -> None:
+    """Before it could return text, a vLLM ignored `output_mode`: what it says is about the rest."""
+    found = introduced(generate=answer)
     assert (found.refusal, found.abilities) == (None, frozenset())
 
 
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        ({"version": (200, b'{"version":"0.10.1"}')}, "update vLLM"),
+        ({"version": (200, b'{"version":"0.10.2"}')}, "update vLLM"),
         ({"version": (200, b'{"version":"0.6.3.post1"}')}, "update vLLM"),
         ({"cmpl": (404, b"{}")}, "--tokens-only"),
         ({"tok": (400, b"{}")}, "--skip-tokenizer-init"),
@@ -73,7 +74,7 @@ def test_a_worker_that_lacks_something_is_told_what_to_do(changes: Any, advice: 
     assert advice in introduced(**changes).refusal
 
 
-@pytest.mark.parametrize("version", ["0.10.2", "0.32.0+cpu", "1.0.0", "0.0.0.dev1", "dev"])
+@pytest.mark.parametrize("version", ["0.11.0", "0.32.0+cpu", "1.0.0", "0.0.0.dev1", "dev"])
 def test_other_versions_are_taken(version: str) -> None:
     assert introduced(version=(200, json.dumps({"version": version}).encode())).refusal is None
 

@@ -125,9 +125,19 @@ def test_samples_have_names_of_their_own() -> None:
         ({"input_ids": [1], "return_routed_experts": True}, "return_routed_experts"),
         ({"input_ids": [1], "session_params": {"id": "x"}}, "session_params"),
         ({"input_ids": [1], "custom_logit_processor": "x"}, "custom_logit_processor"),
+        ({"input_ids": [[1], [2]], "custom_logit_processor": [None, "x"]}, "custom_logit_processor"),
+        ({"input_ids": [1], "watermark": {"key": 1}}, "watermark"),
+        ({"input_ids": [1], "require_reasoning": True}, "require_reasoning"),
+        ({"input_ids": [1], "max_thinking_tokens": 100}, "max_thinking_tokens"),
+        ({"input_ids": [1], "bootstrap_room": 5}, "bootstrap_room"),
+        ({"input_ids": [1], "return_flat_raw_output_top_logprobs": True}, "return_flat_raw_output_top_logprobs"),
         ({"input_ids": [1], "stream": True, "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         (
             {"input_ids": [1], "return_logprob": True, "top_logprobs_num": 1, "token_ids_logprob": [1]},
+            "token_ids_logprob",
+        ),
+        (
+            {"input_ids": [1], "return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": [1]},
             "token_ids_logprob",
         ),
         (
@@ -150,9 +160,9 @@ def test_what_cannot_be_asked_is_named(body: Json, name: str) -> None:
         sent(body)
 
 
-@pytest.mark.parametrize("nothing", [None, False, []])
+@pytest.mark.parametrize("nothing", [None, False, [], {}, "", [None, None], [[]], [False]], ids=str)
 def test_asking_for_nothing_is_no_fault(nothing: Any) -> None:
-    assert sent({"input_ids": [1], "return_hidden_states": nothing, "image_data": nothing})
+    assert sent({"input_ids": [1], "return_hidden_states": nothing, "image_data": nothing, "session_params": nothing})
 
 
 def test_an_abort_finds_a_generation_at_either_door() -> None:
