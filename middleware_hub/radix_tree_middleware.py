@@ -247,7 +247,7 @@ class RadixTreeMiddleware:
         more = self.tree.collect(seconds=COLLECT_SECONDS)
         lost = self.tree.stats.evicted["never_retrieved"] - before
         if lost:
-            logger.warning("%d replies were dropped that nobody had retrieved: raise --radix-max-tokens", lost)
+            logger.warning("%d replies were dropped before they were retrieved: raise --radix-max-tokens", lost)
         self._collecting = more
         if more:
             asyncio.get_running_loop().call_later(COLLECT_SECONDS, self._collect)

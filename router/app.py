@@ -20,7 +20,7 @@ from router.auth.guard import ApiKeyGuard
 from router.auth.keys import Keys
 from router.config import RouterConfig, ServerConfig, TraceConfig
 from router.engines.table import KV_READERS, engines, fleet_paths
-from router.errors import BadRequestError
+from router.errors import BadRequestError, RouterError
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
@@ -47,7 +47,7 @@ from router.proxy.proxy import Instruments, Proxy, TroubleHandlers
 from router.routes import ControlRoutes, Lifecycle
 from router.serving.body_timeout import BodyTimeout
 from router.serving.error_boundary import ErrorBoundary
-from router.serving.listening import bind
+from router.serving.listening import listen, reserve
 from router.serving.loop_guard import Instance, LoopGuard
 from router.serving.server import serve
 from router.workers.admission import Admission
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 class RouterApp:
     """The ASGI application, and what a server and tests need of it."""
 
-    def __init__(self, app: ASGIApp, pool: WorkerPool, registry: CollectorRegistry, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ErrorBoundary, pool: WorkerPool, registry: CollectorRegistry, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle
         self.pool = pool
@@ -75,6 +75,11 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A coroutine function, by which servers recognize the interface. The layers inside that only pass on are none.
         await self._app(scope, receive, send)
+
+    @property
+    def fault(self) -> RouterError | None:
+        """Why its startup failed."""
+        return self._app.fault
 
     def start_draining(self) -> None:
         """Answer /readiness with an error from now on. Everything else goes on."""
@@ -228,12 +233,13 @@ def _url(config: ServerConfig) -> str | None:
 
 
 def run(config: RouterConfig) -> int:
-    """Serve the router until it is stopped, and return the exit code. Raise BadRequestError as `create_app` and `bind` do."""
+    """Serve the router until it is stopped, and return the exit code. Raise a RouterError if it cannot start."""
     if config.server.processes > 1:
         return supervise(config)
     prepare_process(config.server)
-    app = create_app(config)
-    with bind(config.server) as listener:
+    with reserve(config.server) as listener:  # before the tokenizer is loaded: an address that is taken is said at once
+        app = create_app(config)
+        listen(listener, config.server)
         return serve(app, config.server, listener)
 
 

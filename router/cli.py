@@ -27,11 +27,19 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the router or one of `COMMANDS`.
 
-    The router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration or a store that it cannot use.
+    The router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration or a store that it cannot use. What
+    Ctrl-C ends before it can end by itself, as while it loads, exits with 130.
     """
     given = sys.argv[1:] if argv is None else list(argv)
-    if given and given[0] in COMMANDS:
-        importlib.import_module(COMMANDS[given[0]]).main(given[1:])
+    try:
+        if given and given[0] in COMMANDS:
+            importlib.import_module(COMMANDS[given[0]]).main(given[1:])
+        _route(given)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _route(given: Sequence[str]) -> NoReturn:
     flags = parser()
     args = flags.parse_args(given)
     try:

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import random
 import threading
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
 
+from benchmarks.many_routers.asking import GONE, Answer, Json, ask
 from benchmarks.many_routers.ledger import TOLD_LOSSES, Entry, Kind, Ledger
 from benchmarks.many_routers.machines import TENANTS
 from router.embedded.engine.records import GenerationRecord
 from router.embedded.worker import EmbeddedWorker
 
-Json = dict[str, Any]
-GONE = (OSError, http.client.HTTPException, json.JSONDecodeError)
-SECONDS = 60.0
 TURNS = (3, 9)
 OPENINGS = 12
 """Both tenants begin all of their conversations with one of so many prompts."""
 UNSEEN = ("redis", "wire", "kill")
 """Faults in which the reply of a stream may not have been written, which its client is not told."""
-
-
-@dataclass
-class Answer:
-    """Status, headers in lower case, and the body; of a stream its last event."""
-
-    status: int
-    headers: dict[str, str]
-    body: Any
 
 
 class Truth:
@@ -88,6 +72,10 @@ class Client:
         """Have conversations until it is time to stop."""
         while not self.shared.stopping.is_set():
             self.dice.choice((self.talk, self.talk, self.session))()
+
+    def ask(self, path: str, body: Json, headers: dict[str, str] | None = None, leaves: float | None = None) -> Answer:
+        """Ask the balancer, see `asking.ask`."""
+        return ask(self.shared.url + path, body, {**self.headers, **(headers or {})}, leaves)
 
     # Text ------------------------------------------------------------------------------------------------------------
 
@@ -165,7 +153,7 @@ class Client:
             helper = threading.Timer(dice.uniform(0.01, 0.06), self._abort, (body["rid"],))
             helper.start()
         try:
-            answer = self.exchange("POST", "/generate", body, headers, leaves=leaves, stream=kind == "stream")
+            answer = self.ask("/generate", body, headers, leaves=leaves)
         except GONE as error:
             outcome = "left" if leaves is not None and isinstance(error, TimeoutError) else "unanswered"
             for entry in entries:
@@ -226,7 +214,7 @@ class Client:
 
     def _abort(self, rid: str) -> None:
         with contextlib.suppress(*GONE):
-            self.exchange("POST", "/abort_request", {"rid": rid}, {})
+            self.ask("/abort_request", {"rid": rid})
 
     # Sessions --------------------------------------------------------------------------------------------------------
 
@@ -252,7 +240,7 @@ class Client:
             if self.shared.stopping.is_set():
                 return False
             with contextlib.suppress(*GONE):
-                answer = self.exchange("POST", "/sessions", {"session_id": name}, {})
+                answer = self.ask("/sessions", {"session_id": name})
                 if answer.status in (201, 409):  # 409: the first answer was lost on its way
                     self.ledger.count("sessions")
                     return True
@@ -274,7 +262,7 @@ class Client:
             body: Json = {"model": "m", "messages": messages, "max_tokens": dice.randint(4, 24)}
             path = f"/sessions/{name}/v1/" + ("chat/completions" if kind == "openai" else "messages")
             try:
-                answer = self.exchange("POST", path, body, {})
+                answer = self.ask(path, body)
             except GONE as error:
                 self.ledger.end(entry, "unanswered", type(error).__name__)
                 continue
@@ -322,66 +310,7 @@ class Client:
             helper.start()
             self.shared.stopping.wait(self.dice.uniform(0, 0.1))
         with contextlib.suppress(*GONE):
-            answer = self.exchange("POST", f"/sessions/{name}/finalize", {}, {})
+            answer = self.ask(f"/sessions/{name}/finalize", {})
             self.ledger.count(f"finalized {answer.status}")
         if helper is not None:
             helper.join()
-
-    # HTTP ------------------------------------------------------------------------------------------------------------
-
-    def exchange(
-        self,
-        method: str,
-        path: str,
-        body: Any,
-        headers: dict[str, str],
-        *,
-        leaves: float | None = None,
-        stream: bool = False,
-    ) -> Answer:
-        """Send a request to the balancer, on a new connection. Raises one of `GONE`: TimeoutError for a client that left."""
-        parts = urlsplit(self.shared.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=SECONDS)
-        try:
-            connection.request(method, path, json.dumps(body).encode(), {**self.headers, **headers})
-            if leaves is not None and connection.sock is not None:
-                connection.sock.settimeout(max(leaves, 0.001))
-            response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            if stream and response.status == 200:
-                return Answer(200, found, _put_together(_events(response)))
-            content = response.read()
-            with contextlib.suppress(ValueError):
-                return Answer(response.status, found, json.loads(content))
-            if response.status == 200:
-                raise ConnectionError(f"half of an answer: {content[-80:]!r}")
-            return Answer(response.status, found, content.decode(errors="replace"))
-        finally:
-            connection.close()
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[Json]:
-    for line in response:
-        if line.strip() == b"data: [DONE]":
-            return
-        if line.startswith(b"data: "):
-            yield json.loads(line[6:])
-    raise ConnectionError("the stream ended without [DONE]")
-
-
-def _put_together(events: Iterator[Json]) -> Json:
-    """Return the reply of a stream, cumulative or incremental."""
-    last: Json = {}
-    for event in events:
-        if "error" in event:
-            raise ConnectionError(f"the stream failed: {str(event)[:200]}")
-        count = event["meta_info"]["completion_tokens"]
-        if last and len(event["output_ids"]) < count:
-            told = event["meta_info"]["output_token_logprobs"]
-            event["meta_info"]["output_token_logprobs"] = last["meta_info"]["output_token_logprobs"] + told
-            event["output_ids"], event["text"] = last["output_ids"] + event["output_ids"], last["text"] + event["text"]
-        event.setdefault("prompt_token_ids", last.get("prompt_token_ids"))
-        last = event
-    if not last:
-        raise ConnectionError("the stream was empty")
-    return last

@@ -158,7 +158,7 @@ class Trajectory:
     def require_exact(self) -> Trajectory:
         """Return it. Raises NotUsableError if it must not be trained on."""
         if not self.exact:
-            raise not_usable(f"the sequence is not exact behind character {self.exact_chars}", self.reasons)
+            raise not_usable(f"the sequence is not exact after character {self.exact_chars}", self.reasons)
         return self
 
     @classmethod

@@ -77,9 +77,9 @@ def report(found: Sequence[Drift], examples: int) -> str:
     rows = [
         ("encoded again", "tokens", "of sampled", "replies", "of replies"),
         _row("the whole text at the end: sampled tokens lost", found, [one.whole_changed for one in found], tokens),
-        _row("  tokens trained that nobody sampled", found, [one.whole_new for one in found], tokens),
+        _row("  tokens trained that were never sampled", found, [one.whole_new for one in found], tokens),
         _row("each reply by itself: sampled tokens lost", found, [one.alone_changed for one in found], tokens),
-        _row("  tokens trained that nobody sampled", found, [one.alone_new for one in found], tokens),
+        _row("  tokens trained that were never sampled", found, [one.alone_new for one in found], tokens),
         _row("either: lost because the text lacks them (EOS, stop)", found, [one.hidden for one in found], tokens),
         _row(
             "not in the last text of its conversation",

@@ -102,7 +102,7 @@ class RouterLoop(AgentLoopBase):
             return Wanted()
         if self.moe is None:
             raise ValueError(
-                "enable_rollout_routing_replay is on: write `moe: [LAYERS, EXPERTS_PER_TOKEN]` behind `router`, as the model's "
+                "enable_rollout_routing_replay is on: write `moe: [LAYERS, EXPERTS_PER_TOKEN]` after `router`, as the model's "
                 "config.json has them in num_hidden_layers and num_experts_per_tok"
             )
         layers, chosen = self.moe

@@ -159,7 +159,7 @@ class Memory:
         finally:
             self.tree.unpin(match)
         if self.saving.incomplete:
-            raise StoreUnreachableError("a router that died has left replies behind that are not in the store yet")
+            raise StoreUnreachableError("a router that died has left replies that are not in the store yet")
         if lost:
             # Without this the text of lost tokens would read as context, and be called exact.
             raise DamagedRecordError(f"{lost} records cannot be read: run `tito-router store verify`")
@@ -270,7 +270,7 @@ class Memory:
         self.forgotten_unretrieved += gone.unretrieved
         if gone.unretrieved:
             logger.warning(
-                "%d conversations were forgotten that nobody had retrieved: raise --store-max-bytes", gone.unretrieved
+                "%d conversations were forgotten before they were retrieved: raise --store-max-bytes", gone.unretrieved
             )
 
     async def stats(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class _StoreCollector(Collector):
         yield away
         forgotten = CounterMetricFamily(
             "tito_store_forgotten",
-            "Conversations forgotten for --store-max-bytes, by whether anybody had retrieved of them",
+            "Conversations forgotten for --store-max-bytes, by whether they had been retrieved",
             labels=["retrieved"],
         )
         forgotten.add_metric(["true"], memory.forgotten - memory.forgotten_unretrieved)

@@ -152,7 +152,7 @@ class Saving:
         try:
             await adoption.run()
         except StoreError as error:
-            self.complain("what a dead router left behind has to wait: %s", error)
+            self.complain("what a dead router left has to wait: %s", error)
         self._adopting = asyncio.create_task(self._keep_adopting(adoption))
 
     async def close(self) -> None:
@@ -347,4 +347,4 @@ class Saving:
                 try:
                     await adoption.run()
                 except (OSError, StoreError) as error:
-                    self.complain("what a dead router left behind has to wait: %s", error)
+                    self.complain("what a dead router left has to wait: %s", error)

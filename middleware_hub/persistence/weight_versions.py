@@ -77,7 +77,7 @@ class VersionLog:
         """Repeat what other processes, or this one in an earlier life, have noted since the last call. Raises StoreError."""
         while events := await self._store.read(LOG, after=self._last, limit=_PAGE):
             # Another call may have read some of them meanwhile.
-            found = [_decoder.decode(event.data) for event in events if event.number > self._last]
+            found = [event.decoded(_decoder) for event in events if event.number > self._last]
             self._last = max(self._last, events[-1].number)
             foreign = False
             for writer, news in found:

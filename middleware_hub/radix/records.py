@@ -80,13 +80,13 @@ class Departure:
             if recorded and not self.replies:
                 message += ", but it ends before the first reply does"
             elif recorded:
-                message += ", and something recorded goes on behind it"
+                message += ", and a recorded text goes on from there"
         elif matched == 0:
             message = "no recorded text begins like this one"
         elif not recorded:
             message = (
-                f"the text goes on behind the end of what is recorded, at character {matched}: an observation that no worker "
-                "was sent yet, if that is what stands there"
+                f"the text goes on after the end of what is recorded, at character {matched}: that is right if an "
+                "observation begins there that was not sent to a worker yet"
             )
         else:
             message = f"at character {matched} the text has {text[matched]!r} where {recorded[-1][:1]!r} is recorded"

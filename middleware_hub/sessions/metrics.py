@@ -27,7 +27,7 @@ class SessionMetrics:
         self.sessions = Counter(
             "tito_sessions_total",
             "Sessions by what became of them: created, finalized, deleted, expired (expired_unexported: with samples that "
-            "nobody had exported), evicted (finalized, and there was no room; with a store: any that nobody was using), loaded "
+            "were not exported), evicted (finalized, and there was no room; with a store: any that was not in use), loaded "
             "(from the store)",
             ("event",),
             registry=registry,

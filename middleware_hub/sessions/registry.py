@@ -298,7 +298,7 @@ class SessionRegistry:
         self._metrics.sessions.labels("expired_unexported" if lost else "expired").inc()
         if lost:
             logger.warning(
-                "session %s was forgotten after %g s without a request, and nobody had exported it",
+                "session %s was forgotten after %g s without a request, before it was exported",
                 session.id,
                 session.ttl,
             )

@@ -19,9 +19,8 @@ from middleware_hub.store.errors import (
     MissingRecordError,
     StoreMismatchError,
 )
+from middleware_hub.store.look_up import MOST_CHAINS, MOST_VARIANTS, complete
 from middleware_hub.store.protocol import (
-    MOST_CHAINS,
-    MOST_VARIANTS,
     Batch,
     Durability,
     Finding,
@@ -31,7 +30,7 @@ from middleware_hub.store.protocol import (
     Query,
     StoreStats,
 )
-from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, complete, encode, faults
+from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, encode, faults
 
 _LOOK_EVERY: Final = 0.005
 

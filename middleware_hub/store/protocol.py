@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 from middleware_hub.store.errors import MissingRecordError
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
-
-MOST_VARIANTS: Final = 64
-"""Of the replies that end at the very same text, the newest ones that a look-up brings."""
-MOST_CHAINS: Final = 16
-"""Of the chains that a text leaves midway, the newest ones of each place that a look-up brings, and when it stops looking."""
 
 Durability = Literal["process", "disk", "off"]
 """What an acknowledged append survives: the death of this process, a power cut, or nothing (it is acknowledged at once)."""
@@ -77,7 +72,7 @@ class Found:
     Attributes:
         records: those that others build on first. What a record builds on (`SpanRecord.links`, recursively) is here or known.
         marks: by root, of the conversations that the records belong to.
-        cut_off: how often a bound kept something out (`MOST_VARIANTS`, `MOST_CHAINS`).
+        cut_off: how often a bound kept something out (`look_up.MOST_VARIANTS`, `MOST_CHAINS`).
         damaged: how many records were left out, because they or what they build on cannot be read.
         ends: by log (`Query.logs`), the number of its last event; 0 for one that is not there.
     """

@@ -15,9 +15,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Container, Iterable
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from xxhash import xxh3_64_digest
@@ -26,6 +25,8 @@ from middleware_hub.spans.chain import ID_BYTES, SpanFlag, Versions
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.paths import END_ALONE, Namespace, Place, TextPath, name_place, places, ways
+
+T = TypeVar("T")
 
 FORMAT: Final = 1
 ID_SIZE: Final = 16
@@ -140,6 +141,15 @@ class Event(msgspec.Struct, frozen=True):
     number: int = 0
     closes: int = 0
     expected: int | None = None
+
+    def decoded(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
+        """Return what the data says. Raises DamagedRecordError."""
+        try:
+            return decoder.decode(self.data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DamagedRecordError(
+                f"event {self.number} of {self.log!r} is none that this router knows: {error}"
+            ) from error
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -329,22 +339,3 @@ def faults(record: SpanRecord, *, thorough: bool = False) -> list[str]:
     if thorough and versions is None and record.id != content_id(record):
         wrong.append("the id of a context is not that of its content")
     return wrong
-
-
-def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[list[SpanRecord], int]:
-    """Return the records whose links are all there or known, those they build on first, and how many are left out."""
-    waiting = {record.id: record for record in records}
-    done = dict[bytes, SpanRecord]()
-    stack = sorted(waiting.values(), key=lambda record: record.serial, reverse=True)
-    visited = set[bytes]()
-    while stack:
-        record = stack[-1]
-        open_links = [link for link in record.links if link in waiting and link not in visited]
-        if open_links and record.id not in visited:
-            visited.add(record.id)
-            stack += [waiting[link] for link in open_links]
-            continue
-        visited.add(stack.pop().id)
-        if record.id not in done and all(link in done or link in known for link in record.links):
-            done[record.id] = record
-    return list(done.values()), len(waiting) - len(done)

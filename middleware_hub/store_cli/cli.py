@@ -69,10 +69,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--unused-for", type=moment, metavar="TIME", help="last hit so long ago, or before: 7d, 2026-03-31"
     )
-    found.add_argument("--unretrieved", action="store_true", help="also those that nobody retrieved or exported")
+    found.add_argument("--unretrieved", action="store_true", help="also those that were never retrieved or exported")
     found.add_argument("--dry-run", action="store_true", help="only say how many")
 
-    found = command("handover", None, "hand over what routers left behind in spool files while the store was away")
+    found = command("handover", None, "hand over what routers left in spool files while the store was away")
     found.add_argument("--spool", metavar="PATH", help="as the router's --store-spool (below the user's cache)")
     found.add_argument("--dry-run", action="store_true", help="only say what is in them")
     found.add_argument("--any-store", action="store_true", help="also a file that waits for a store of another name")

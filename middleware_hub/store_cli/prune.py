@@ -44,7 +44,7 @@ async def prune(store: Store, args: argparse.Namespace) -> int:
     write = sys.stdout.write
     if choice.unretrieved:
         write(
-            f"{choice.unretrieved} conversations stay, because nobody has retrieved or exported them (--unretrieved)\n"
+            f"{choice.unretrieved} conversations stay, because they were never retrieved or exported (--unretrieved)\n"
         )
     if args.dry_run:
         write(f"would forget {len(choice.roots)} of {before.roots} conversations, {choice.records} records\n")

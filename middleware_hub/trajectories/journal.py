@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from middleware_hub.trajectories.events import AnyEvent
@@ -37,7 +36,7 @@ _TRIM_EVERY: Final = 500
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(AnyEvent).decode
+_decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 
 
 class Journal(Protocol):
@@ -216,10 +215,4 @@ def stored(log: str, event: AnyEvent) -> Event:
 
 def read(event: Event) -> AnyEvent:
     """Return what the store kept. Raises DamagedRecordError."""
-    try:
-        found: AnyEvent = _decode(event.data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedRecordError(
-            f"event {event.number} of {event.log!r} is none that this router knows: {error}"
-        ) from error
-    return found
+    return event.decoded(_decoder)

@@ -97,7 +97,7 @@ def _serve(out: Console, url: str, store: Path) -> int:
         f"\nthe router is {url}, and its store {store}: what you send is there after a restart, too.", soft_wrap=True
     )
     out.print(f"The inspector shows it token by token: {url}/inspect", soft_wrap=True)
-    out.print("A turn, the next one behind it, and the tokens of both:\n")
+    out.print("A turn, the next one, and the tokens of both:\n")
     # With a seed a reply is the same each time, so the second line can quote the first reply before anybody has run it.
     text = "Question: What is 6 * 7?\n"
     for seed, observation in ((SEEDS[0], "\nObservation: 42\n"), (SEEDS[1], "")):

@@ -24,7 +24,7 @@ class Unpacker:
 
     def __init__(self, encoding: str) -> None:
         if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise UnpackingError(f"the reply is compressed ({encoding}), which nobody asked for")
+            raise UnpackingError(f"the reply is compressed ({encoding}), which the router did not ask for")
         self._stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
         self._waiting = b""
         self._fed = self._taken = 0

@@ -22,7 +22,7 @@ def configure_logging(level: str, log_format: LogFormat = "text", process: int |
     if log_format == "json":
         logging.captureWarnings(True)
     server_log = logging.getLogger("uvicorn.error")
-    server_log.addFilter(_without_known_tracebacks)
+    server_log.addFilter(_in_our_words)
     if level != "debug":
         server_log.setLevel("WARNING")
 
@@ -72,9 +72,12 @@ def _encodable(value: str | int) -> str | int:
     return value if isinstance(value, int) else value.encode("utf-8", "backslashreplace").decode()
 
 
-def _without_known_tracebacks(record: logging.LogRecord) -> bool:
-    """Log a reply that was broken off on purpose in one line: its traceback is uvicorn's, and says nothing."""
+def _in_our_words(record: logging.LogRecord) -> bool:
+    """Log a reply that was broken off on purpose in one line: its traceback is uvicorn's, and says nothing.
+
+    That the application could not start is left out: whoever started it says why.
+    """
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, RouterError | UpstreamFailure):
         record.msg, record.args, record.exc_info = "reply broken off: %s", (error,), None
-    return True
+    return record.msg != "Application startup failed. Exiting."

@@ -126,9 +126,9 @@ class Peers:
             await self._tell_untold(self._channel)
             await in_time(self.presence.leave(self._channel))
         except ChannelError as error:
-            logger.warning("the other routers were not told of the end: %s", error)
+            logger.warning("the other routers do not know that this one ends: %s", error)
         if self._untold:
-            logger.error("%d changes of the fleet were not told to other routers", len(self._untold))
+            logger.error("other routers do not know of %d changes of the fleet", len(self._untold))
 
     # Telling -----------------------------------------------------------------------------------------------------------
 

@@ -34,12 +34,16 @@ class ErrorBoundary:
 
     An error after the reply's head can no longer be answered. It is raised on into the server, which then breaks the
     connection off: the client must not take what it has for a whole reply.
+
+    Attributes:
+        fault: why the application could not start.
     """
 
     def __init__(self, app: ASGIApp, metrics: RouterMetrics, requests: Requests, tracer: Tracer = OFF) -> None:
         self.app = app
         self.requests = requests
         self.tracer = tracer
+        self.fault: RouterError | None = None
         self._metrics = metrics
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -59,7 +63,8 @@ class ErrorBoundary:
         except RouterError as error:
             if scope["type"] != "lifespan":
                 raise
-            await send({"type": "lifespan.startup.failed", "message": error.message})
+            self.fault = error
+            await send({"type": "lifespan.startup.failed", "message": ""})
 
 
 class _ServedRequest:

@@ -11,13 +11,6 @@ from router.errors import BadRequestError
 BACKLOG = 2048
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """Return the listening socket. Raise BadRequestError if the address is not available."""
-    found = reserve(config)
-    listen(found, config)
-    return found
-
-
 def reserve(config: ServerConfig) -> socket.socket:
     """Return a socket that has the address and does not listen yet. Raise BadRequestError if the address is not available."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET

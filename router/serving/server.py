@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from router.config.server import ServerConfig
+from router.errors import RouterError
 from router.serving.connection import Limits, limited_by
 from router.serving.descriptors import connections_for, raise_limit
 from router.serving.listening import url_of
@@ -38,6 +39,10 @@ class DrainingApp(Protocol):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
+    @property
+    def fault(self) -> RouterError | None:
+        """Why its startup failed, if it has an error for that."""
+
     def start_draining(self) -> None:
         """Answer that nothing new should come. Called in a signal handler."""
 
@@ -56,7 +61,7 @@ class Entrance(Protocol):
 
 
 def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> int:
-    """Serve until SIGTERM or SIGINT, finish the requests in flight, and return the exit code."""
+    """Serve until SIGTERM or SIGINT, finish the requests in flight, and return the exit code. Raises the app's `fault`."""
     server = _DrainingServer(app, config)
     server.run(sockets=[listener])
     return 1 if server.force_exit else 0
@@ -118,9 +123,10 @@ class _DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
-        except SystemExit:
-            # uvicorn's way to end where the application could not start. The log says why.
-            sys.exit(CANNOT_START)
+        except SystemExit:  # uvicorn's way to end where the application could not start
+            if self._app.fault is not None:
+                raise self._app.fault from None
+            sys.exit(CANNOT_START)  # the log says why
         _spare_the_collector()
         if self._entrance is not None:
             self._entrance.begin(self._connection)

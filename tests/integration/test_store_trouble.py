@@ -82,8 +82,11 @@ class TestRefusedAtStart:
     def refused(self, program: Program, words: str) -> None:
         with program:
             assert program.exit_code() == 2, program.log
-            assert words in program.log
+            last = program.log.strip().splitlines()[-1]
+            assert last.startswith("tito-router: error: "), program.log
+            assert words in last, program.log
             assert "Traceback" not in program.log, program.log
+            assert "uvicorn" not in program.log, program.log
 
     def test_another_tokenizer(self, worker: EmbeddedWorker, stored: Path, tmp_path: Path) -> None:
         """A second router with another tokenizer is refused, too, and the first goes on."""

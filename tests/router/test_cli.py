@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import socket
@@ -210,10 +211,11 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named before the tokenizer is loaded, which takes seconds."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit) as stop:
-            main(("--middleware", "none", "--port", str(port)))
+            main(("--tokenizer-path", "/no/such/folder", "--port", str(port)))
     assert stop.value.code == 2
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
@@ -274,6 +276,20 @@ class Process:
         async with asyncio.timeout(20):
             self.log.append((await self._process.stderr.read()).decode())
             return await self._process.wait()
+
+
+def test_ctrl_c_while_it_loads_is_no_traceback(tmp_path: Path) -> None:
+    """The middleware stands for what takes seconds to load."""
+    source = "import signal, sys\nprint('loading', file=sys.stderr, flush=True)\nsignal.pause()\n"
+    (tmp_path / "slow_middleware.py").write_text(source)
+    command = [sys.executable, "-m", "router", "--port", "0", "--middleware", "slow_middleware:Slow"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == ""
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -8,7 +8,9 @@
 #
 # Not here, because it needs a GPU or builds for an hour: SGLang's and vLLM's modules, Megatron, DeepSpeed, flash-attn. What
 # imports them gets stubs (tests/trainers/trainers.py).
-set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+NAME=trainers
+. "$here/../support/engine_setup.sh"
 
 VERL=0.9.1
 TRL=1.16.0
@@ -17,23 +19,16 @@ IMPORTED=(pybase64 cachetools fastapi TransferQueue==0.1.10)
 SLIME=624b824a898ab0ec1fcb4d373004c7f3852bf515 # main, 21 August 2026
 MILES=31f1ca961a94cb860cec3b2dea34ec332bfa8f76 # main, 21 August 2026
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 dir=${TITO_TRAINERS_DIR:-$HOME/.cache/tito-router/trainers-1}
 mkdir -p "$dir"
 cd "$dir"
-say() { printf 'trainers: [%3ds] %s\n' "$SECONDS" "$*" >&2; }
-
-exec 9>.setup.lock
-flock 9
+lock
 
 made="$VERL $TRL ${IMPORTED[*]}"
 if [ "$(cat venv/.complete 2>/dev/null)" != "$made" ]; then
-  say "into $dir (2.5 GB, some minutes)"
-  rm -rf venv
-  "${TITO_TRAINERS_PYTHON:-python3.11}" -m venv venv 9>&-
-  pip() { venv/bin/python -m pip --quiet --disable-pip-version-check --no-input "$@" 9>&-; }
+  new_venv "${TITO_TRAINERS_PYTHON:-}" "2.5 GB, some minutes"
   say "torch, verl $VERL, TRL $TRL, and the router with its tests"
-  pip install "torch==2.13.0" "verl==$VERL" "trl==$TRL" "${IMPORTED[@]}" --editable "$root[test]"
+  pip install "torch==2.13.0" "verl==$VERL" "trl==$TRL" "${IMPORTED[@]}" --editable "$here/../..[test]"
   echo "$made" > venv/.complete
 fi
 

@@ -18,7 +18,6 @@ import msgspec
 from middleware_hub.chat.messages import Message
 from middleware_hub.sessions.trie.nodes import BranchHandle
 from middleware_hub.spans.chain import TokenSpan
-from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.records import Event
 
 PREFIX: Final = "session/"
@@ -210,7 +209,7 @@ class Archive(Protocol[S]):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(AnyEvent).decode
+_decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 as_json = msgspec.json.Encoder().encode
 
 
@@ -240,13 +239,7 @@ def stored(log: str, events: Iterable[AnyEvent], after: int) -> list[Event]:
 
 def read(event: Event) -> AnyEvent:
     """Return what the store kept. Raises DamagedRecordError."""
-    try:
-        found: AnyEvent = _decode(event.data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedRecordError(
-            f"event {event.number} of {event.log!r} is none that this router knows: {error}"
-        ) from error
-    return found
+    return event.decoded(_decoder)
 
 
 def tenant_prefix(tenant: str) -> str:

@@ -133,7 +133,7 @@ class Tails:
                 request.messages, request.tools, request.template, continue_final=request.continue_final
             )
             if not whole.endswith(text):
-                raise RenderingError("what the template writes behind a turn depends on what was said in it")
+                raise RenderingError("what the template writes after a turn depends on what was said in it")
 
 
 _SHOWN = 200

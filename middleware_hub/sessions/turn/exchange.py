@@ -199,7 +199,7 @@ class Exchange(Generic[G]):
         self._alone_since = time.monotonic()
         self.delivered = self.delivered or delivered
         if not self.over and not self.delivered:
-            logger.info("a client left: its generation goes on for %g s, for whoever asks again", self._grace)
+            logger.info("a client left: its generation goes on for %g s, in case it is asked for again", self._grace)
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._give_up)
 
     def _give_up(self) -> None:

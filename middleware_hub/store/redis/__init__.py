@@ -1,10 +1,10 @@
 """A store in Redis or Valkey: for routers on several machines.
 
 Everything that grew from one first prompt lies in one hash, `r:{root}`: a field for each record, by its id. So one script on
-one key checks what a batch builds on and writes it, and forgetting a conversation is one UNLINK. Where records are found by
-text says a hash for each block end, `p:{block}`, whose values are *references*: root, id and parent of the newest records that
-are entered there. A look-up therefore takes two round trips: the references behind the known part of a text, and then the
-records that are not known, of each conversation at once.
+one key checks what a batch builds on and writes it, and forgetting a conversation is one UNLINK. To find records by their text,
+there is a hash for each block end, `p:{block}`, whose values are *references*: root, id and parent of the newest records that
+are entered there. A look-up therefore takes two round trips: one for the references beyond the known part of a text, and one
+for the unknown records of all conversations that it found.
 
     <prefix>meta            format, fingerprint of the tokenizer, number of shards, a name for this life of the store
     <prefix>count           records, and bytes of everything
@@ -19,5 +19,5 @@ records that are not known, of each conversation at once.
     <prefix>returned        which routers have written again what the store had lost (see `recovery`)
 
 A reference is: generation (4 bytes) | root | id | parent (16 bytes each), and in a name the length of the text (4 bytes). The
-generation says which life of a root it belongs to: what forgetting removes late is not what was appended again meanwhile.
+generation says which life of a root it belongs to, so that forgetting does not remove what was appended again meanwhile.
 """

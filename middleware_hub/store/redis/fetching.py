@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, S
 from typing import Any, Final
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
+from middleware_hub.store.look_up import complete
 from middleware_hub.store.protocol import Found
-from middleware_hub.store.records import Mark, SpanRecord, complete, decode
+from middleware_hub.store.records import Mark, SpanRecord, decode
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.wire.connection import Command
 from middleware_hub.store.redis.writing.preparing import unpack_mark

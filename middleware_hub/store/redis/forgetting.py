@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from middleware_hub.store.look_up import complete
 from middleware_hub.store.protocol import Forgotten
-from middleware_hub.store.records import SpanRecord, complete
+from middleware_hub.store.records import SpanRecord
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.logs import Logs
 from middleware_hub.store.redis.reading import Conversation, Reading

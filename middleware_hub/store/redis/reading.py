@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
-from middleware_hub.store.records import ID_SIZE, Mark, SpanRecord, complete, decode
+from middleware_hub.store.look_up import complete
+from middleware_hub.store.records import ID_SIZE, Mark, SpanRecord, decode
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.wire.connection import Command
 from middleware_hub.store.redis.wire.servers import Servers

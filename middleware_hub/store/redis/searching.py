@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from middleware_hub.spans.chain import names_of
-from middleware_hub.store.paths import BLOCK, STEP, TextPath
-from middleware_hub.store.protocol import MOST_CHAINS, MOST_VARIANTS, Query
+from middleware_hub.store.look_up import Choice, Hit, last_step
+from middleware_hub.store.paths import BLOCK, TextPath
+from middleware_hub.store.protocol import Query
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.wire.connection import Command
 from middleware_hub.store.redis.writing.preparing import GENERATION_SIZE
@@ -25,18 +24,6 @@ class Reference(NamedTuple):
     parent: bytes
 
 
-@dataclass(slots=True)
-class _Hit:
-    """A place under which our text, or its first `length` characters, is entered; with the newest records of each kind."""
-
-    block: int
-    length: int
-    starts: list[Reference] = field(default_factory=list)
-    ends: list[Reference] = field(default_factory=list)
-    alone: list[Reference] = field(default_factory=list)
-    passes: list[Reference] = field(default_factory=list)
-
-
 class Search:
     """Says what to ask a server, and what follows from the answers.
 
@@ -48,15 +35,13 @@ class Search:
         self._query = query
         self._path: TextPath = query.path
         self._size = len(query.path.text)
-        self._first = max(self._path.first, _step(query.known_from))
-        self._hits: dict[tuple[int, int], _Hit] = {}
+        self._first = max(self._path.first, last_step(query.known_from))
+        self._hits: dict[tuple[int, int], Hit[Reference]] = {}
         self._hashes: dict[int, bytes] = {}
         self._more: list[tuple[int, bytes]] = []
         self._names = [name for parent in query.parents for name in names_of(parent)]
         self._named: dict[str, tuple[Reference, int]] = {}
-        self._found: dict[bytes, Reference] = {}
-        self._chains: set[bytes] = set()
-        self.cut_off = 0
+        self._choice = Choice[Reference](query.known_from, self._size, _one_each)
 
     def commands(self) -> list[Command]:
         """Return what to ask first: what is entered under the block ends, and under the names."""
@@ -114,71 +99,36 @@ class Search:
 
     def _enter(self, block: int, place: bytes, value: bytes) -> None:
         length = BLOCK * block + place[1] if len(place) > 1 else 0
-        hit = self._hits.get((block, length))
-        if hit is None:
-            hit = self._hits[block, length] = _Hit(block, length)
+        hit = self._hits.setdefault((block, length), Hit(block, length, [], [], [], []))
         of_kind = {b"S": hit.starts, b"E": hit.ends, b"A": hit.alone, b"P": hit.passes}[place[:1]]
         of_kind += _references(value)
 
     def wanted(self) -> list[tuple[bytes, bytes]]:
         """Return the roots and ids of the records to fetch: what was found, and the contexts before."""
-        known_from = self._query.known_from
-        hits = [self._hits[at] for at in sorted(self._hits)]
-        deepest = known_from
-        for hit in hits:
-            if hit.length >= max(1, known_from):
-                for variants in (hit.ends, hit.alone):
-                    self.cut_off += len(variants) > MOST_VARIANTS
-                    self._take(variants[:MOST_VARIANTS])
-                if hit.ends:
-                    deepest = max(deepest, hit.length)
-        floor = max(known_from, min(deepest, self._take_named(deepest)))
-        self._take_chains(hit for hit in reversed(hits) if hit.block >= _step(floor))
-        known = self._query.known
+        self._choice.take([self._hits[at] for at in sorted(self._hits)], self._parents())
         found: dict[tuple[bytes, bytes], None] = {}
-        for one in self._found.values():
-            if one.id not in known:
+        for one in self._choice.taken:
+            if one.id not in self._query.known:
                 found[one.root, one.id] = None
                 if any(one.parent):
                     found[one.root, one.parent] = None
         return list(found)
 
-    def _take(self, some: Iterable[Reference]) -> None:
-        for one in some:
-            self._found[one.id] = one
+    @property
+    def cut_off(self) -> int:
+        """How often a bound kept something out."""
+        return self._choice.cut_off
 
-    def _take_named(self, end: int) -> int:
-        """Take the named parents, and return where the first of them ends, if that is before `end`."""
+    def _parents(self) -> Iterator[tuple[Reference, int]]:
+        """Yield the named parents, and where their texts end."""
         for parent in self._query.parents:
             named = next((self._named[name] for name in names_of(parent) if name in self._named), None)
             if named is not None:
-                self._take(named[:1])
-                end = min(end, named[1])
-        return end
+                yield named
 
-    def _take_chains(self, hits: Iterator[_Hit]) -> None:
-        """Take chains that the text leaves midway: those that go furthest first, and of one block the newest."""
-        for _, group in groupby(hits, key=lambda hit: hit.block):
-            if len(self._chains) == MOST_CHAINS:
-                self.cut_off += 1
-                return
-            of_block = list(group)
-            for hit in of_block:
-                self._take_some(hit.passes)
-            for hit in of_block:
-                if hit.length == self._size:
-                    self._take({one.parent: one for one in reversed(hit.starts)}.values())
-                else:
-                    self._take_some(hit.starts)
 
-    def _take_some(self, some: Iterable[Reference]) -> None:
-        for one in some:
-            if one.id not in self._chains:
-                if len(self._chains) == MOST_CHAINS:
-                    self.cut_off += 1
-                    return
-                self._chains.add(one.id)
-                self._take((one,))
+def _one_each(replies: list[Reference]) -> Iterable[Reference]:
+    return {one.parent: one for one in reversed(replies)}.values()
 
 
 def _references(value: bytes, more: int = 0) -> list[Reference]:
@@ -187,8 +137,3 @@ def _references(value: bytes, more: int = 0) -> list[Reference]:
         Reference(value[at : at + 16], value[at + 16 : at + 32], value[at + 32 : at + 48])
         for at in range(GENERATION_SIZE, len(value), _SIZE + more)
     ]
-
-
-def _step(at: int) -> int:
-    """Return the last `STEP`-th block end at or before a character."""
-    return at // BLOCK // STEP * STEP

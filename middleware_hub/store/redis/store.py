@@ -40,6 +40,7 @@ from middleware_hub.store.redis.writing.appending import Appender
 from middleware_hub.store.redis.writing.preparing import outside, prepare
 from middleware_hub.store.redis.writing.scattering import Scatterer
 from middleware_hub.store.redis.writing.writer import Writer
+from middleware_hub.store.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class RedisStore:
         self._durability = durability
         self._opened: _Open | None = None
         self._others = count(1)
-        self._finds = self._cut_off = self._damaged = 0
+        self._tally = Tally()
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._address.shown}, {'open' if self._opened else 'closed'}>"
@@ -187,7 +188,7 @@ class RedisStore:
         fetch = Fetch(opened.servers.read, opened.keys, query.known)
         found = await fetch.run(wanted, search.cut_off)
         await opened.check(lacking=fetch.lacking)
-        return replace(self._counted(found), ends=ends)
+        return replace(self._tally.counted(found), ends=ends)
 
     async def get(
         self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
@@ -200,13 +201,7 @@ class RedisStore:
         fetch = Fetch(opened.servers.read, opened.keys, known)
         brought = await fetch.run([(found[one], one) for one in ids if one in found])
         await opened.check(lacking=fetch.lacking or len(found) < len(ids))
-        return self._counted(brought)
-
-    def _counted(self, found: Found) -> Found:
-        self._finds += 1
-        self._cut_off += found.cut_off
-        self._damaged += found.damaged
-        return found
+        return self._tally.counted(brought)
 
     async def blobs(
         self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
@@ -289,20 +284,7 @@ class RedisStore:
 
     async def stats(self) -> StoreStats:
         opened = self._open()
-        records, roots, logs, size = await opened.reading.sizes()
-        writer = opened.writer
-        return StoreStats(
-            records=records,
-            roots=roots,
-            logs=logs,
-            bytes=size,
-            groups=writer.groups,
-            appends=writer.appends,
-            finds=self._finds,
-            cut_off=self._cut_off,
-            damaged=self._damaged,
-            conflicts=writer.conflicts,
-        )
+        return self._tally.stats(await opened.reading.sizes(), opened.writer)
 
 
 def _only_logged(future: asyncio.Future[list[int]]) -> None:

@@ -66,7 +66,7 @@ class SpoolFolder:
                 continue
             if found.waiting:
                 count = sum(waiting.replies for waiting in found.waiting)
-                logger.warning("a router that died left %d replies behind in %s", count, path)
+                logger.warning("a router that died left %d replies in %s", count, path)
             if found.torn_bytes or found.damaged:
                 text = "%s: %d bytes at the end were torn, and are cut off; %d replies within are damaged"
                 logger.error(text, path, found.torn_bytes, found.damaged)

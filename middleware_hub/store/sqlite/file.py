@@ -96,7 +96,9 @@ def prepare(path: Path, fingerprint: str | None) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreUnreachableError(f"the store's folder {path.parent} cannot be made: {error}") from error
+        raise StoreUnreachableError(
+            f"the store's folder {path.parent} cannot be made: {error.strerror}: name another path with --store"
+        ) from error
     torn = 0
     connection = connect(path)
     try:

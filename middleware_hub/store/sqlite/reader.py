@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from middleware_hub.store.look_up import complete
 from middleware_hub.store.protocol import Found, LogInfo, Query
-from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, complete, decode_blob, decode_event
+from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode_blob, decode_event
 from middleware_hub.store.sqlite.file import SameFile, connect, mapped
 from middleware_hub.store.sqlite.rows import locate, marks, padded
 from middleware_hub.store.sqlite.searching import Search, Wanted, decode_all

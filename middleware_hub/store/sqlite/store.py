@@ -33,6 +33,7 @@ from middleware_hub.store.sqlite.others import Ground, trim_news
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import Verifier
 from middleware_hub.store.sqlite.writer import Writer
+from middleware_hub.store.tally import Tally
 
 T = TypeVar("T")
 
@@ -59,7 +60,8 @@ class SqliteStore:
         self._inline: Reader | None = None
         self._threaded: Reader | None = None
         self._ground = Ground()
-        self._finds = self._spared = self._cut_off = self._damaged = self._torn = 0
+        self._tally = Tally()
+        self._torn = 0
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self._file}, {'open' if self._writer else 'closed'}>"
@@ -128,7 +130,7 @@ class SqliteStore:
             for name in query.parents:
                 if others.named(path.namespace, name) or (before and not ground.holds_name(path.namespace, name)):
                     return None
-        self._spared += 1
+        self._tally.spared += 1
         return Found(ends=self._ends(query.logs, heard=heard)) if query.logs else _NOTHING
 
     def _ends(self, logs: Sequence[str], *, heard: bool) -> dict[str, int]:
@@ -161,19 +163,13 @@ class SqliteStore:
                 self._ground.add(alone)
             for name in query.parents:
                 self._ground.add_name(query.path.namespace, name)
-        return self._counted(found)
+        return self._tally.counted(found)
 
     async def get(
         self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
     ) -> Found:
         _, threaded = self._open_readers()
-        return self._counted(await self._in_thread(lambda: threaded.get(ids, known)))
-
-    def _counted(self, found: Found) -> Found:
-        self._finds += 1
-        self._cut_off += found.cut_off
-        self._damaged += found.damaged
-        return found
+        return self._tally.counted(await self._in_thread(lambda: threaded.get(ids, known)))
 
     async def blobs(
         self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
@@ -282,21 +278,7 @@ class SqliteStore:
     async def stats(self) -> StoreStats:
         _, threaded = self._open_readers()
         writer = self._open_writer()
-        records, roots, logs, size = await self._in_thread(lambda: _sizes(threaded))
-        return StoreStats(
-            records=records,
-            roots=roots,
-            logs=logs,
-            bytes=size,
-            groups=writer.groups,
-            appends=writer.appends,
-            finds=self._finds,
-            spared=self._spared,
-            cut_off=self._cut_off,
-            damaged=self._damaged,
-            conflicts=writer.conflicts,
-            torn_bytes=self._torn,
-        )
+        return self._tally.stats(await self._in_thread(lambda: _sizes(threaded)), writer, self._torn)
 
     def _open_writer(self) -> Writer:
         if self._writer is None:

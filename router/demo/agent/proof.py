@@ -58,7 +58,7 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, GenerationRecord
         wrong = [what for what, (mine, theirs) in compared.items() if mine != theirs]
         faults += [f"turn {number}: {what} is not what the worker has" for what in wrong]
     if any(context):
-        faults.append("what nobody sampled has loss mask 1")
+        faults.append("a token that was not sampled has loss mask 1")
     return Proof(len(ids), sum(map(eq, ids, truth)), faults)
 
 

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from router.embedded.engine.engine import Engine, EngineJob, Progress
+from router.embedded.engine.engine import EngineJob, Progress
 from router.embedded.engine.faults import BUSY, GAVE_UP
-from router.embedded.engine.records import GenerationRecord, Journal
+from router.embedded.engine.script import Fault
 from router.embedded.http.admission import admit
 from router.embedded.http.errors import Refused
 from router.embedded.http.exchange import DONE, EVENTS, PLAIN, HttpExchange, event
-from router.embedded.http.jobs import Reset, answer_stream, answer_whole, run_to_end, until_left
+from router.embedded.http.jobs import Generating, answer_stream, answer_whole, run_to_end, until_left
 from router.embedded.http.wire import Wire
-from router.embedded.models.vocabulary import EngineVocabulary
-from router.embedded.options import WorkerOptions
 
 
-class GenerateHandler:
+class GenerateHandler(Generating[Wire]):
     """Runs the generations that a request asks for, until they end or the client leaves."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        wire: Wire,
-        journal: Journal,
-        vocabulary: EngineVocabulary,
-        options: WorkerOptions,
-        reset: Reset,
-    ) -> None:
-        self._engine = engine
-        self._wire = wire
-        self._journal = journal
-        self._vocabulary = vocabulary
-        self._context_length = options.context_length
-        self._reset = reset
 
     async def __call__(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()
         stream = bool(body.get("stream"))
         try:
-            jobs, listed = self._admit(exchange, body)
+            admitted = admit(body, self._vocabulary, context_length=self._context_length, in_flight=self._engine.jobs)
         except Refused as refused:
             if not stream or refused.shape != "message":
                 raise
@@ -48,24 +29,11 @@ class GenerateHandler:
             await exchange.start(200, EVENTS)
             await exchange.part(event({"error": error}) + DONE, last=True)
             return
-        self._engine.changed()
-        work = self._stream(exchange, jobs, listed) if stream else self._reply(exchange, jobs, listed)
-        await until_left(exchange, self._engine, jobs, work)
+        jobs, fault = self._start(exchange, body, admitted.replies, admitted.from_text)
+        answer = self._stream if stream else self._reply
+        await until_left(exchange, self._engine, jobs, answer(exchange, jobs, admitted.listed, fault))
 
-    def _admit(self, exchange: HttpExchange, body: dict[str, Any]) -> tuple[list[EngineJob], bool]:
-        """Return a request's jobs, prompt-major, and whether the reply is a list."""
-        engine = self._engine
-        admitted = admit(body, self._vocabulary, context_length=self._context_length, in_flight=engine.jobs)
-        records = [
-            GenerationRecord(one.rid, body, exchange.raw, exchange.headers, number, one.input_ids, admitted.from_text)
-            for number, one in enumerate(admitted.replies)
-        ]
-        self._journal.add_generations(records)
-        jobs = [engine.start(one, record) for one, record in zip(admitted.replies, records, strict=True)]
-        return jobs, admitted.listed
-
-    async def _reply(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool) -> None:
-        fault = next((job.fault for job in jobs if job.fault), None)
+    async def _reply(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool, fault: Fault | None) -> None:
         match fault:
             case "no_answer":
                 await asyncio.Event().wait()
@@ -83,8 +51,7 @@ class GenerateHandler:
         last = await run_to_end(self._engine, job)
         return self._wire.payload(job, last, self._engine.weight_version)
 
-    async def _stream(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool) -> None:
-        fault = next((job.fault for job in jobs if job.fault), None)
+    async def _stream(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool, fault: Fault | None) -> None:
         if fault == "no_answer":
             await asyncio.Event().wait()
         if fault in ("http_500", "http_503"):

@@ -4,16 +4,55 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from router.embedded.engine.engine import NOTHING, Engine, EngineJob, Progress
+from router.embedded.engine.records import GenerationRecord, Journal
+from router.embedded.engine.sample import ReplyRequest
 from router.embedded.engine.script import Fault
 from router.embedded.http.exchange import DONE, EVENTS, JSON, HttpExchange, event
+from router.embedded.models.vocabulary import EngineVocabulary
+from router.embedded.options import WorkerOptions
+
+W = TypeVar("W")
 
 Reset = Callable[[tuple[Any, ...]], None]
 """Cuts the connection of the client at an address, which no application can do."""
 Made = Callable[[int, EngineJob, Progress, Progress], Any]
 """Returns the payload of an event, for a sample by its number, from one progress to the next; None for no event."""
+
+
+class Generating(Generic[W]):
+    """What runs the generations that a request asks for, whatever their JSON is. `wire` writes this."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        wire: W,
+        journal: Journal,
+        vocabulary: EngineVocabulary,
+        options: WorkerOptions,
+        reset: Reset,
+    ) -> None:
+        self._engine = engine
+        self._wire = wire
+        self._journal = journal
+        self._vocabulary = vocabulary
+        self._context_length = options.context_length
+        self._reset = reset
+
+    def _start(
+        self, exchange: HttpExchange, body: dict[str, Any], replies: Sequence[ReplyRequest], from_text: bool
+    ) -> tuple[list[EngineJob], Fault | None]:
+        """Put the replies of a request in flight, each with its record; return them, and the first fault among them."""
+        records = [
+            GenerationRecord(one.rid, body, exchange.raw, exchange.headers, number, one.input_ids, from_text)
+            for number, one in enumerate(replies)
+        ]
+        self._journal.add_generations(records)
+        jobs = [self._engine.start(one, record) for one, record in zip(replies, records, strict=True)]
+        self._engine.changed()
+        return jobs, next((job.fault for job in jobs if job.fault), None)
 
 
 async def until_left(

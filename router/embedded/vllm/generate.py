@@ -7,13 +7,10 @@ from typing import Any
 
 import msgspec
 
-from router.embedded.engine.engine import Engine, EngineJob, Progress
-from router.embedded.engine.records import GenerationRecord, Journal
+from router.embedded.engine.engine import EngineJob, Progress
 from router.embedded.engine.script import Fault
 from router.embedded.http.exchange import HttpExchange, event
-from router.embedded.http.jobs import Reset, answer_stream, answer_whole, run_to_end, until_left
-from router.embedded.models.vocabulary import EngineVocabulary
-from router.embedded.options import WorkerOptions
+from router.embedded.http.jobs import Generating, answer_stream, answer_whole, run_to_end, until_left
 from router.embedded.vllm.request import Rejected, VllmRequest, read_request
 from router.embedded.vllm.wire import VllmWire
 
@@ -21,24 +18,8 @@ _FULL = {"error": {"message": "The engine is full.", "type": "ServiceUnavailable
 _FAILED = {"error": {"message": "the engine gave up", "type": "InternalServerError", "param": None, "code": 500}}
 
 
-class VllmGenerateHandler:
+class VllmGenerateHandler(Generating[VllmWire]):
     """Runs the generations that a request asks for, until they end or the client leaves."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        wire: VllmWire,
-        journal: Journal,
-        vocabulary: EngineVocabulary,
-        options: WorkerOptions,
-        reset: Reset,
-    ) -> None:
-        self._engine = engine
-        self._wire = wire
-        self._journal = journal
-        self._vocabulary = vocabulary
-        self._context_length = options.context_length
-        self._reset = reset
 
     async def __call__(self, exchange: HttpExchange) -> None:
         name = exchange.headers.get("x-request-id")
@@ -47,21 +28,9 @@ class VllmGenerateHandler:
         except Rejected as rejected:
             await exchange.answer(rejected.status, rejected.error)
             return
-        body = msgspec.json.decode(exchange.raw)
-        records = [
-            GenerationRecord(one.rid, body, exchange.raw, exchange.headers, number, one.input_ids, request.from_text)
-            for number, one in enumerate(request.replies)
-        ]
-        self._journal.add_generations(records)
-        jobs = [self._engine.start(one, record) for one, record in zip(request.replies, records, strict=True)]
-        self._engine.changed()
-        fault = next((job.fault for job in jobs if job.fault), None)
-        work = (
-            self._stream(exchange, request, jobs, fault)
-            if request.stream
-            else self._reply(exchange, request, jobs, fault)
-        )
-        await until_left(exchange, self._engine, jobs, work)
+        jobs, fault = self._start(exchange, msgspec.json.decode(exchange.raw), request.replies, request.from_text)
+        answer = self._stream if request.stream else self._reply
+        await until_left(exchange, self._engine, jobs, answer(exchange, request, jobs, fault))
 
     async def _reply(
         self, exchange: HttpExchange, request: VllmRequest, jobs: list[EngineJob], fault: Fault | None

@@ -82,7 +82,7 @@ class TestUse:
             await asyncio.sleep(0)
 
         asyncio.run(work())
-        assert "nobody had exported it" in caplog.text
+        assert "before it was exported" in caplog.text
 
 
 class TestRoom:

@@ -23,9 +23,10 @@ from middleware_hub.store.errors import (
     StoreMismatchError,
     StoreUnreachableError,
 )
+from middleware_hub.store.look_up import MOST_CHAINS, MOST_VARIANTS
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.paths import BLOCK
-from middleware_hub.store.protocol import MOST_CHAINS, MOST_VARIANTS, Batch, Store
+from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 from middleware_hub.store.redis.store import RedisStore
 from router.errors import BadRequestError

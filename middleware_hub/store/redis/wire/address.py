@@ -121,7 +121,7 @@ def _parse(address: str, safe: str, prefix: str) -> Address:
         name = path.pop(0)
     db = _whole(options.pop("db", path.pop(0) if path else "0"), "the number of a database")
     if path:
-        raise ValueError("there is too much behind the host")
+        raise ValueError("there is too much after the host")
     if kind == "redis+cluster" and "replicas" in options:
         raise ValueError("replicas are not waited for in a cluster")
     if kind == "redis+cluster" and db:
@@ -143,7 +143,7 @@ def _parse(address: str, safe: str, prefix: str) -> Address:
     )
     if options:
         known = [name for name in sorted(options) if re.fullmatch("[a-z_]{1,30}", name)]
-        raise ValueError(f"nobody knows the option {', '.join(known)}")
+        raise ValueError(f"unknown option {', '.join(known)}")
     return made
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from middleware_hub.store.errors import ConflictingRecordError, StoreError
+from middleware_hub.store.look_up import MOST_CHAINS, MOST_VARIANTS
 from middleware_hub.store.paths import END, END_ALONE, NAME, PASS, START, WAY, Place, TextPath
-from middleware_hub.store.protocol import MOST_CHAINS, MOST_VARIANTS, Batch
+from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import (
     Event,
     Mark,
