@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -92,8 +93,8 @@ def a_worker(number: int, folder: Path, pace: float) -> tuple[Process, bool]:
     return Process(f"worker-{number}", folder, "demo-worker", *flags), incremental
 
 
-def a_router(folder: Path, workers: list[Process], max_tokens: int) -> Process:
-    """Return the router, with a token budget so small that it has to evict."""
+def a_router(folder: Path, workers: list[Process], max_tokens: int, flags: Sequence[str] = ()) -> Process:
+    """Return the router, with a token budget so small that it has to evict, and these flags behind the others."""
     return Process(
         "router",
         folder,
@@ -102,6 +103,7 @@ def a_router(folder: Path, workers: list[Process], max_tokens: int) -> Process:
         # Replies to clients that left are never retrieved. In half an hour they would fill the budget.
         *("--radix-unretrieved-versions", "5"),
         *("--worker-urls", *(worker.url for worker in workers)),
+        *flags,
     )
 
 

@@ -46,7 +46,7 @@ class Soak:
         self._args = args
         found = [a_worker(number, folder, args.pace) for number in range(WORKERS)]
         self.workers = [worker for worker, _ in found]
-        self.router = a_router(folder, self.workers, args.radix_max_tokens)
+        self.router = a_router(folder, self.workers, args.radix_max_tokens, args.flags)
         styles = {worker.url: incremental for worker, incremental in found}
         self.clients = Clients(self.router.url, styles, args.seed)
         self.trouble = Trouble(self.router.url, self.workers, self.clients, args.seed)
@@ -166,6 +166,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=RESULTS, help="%(default)s")
     parser.add_argument("--page", type=Path, help="a page with the marks between which the verdict goes")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="%(default)s")
+    parser.add_argument("flags", nargs="*", help="further flags of the router, behind `--`: -- --store sqlite:/tmp/soak")
     return parser
 
 
