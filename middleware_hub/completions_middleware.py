@@ -15,10 +15,10 @@ from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub.chat.answer import ReplyHead
-from middleware_hub.chat.refusals import refusal
+from middleware_hub.chat.refusals import refusal, unreadable
 from middleware_hub.dialects import completions_requests
 from middleware_hub.dialects.completion import CompletionRequest
-from middleware_hub.dialects.completions_answer import CompletionAnswer, unreadable
+from middleware_hub.dialects.completions_answer import CompletionAnswer
 from middleware_hub.dialects.completions_replies import Choices
 from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.tokenizer import id_checks

@@ -43,6 +43,11 @@ def refusal(status: int, body: bytes | str) -> RouterError:
     return UpstreamError(f"the worker failed: {message}")
 
 
+def unreadable(error: Exception) -> UpstreamError:
+    """Return what a client is told of a reply that is no answer of `/generate`."""
+    return UpstreamError(f"the worker's reply is not what /generate answers: {error}")
+
+
 def feed(streamed: StreamedReply, data: bytes) -> None:
     """Feed one event to a streamed reply. Raises RouterError for an event that says why there is no reply."""
     streamed.feed(data)

@@ -15,7 +15,6 @@ from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.json import JSON_ERRORS
 from router.engines.sglang.reply import Reply, UnreadableReplyError, further_fields, read_fields, read_reply
 from router.engines.sglang.stream import StreamedReply
-from router.errors import UpstreamError
 
 
 class CompletionAnswer:
@@ -35,7 +34,7 @@ class CompletionAnswer:
                 self._tokens.take_tops(read_fields(raw)[1], len(reply.ids))
             return _answer(reply, *read_fields(short), content=reply.text, logprobs=self._tokens.all(reply))
         except (UnreadableReplyError, *JSON_ERRORS) as error:
-            raise unreadable(error) from error
+            raise refusals.unreadable(error) from error
 
     def event(self, data: bytes) -> str:
         """Return the text that an event of the stream adds; the last event sets `answer`.
@@ -51,16 +50,12 @@ class CompletionAnswer:
                 assert reply is not None, "there was an event"
                 self.answer = _answer(reply, streamed.last_fields, streamed.last_meta)
         except (UnreadableReplyError, *JSON_ERRORS) as error:
-            raise unreadable(error) from error
+            raise refusals.unreadable(error) from error
         return text
 
     def news(self) -> Sequence[TokenLogprob] | None:
         """Return the logprobs of the stream's tokens since the last call; None if unwanted, or if there are none."""
         return self._tokens.news(self._streamed) or None
-
-
-def unreadable(error: Exception) -> UpstreamError:
-    return UpstreamError(f"the worker's reply is not what /generate answers: {error}")
 
 
 def _answer(reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], **known: Any) -> Answer:

@@ -107,6 +107,19 @@ def test_an_agent_that_strips_every_reply_keeps_ids_at_every_turn(opens: Opens) 
     assert sum(every[-1]["response_mask"]) > sum(len(turn.sampled) - 3 for turn in turns)
 
 
+def test_turns_behind_an_edited_one_are_exact_whatever_the_tokenizer_normalizes() -> None:
+    with stack("qwen", styles=("cumulative",)) as served:  # its tokenizer composes what the user has decomposed (NFC)
+        agent = AgentSession.make(served)
+        messages = [user("cafe\u0301")]
+        agent.must(*messages, says=SAYS)
+        messages += [says(SAYS.strip()), user("b")]
+        second = agent.must(*messages, says="two")
+        assert "edited_turn" in reasons(second)
+        third = agent.must(*messages, second.message, user("c"), says="three")
+        assert "template_mismatch" not in reasons(third)
+        assert [one["reasons"] for one in agent.finalize() if not one["exact"]] == []
+
+
 def test_a_stripped_reply_keeps_the_reasoning_that_the_client_dropped(opens: Opens) -> None:
     """As an unedited reply does with `--history keep`: the thought is not what was edited."""
     agent = opens("qwen3")

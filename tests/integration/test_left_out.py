@@ -43,3 +43,16 @@ def test_a_turn_that_is_kept_whole_is_not(served: Stack) -> None:
     second = agent.must(user("a"), first.message, user("b"), says="three")
     assert second.sent[: len(first.chain)] == first.chain
     assert "left_out" not in second.answer.headers.get("x-radix-reasons", "")
+
+
+def test_a_turn_of_which_nothing_is_kept_is_exported_by_itself(served: Stack) -> None:
+    """Its only token is the stop string that nobody saw. No later trajectory has it, and it was sampled all the same."""
+    agent = AgentSession.make(served)
+    first = agent.must(user("a"), says="END", stop=["END"], finish="length")
+    assert not first.message["content"]
+    second = agent.must(user("a"), first.message, user("b"), says="two")
+    assert second.sent[len(first.sent)] != first.sampled[0]
+    one, other = agent.finalize()
+    assert (ids_of(one), ids_of(other)) == (first.chain, second.chain)
+    assert [sum(one["response_mask"]), sum(other["response_mask"])] == [len(first.sampled), len(second.sampled)]
+    assert all(found["exact"] for found in (one, other))

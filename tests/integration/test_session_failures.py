@@ -37,6 +37,15 @@ def test_a_worker_that_breaks_off_a_stream_leaves_nothing(whole: Stack, fault: F
     assert ids_of(only) == again.chain
 
 
+def test_a_reply_that_cannot_be_read_is_the_workers_fault_and_says_so(whole: Stack) -> None:
+    agent = AgentSession.make(whole)
+    whole.workers[0].fault("not_json")
+    answer = agent.ask(user("a"), says="one").answer
+    assert answer.status == 502
+    assert answer.json()["error"]["message"].startswith("the worker's reply is not what /generate answers: ")
+    assert agent.show()["nodes"] == 0
+
+
 @pytest.mark.parametrize("fault", ["dies", "error_event"])
 def test_one_sample_that_fails_ends_none_of_the_others(whole: Stack, fault: Fault) -> None:
     agent = AgentSession.make(whole)

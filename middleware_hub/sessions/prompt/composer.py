@@ -96,7 +96,7 @@ class Composer:
                 prompt = await self._behind(edited, joined, at, request, verify=None if all_kept else False)
                 how = manner(edited, request.messages[echo.at - 1])
                 reasons = (EDITED_TURN, *prompt.reasons)
-                return msgspec.structs.replace(prompt, reasons=reasons, apart=not all_kept, edited=how)
+                return msgspec.structs.replace(prompt, reasons=reasons, apart=prompt.apart or not all_kept, edited=how)
         if found is None:
             return await self._own(turn, request, start)
         if turn.checkpoint is None or reach > turn.covered or (found.last is not None and turn.names(found.last)):
@@ -230,7 +230,7 @@ class Composer:
             prompt,
             reasons=(why, "spliced", *fallbacks, *prompt.reasons),
             # A template that cannot write a tail by itself has not rewritten anything: the branch goes on.
-            apart=why != "template_error" or bool(found.reason),
+            apart=prompt.apart or why != "template_error" or bool(found.reason),
             spliced=found.messages,
             fallbacks=fallbacks,
         )
@@ -269,7 +269,10 @@ class Composer:
         kept, sampled = take if span is checkpoint.span else span.take, checkpoint.span.count
         ids = self._ids.of(span, take, checkpoint if kept == sampled else None)
         reused = checkpoint.span.offset + kept
-        return ComposedPrompt(checkpoint, span, take, ids, tokens, reused, reasons, sampled - kept, scaffold=scaffold)
+        left_out, apart = sampled - kept, not kept  # a turn of which nothing is kept is in no later trajectory
+        return ComposedPrompt(
+            checkpoint, span, take, ids, tokens, reused, reasons, left_out, apart=apart, scaffold=scaffold
+        )
 
     async def _scaffold(self, text: str, request: ChatRequest) -> str:
         """Return the generation prompt at the end of a text: it is kept as it was sent, whatever other renderings write."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.join import Codec, Join, join
 from middleware_hub.sessions.prompt.splice import sampled_messages, splice
-from middleware_hub.sessions.prompt.verifier import ChainPart, differences
+from middleware_hub.sessions.prompt.verifier import ChainPart, Difference, differences
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, links, unpack_ids
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.engines.sglang.limits import TextTooLongError
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
@@ -101,19 +103,24 @@ class WholeRendering:
         except (BadRequestError, RenderingError) as error:
             logger.warning("a turn could not be verified: %s", error)
             return
-        found = differences(
-            expected,
-            self._parts(span, take),
-            self._special,
-            header=self._template.header(request.tools, request.template),
-            asked=not request.continue_final,
-        )
-        found = [one for one in found if one.hard]
+        parts = self._parts(span, take)
+        found = self._hard_differences(expected, parts, request)
         # A template that drops reasoning may drop special tokens with it, while everything around the turns is unchanged.
-        if found and not self._stands(checkpoint, joined, request):
-            shown = "; ".join(map(str, found[:3]))
-            logger.warning("a turn is not what the chat template makes of its messages: %s", shown)
-            span.flags |= SpanFlag.UNLIKE
+        if not found or self._stands(checkpoint, joined, request):
+            return
+        # A tokenizer that normalizes (NFC) spells its own ids differently from the text that it was given.
+        with suppress(TextTooLongError):
+            spelled = self._tokenizer.vocabulary.spell(self._tokenizer.encode_start(expected))
+            if not self._hard_differences(spelled, parts, request):
+                return
+        shown = "; ".join(map(str, found[:3]))
+        logger.warning("a turn is not what the chat template makes of its messages: %s", shown)
+        span.flags |= SpanFlag.UNLIKE
+
+    def _hard_differences(self, expected: str, parts: Sequence[ChainPart], request: ChatRequest) -> list[Difference]:
+        header = self._template.header(request.tools, request.template)
+        found = differences(expected, parts, self._special, header=header, asked=not request.continue_final)
+        return [one for one in found if one.hard]
 
     def _tail_behind(self, request: ChatRequest, marked: Sequence[int], tail: str) -> str | None:
         """Return what is rendered behind the turns themselves, if the template reads them: `tail` stands behind sentinels.

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError
+from middleware_hub.chat.refusals import unreadable
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import Expectation, Judge, Verdict
 from middleware_hub.sessions.log.events import BranchEnded, SampledTurn
@@ -123,8 +124,10 @@ class TurnGeneration:
             self.error = error
         except TrieClosedError:
             self.error = SessionOverError("the session ended before this generation did: what was sampled is not kept")
-        except (UpstreamBrokenError, UnreadableReplyError) as error:
+        except UpstreamBrokenError as error:
             self.error = UpstreamError(str(error))
+        except UnreadableReplyError as error:
+            self.error = unreadable(error)
         except Exception as error:
             logger.exception("generation %s failed", self.id)
             self.error = RouterError(f"internal error ({type(error).__name__}): the router's log has the details")
@@ -191,6 +194,8 @@ class TurnGeneration:
         except (RouterError, UpstreamBrokenError, UnreadableReplyError):
             if self._aborting:
                 await self._keep(asked, received)
+            if received.error is not None:
+                raise received.error from None  # a stream that breaks off behind it says less
             raise
         self.begun = True
         if not self._plan.request.stream:

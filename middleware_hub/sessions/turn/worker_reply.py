@@ -31,7 +31,7 @@ class WorkerReply:
         self._reader = reader
         self._status = 0
         self._body = b""
-        self._error: RouterError | None = None
+        self.error: RouterError | None = None
         """The error that came as an event, in a stream whose own status is 200."""
 
     def head(self, start: Message) -> None:
@@ -40,11 +40,11 @@ class WorkerReply:
 
     def event(self, data: bytes) -> None:
         """Take the payload of an event. Nothing behind an error counts."""
-        if self._error is None and (data.startswith(b"{") or data == DONE):
+        if self.error is None and (data.startswith(b"{") or data == DONE):
             try:
                 refusals.feed(self.streamed, data)
             except RouterError as error:
-                self._error = error
+                self.error = error
             else:
                 if data != DONE:
                     self._reader.event(self.streamed)
@@ -62,8 +62,8 @@ class WorkerReply:
         if not stream:
             reply, short = read_reply(self._body)
             return reply, *read_fields(short)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         streamed = self.streamed.reply()
         if streamed is None or not self.streamed.done:
             raise UpstreamError("the worker's stream ended before its end")

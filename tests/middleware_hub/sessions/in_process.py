@@ -46,7 +46,7 @@ class Says:
 
     Attributes:
         hold: stop behind so many tokens, until `go` is set or the generation is aborted.
-        breaks: break off behind so many tokens.
+        breaks: break off behind so many tokens, or behind the error of `refuses`.
         deaf: an abort does nothing.
         status: answer with this error instead.
         refuses: a stream's only event is an error with this code.
@@ -152,6 +152,8 @@ class Engine:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if says.refuses is not None:
             await _event(send, {"error": {"message": "no", "code": says.refuses}})
+            if says.breaks is not None:
+                raise UpstreamBrokenError("the worker broke the stream off")
             return
         ids, finish = self._ids(body, says)
         for number, token in enumerate(ids):

@@ -37,6 +37,7 @@ class TestFailures:
             ways: list[tuple[dict[str, Any], int]] = [
                 ({"refuses": 400}, 400),
                 ({"refuses": 503}, 503),
+                ({"refuses": 503, "breaks": 0}, 503),
                 ({"status": 400}, 400),
                 ({"aborts": 503, "breaks": 0}, 503),
                 ({"aborts": 400, "breaks": 0}, 400),

@@ -207,9 +207,10 @@ def test_a_logprob_that_is_not_finite_is_a_fault(value: float) -> None:
     assert reply.fault(4, logprobs_asked=True) == "a logprob that is not a finite number"
 
 
-def test_a_negative_id_is_a_fault() -> None:
-    reply = replace(changed(), ids=[5, -1], logprob_ids=[5, -1])
-    assert reply.fault(4, logprobs_asked=True) == "a negative token id"
+@pytest.mark.parametrize("number", [-1, 2**31, 2**63])
+def test_an_id_that_no_vocabulary_has_is_a_fault(number: int) -> None:
+    reply = replace(changed(), ids=[5, number], logprob_ids=[5, number])
+    assert reply.fault(4, logprobs_asked=True) == "a token id that is negative, or beyond int32"
 
 
 @pytest.mark.parametrize("token", [2**31, 2**40, 2**63])
