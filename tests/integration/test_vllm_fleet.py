@@ -194,6 +194,13 @@ def test_a_model_is_described_in_the_words_of_the_house(served: Stack) -> None:
     assert info["context_length"] == 32768
 
 
+@pytest.mark.parametrize("path", ["/load_lora_adapter", "/unload_lora_adapter"])
+def test_an_adapter_for_workers_that_take_none_is_refused_with_what_they_lack(served: Stack, path: str) -> None:
+    answer = served.post(path, {"lora_name": "x", "lora_path": "y"})
+    assert answer.status == 501
+    assert "--enable-lora" in answer.json()["workers"][0]["body"]["error"]["message"]
+
+
 def test_what_vllm_has_not_is_refused_by_name(served: Stack) -> None:
     answer = served.post("/update_weights_from_tensor", {"serialized_named_tensors": []})
     assert answer.status == 501

@@ -157,8 +157,19 @@ def _resume_memory(body: _Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(f"/wake_up{query}"))
 
 
+class _Adapter(_Steps):
+    """A call about an adapter. A worker that takes none has no such path, and says no more than that."""
+
+    def whole(self, answers: Sequence[Answer]) -> Answer | Exchange:
+        said = _decoded(answers[-1].body)
+        if answers[-1].status == 404 and not (isinstance(said, dict) and "error" in said):
+            settings = "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            return _refusal(f"adapters need a vLLM worker that was started with {settings}", 501)
+        return super().whole(answers)
+
+
 def _adapter(path: str) -> _Translation:
-    return lambda body, _: _Steps(_post(path, body), done=_message("done"))
+    return lambda body, _: _Adapter(_post(path, body), done=_message("done"))
 
 
 class _Description(_NoStream):
