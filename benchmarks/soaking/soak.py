@@ -166,7 +166,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=RESULTS, help="%(default)s")
     parser.add_argument("--page", type=Path, help="a page with the marks between which the verdict goes")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="%(default)s")
-    parser.add_argument("flags", nargs="*", help="further flags of the router, behind `--`: -- --store sqlite:/tmp/soak")
+    parser.add_argument(
+        "flags", nargs="*", help="further flags of the router, behind `--`: -- --store sqlite:/tmp/soak"
+    )
     return parser
 
 

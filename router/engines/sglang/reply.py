@@ -159,16 +159,8 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
-<<<<<<< HEAD
-        if not isinstance(self.ids, Numbers) and self.ids:
-            if min(self.ids) < 0:
-                return "a negative token id"
-            if max(self.ids) >= 2**31:
-                return "a token id that no vocabulary has"
-=======
         if not isinstance(packed_ids(self.ids), Numbers):
             return "a token id that is negative, or beyond int32"
->>>>>>> h-judge1
         if self.logprobs is None:
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
         if len(self.logprobs) != len(self.ids):
