@@ -113,9 +113,9 @@ _BEGINNINGS = (
 
 
 def spoilt(request: bytes, rng: random.Random) -> bytes:
-    """A request, changed in one or two ways."""
+    """A request, changed in one or two ways; nothing may be left of it after the first."""
     for _ in range(rng.choice((1, 1, 1, 2))):
-        request = rng.choice(_WAYS)(request, rng)
+        request = rng.choice(_WAYS)(request, rng) if request else request
     return request
 
 
