@@ -84,9 +84,10 @@ class SessionsMiddleware:
         context.shared[SessionRegistry] = self.registry
         hub = self._hub
         if hub.saving is not None and hub.versions is not None:
-            self.registry.archive = Archive(
+            archive = self.registry.archive = Archive(
                 hub.saving, hub.serials, hub.clock, hub.versions, key, self._metrics, self.registry
             )
+            hub.saving.store.on_loss(archive.refill)
         self._max_body_bytes = config.server.max_body_bytes
         self._implicit = config.sessions.implicit
         self._sweeper: asyncio.Task[None] | None = None

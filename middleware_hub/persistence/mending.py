@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Container, Mapping
+from heapq import nlargest
 from typing import Final
 
 from msgspec.structs import replace
@@ -21,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 _ASKED: Final = 500
 """Records that are asked for at once."""
+_NEWEST: Final = 200
+"""Replies that show whether a store has lost what finds replies: at each of many nodes there is something of some of them."""
+_AT_ONCE: Final = 32
+"""Replies that are appended at once."""
 
 
 def whole_chain(
@@ -105,25 +111,39 @@ class Refilling:
 
     async def run(self, store: Refill) -> None:
         """Raises StoreUnreachableError."""
-        lacking = await self._lacking(store)
+        roots = {record: span.stored.root for record, span in self._stored.items() if record not in self._unsettled}
+        lacking = await self._lacking(store, roots) if await self._finds_newest(store, roots) else set(roots)
         found = [self._stored[record].owner for record in lacking if record in self._stored]
-        lost = [one for one in found if isinstance(one, Generation)]
-        for generation in sorted(lost, key=lambda one: one.serial):
-            if generation.span.stored.id not in lacking or generation.span.stored.id not in self._stored:
-                continue  # another one builds on it, or it was collected meanwhile
-            batch = self._chain(generation, lacking)
-            lacking.difference_update(record.id for record in batch.records)
-            try:
-                await store.append(batch)
-            except StoreUnreachableError:
-                raise
-            except (StoreError, ValueError) as error:
-                logger.error("a reply that the store has lost cannot be written again: %s", error)
+        lost = sorted((one for one in found if isinstance(one, Generation)), key=lambda one: one.serial)
+        for at in range(0, len(lost), _AT_ONCE):
+            batches = []
+            for generation in lost[at : at + _AT_ONCE]:
+                if generation.span.stored.id not in lacking or generation.span.stored.id not in self._stored:
+                    continue  # another one builds on it, or it was collected meanwhile
+                batches.append(self._chain(generation, lacking))
+                lacking.difference_update(record.id for record in batches[-1].records)
+            # They are appended in the order in which they are asked for: one may build on another.
+            for done in await asyncio.gather(*map(store.append, batches), return_exceptions=True):
+                if isinstance(done, StoreError | ValueError) and not isinstance(done, StoreUnreachableError):
+                    logger.error("a reply that the store has lost cannot be written again: %s", done)
+                elif done is not None:
+                    raise done
         if lost:
             logger.warning("%d replies that the store had lost, and this router knew, are in it again", len(lost))
 
-    async def _lacking(self, store: Refill) -> set[bytes]:
-        roots = {record: span.stored.root for record, span in self._stored.items() if record not in self._unsettled}
+    async def _finds_newest(self, store: Refill, roots: Container[bytes]) -> bool:
+        """Return whether the store finds what was recorded last.
+
+        A server loses the end of what it was given, however long that is. So if it finds these, it finds what is older.
+        """
+        owners = [span.owner for record, span in self._stored.items() if record in roots]
+        replies = nlargest(_NEWEST, (one for one in owners if isinstance(one, Generation)), key=lambda one: one.serial)
+        for one in replies:
+            if one.span.stored.id in self._stored and not await store.finds(self._chain(one, {one.span.stored.id})):
+                return False
+        return True
+
+    async def _lacking(self, store: Refill, roots: Mapping[bytes, bytes]) -> set[bytes]:
         names, lacking = list(roots), set[bytes]()
         for at in range(0, len(names), _ASKED):
             lacking |= await store.lacking({record: roots[record] for record in names[at : at + _ASKED]})

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mappi
 from typing import Final, TypeVar
 
 from middleware_hub.store.errors import StoreUnreachableError
-from middleware_hub.store.protocol import Batch, Finding, Forgotten, Found, LogInfo, Query, Refill, Store, StoreStats
+from middleware_hub.store.protocol import Batch, Finding, Forgotten, Found, LogInfo, Loss, Query, Store, StoreStats
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class GuardedStore:
 
     # Beside requests ------------------------------------------------------------------------------
 
-    def on_loss(self, refill: Callable[[Refill], Awaitable[None]]) -> None:
+    def on_loss(self, refill: Loss) -> None:
         self._store.on_loss(refill)
 
     def note(self, marks: Sequence[Mark]) -> None:

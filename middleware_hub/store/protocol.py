@@ -156,15 +156,31 @@ class Forgotten:
 
 
 class Refill(Protocol):
-    """A store that has lost something, for those who still know it (`Store.on_loss`). Both raise StoreError."""
+    """A store that has lost something, for those who still know it (`Store.on_loss`). Everything raises StoreError."""
 
     async def lacking(self, records: Mapping[bytes, bytes]) -> set[bytes]:
         """Return which of these records, given by their ids with their roots, are not there."""
         ...
 
+    async def finds(self, batch: Batch) -> bool:
+        """Return whether a text finds the records of a batch, as far as that can be lost without the records."""
+        ...
+
+    async def ends(self, logs: Sequence[str]) -> list[int]:
+        """Return the number of the last event of each log; 0 for one that is not there."""
+        ...
+
+    async def event(self, log: str, number: int) -> Event | None:
+        """Return one event of a log. Raises DamagedRecordError."""
+        ...
+
     async def append(self, batch: Batch) -> None:
         """Append a batch, while nobody else can. See `Store.append`."""
         ...
+
+
+Loss = Callable[[Refill], Awaitable[None]]
+"""Appends what a process knows and a store has lost."""
 
 
 class Store(Protocol):
@@ -198,10 +214,11 @@ class Store(Protocol):
         """
         ...
 
-    def on_loss(self, refill: Callable[[Refill], Awaitable[None]]) -> None:
+    def on_loss(self, refill: Loss) -> None:
         """Call `refill` when the store turns out to have lost what it had acknowledged, before it answers anybody again.
 
-        The store is open. It need not notice: a store that is a file loses nothing but with the file.
+        Several may be given; they are called in that order. A store need not notice: one that is a file loses nothing but with
+        the file.
         """
         ...
 

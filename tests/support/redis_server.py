@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -136,23 +136,37 @@ def redis_server(folder: Path, *settings: tuple[str, ...], kind: str = "redis-se
         server.stop()
 
 
-def start_cluster(folder: Path, count: int = 3) -> list[RedisServer]:
-    """Start some servers that are one cluster, each with its share of the slots; it takes a second or two."""
-    nodes = []
-    for number in range(count):
+def start_cluster(
+    folder: Path, count: int = 3, *settings: tuple[str, ...], replicas: int = 0, kind: str = "redis-server"
+) -> list[RedisServer]:
+    """Start some servers that are one cluster; it takes a second or two.
+
+    Each of the first `count` has its share of the slots. The `replicas` behind them are those of the first masters.
+    """
+    nodes: list[RedisServer] = []
+    for number in range(count + replicas):
         bus = str(free_port())
-        settings = (("cluster-enabled", "yes"), ("cluster-port", bus), ("cluster-node-timeout", "2000"))
-        node = RedisServer(folder / f"node{number}", *settings)
+        own = (("cluster-enabled", "yes"), ("cluster-port", bus), ("cluster-node-timeout", "2000"), *settings)
+        node = RedisServer(folder / f"node{number}", *own, kind=kind)
         nodes.append(node.start())
-        first, last = number * 16_384 // count, (number + 1) * 16_384 // count - 1
-        node.say(f"CLUSTER ADDSLOTSRANGE {first} {last}")
+        if number < count:
+            first, last = number * 16_384 // count, (number + 1) * 16_384 // count - 1
+            node.say(f"CLUSTER ADDSLOTSRANGE {first} {last}")
         nodes[0].say(f"CLUSTER MEET 127.0.0.1 {node.port} {bus}")
+    _until(lambda: all(_whole(node.say("CLUSTER INFO"), count + replicas) for node in nodes), nodes)
+    for node, master in zip(nodes[count:], nodes, strict=False):
+        name = master.say("CLUSTER MYID").split("\r\n")[1]
+        _until(lambda node=node, name=name: node.say(f"CLUSTER REPLICATE {name}").startswith("+OK"), nodes)  # type: ignore[misc]
+        _until(lambda node=node: "master_link_status:up" in node.say("INFO replication"), nodes)  # type: ignore[misc]
+    return nodes
+
+
+def _until(there: Callable[[], bool], nodes: list[RedisServer]) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not all(_whole(node.say("CLUSTER INFO"), count) for node in nodes):
+    while not there():
         if time.monotonic() > deadline:
             raise RuntimeError(f"the cluster did not come up: {nodes[0].say('CLUSTER INFO')}")
         time.sleep(0.02)  # a poll of other processes: there is nothing to wait on
-    return nodes
 
 
 def _whole(said: str, count: int) -> bool:

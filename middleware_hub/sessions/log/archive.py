@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -39,8 +39,14 @@ from middleware_hub.sessions.log.stored_log import StoredLog
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.store.errors import ClosedLogError, LogMovedError, MissingRecordError, StoreUnreachableError
-from middleware_hub.store.protocol import Batch, LogInfo, Store
+from middleware_hub.store.errors import (
+    ClosedLogError,
+    LogMovedError,
+    MissingRecordError,
+    StoreError,
+    StoreUnreachableError,
+)
+from middleware_hub.store.protocol import Batch, LogInfo, Refill, Store
 from middleware_hub.store.records import Serials
 
 logger = logging.getLogger(__name__)
@@ -53,6 +59,9 @@ _TELL_SECONDS: Final = 60.0
 
 class Holder(Protocol):
     """Holds sessions, and hears of what happens to them elsewhere."""
+
+    def __iter__(self) -> Iterator[Session]:
+        """Yield those that are here."""
 
     def held(self, tokens: int) -> None:
         """Count tokens that a session gained."""
@@ -86,6 +95,7 @@ class Archive:
         self._others = 0
         self._key = key
         self._metrics = metrics
+        self._holder = holder
         self._told = -_TELL_SECONDS
         self._opened = time.time()
         self._swept = PREFIX
@@ -190,6 +200,17 @@ class Archive:
         except (LogMovedError, ClosedLogError):
             raise SessionExistsError(f"there is a session {session.id!r} already") from None
         session.log = log
+
+    async def refill(self, store: Refill) -> None:
+        """Write again what a store has lost of the sessions that are here. Raises StoreUnreachableError."""
+        for session in list(self._holder):
+            if isinstance(session.log, StoredLog):
+                try:
+                    await session.log.refill(store)
+                except StoreUnreachableError:
+                    raise
+                except (StoreError, ValueError) as error:
+                    logger.error("session %s, which the store has lost, cannot be written again: %s", session.id, error)
 
     async def names(self, tenant: str) -> AsyncIterator[str]:
         """Yield the ids of all sessions of a tenant that have not ended, in the order of ids."""

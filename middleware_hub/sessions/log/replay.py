@@ -1,12 +1,38 @@
-"""A turn that was committed elsewhere, committed here by the code that commits."""
+"""A turn as an event, and a turn that was committed elsewhere, committed here by the code that commits."""
 
 from __future__ import annotations
 
-from middleware_hub.sessions.log.events import TurnCommitted, message_of
+import time
+
+from middleware_hub.sessions.log.events import SampledTurn, TurnCommitted, as_json, message_of
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
+
+
+def event_of(trie: MessageTrie, turn: SampledTurn, *, shared: bool) -> TurnCommitted:
+    """Return the event that says all of a turn whose spans have their records. `shared`: see `TurnCommitted`."""
+    handle, span = turn.handle, turn.span
+    context = span.parent if span.parent is not None and not span.parent.sampled else None
+    behind, nodes = trie.trace(handle.node)
+    return TurnCommitted(
+        time=time.time(),
+        generation=handle.generation_id,
+        setting=handle.node.setting,
+        behind=behind,
+        messages=tuple(node.message for node in nodes),
+        message=as_json(turn.message),
+        in_place=turn.in_place,
+        parent=None if handle.checkpoint is None else handle.checkpoint.id,
+        apart=handle.apart,
+        span=span.stored.id,
+        context=None if context is None else context.stored.id,
+        shared=shared,
+        listed=any(one is context for one in handle.node.contexts or ()),
+        flags=0 if context is None else context.flags,
+        **{name: turn.details[name] for name in ("edited", "finish", "shown", "reasoning", "scaffold", "reasons")},
+    )
 
 
 def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[HiddenToken, ...]) -> Checkpoint:

@@ -75,6 +75,11 @@ class SpanBook:
     def root(self) -> bytes:
         return self._root_record.id
 
+    @property
+    def kept(self) -> list[bytes]:
+        """Return the ids of all records of the session, those that others build on first."""
+        return [self.root, *self._kept]
+
     def _namespace(self, lora: str) -> Namespace:
         return self._tenant, lora, "", self._name
 
@@ -132,7 +137,8 @@ class SpanBook:
 
     def blobs(self, records: Iterable[SpanRecord]) -> list[Blob]:
         """Return the further fields of replies among these records."""
-        return [Blob(one.id, name, *field) for one in records for name, field in self._kept[one.id].fields.items()]
+        kept = [(one.id, self._kept[one.id]) for one in records if one.id != self.root]
+        return [Blob(record, name, *field) for record, one in kept for name, field in one.fields.items()]
 
     # Out of the store --------------------------------------------------------------------------------------------------
 

@@ -30,10 +30,10 @@ from middleware_hub.sessions.log.events import (
     SampledTurn,
     Touched,
     TurnCommitted,
-    as_json,
     read,
     stored,
 )
+from middleware_hub.sessions.log.history import History
 from middleware_hub.sessions.log.span_book import Packed, SpanBook, packed
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.trie import TrieClosedError
@@ -46,7 +46,7 @@ from middleware_hub.store.errors import (
     MissingRecordError,
     StoreUnreachableError,
 )
-from middleware_hub.store.protocol import Batch
+from middleware_hub.store.protocol import Batch, Refill
 from middleware_hub.store.records import Mark, SpanRecord
 from router.errors import RouterError
 
@@ -81,6 +81,7 @@ class StoredLog:
         self._shelf = shelf
         self._session = session
         self._book = SpanBook(shelf.store, shelf.serials, session.tenant, key)
+        self._history = History(key)
         self._lock = asyncio.Lock()
         self._waiting: list[Entry] = []
         self._unsaved: list[AnyEvent] = []
@@ -101,7 +102,9 @@ class StoredLog:
     async def begin(self, made: Created) -> None:
         """Write the first event. Raises LogMovedError if there is one, StoreUnreachableError."""
         root = [self._book.root_record(self._stamp)]
-        await self._shelf.saving.write(Batch(root, self._book.paths(root), events=stored(self.key, [made], 0)))
+        events = stored(self.key, [made], 0)
+        await self._shelf.saving.write(Batch(root, self._book.paths(root), events=events))
+        self._history.add(0, events)
         self.last, self.time = 1, made.time
 
     @property
@@ -145,24 +148,7 @@ class StoredLog:
         context = span.parent if span.parent is not None and not span.parent.sampled else None
         shared = context is not None and context.stored is not None
         records = self._book.records(span, lora, self._stamp, turn.details["tail"], fields)
-        behind, nodes = trie.trace(handle.node)
-        event = TurnCommitted(
-            time=time.time(),
-            generation=handle.generation_id,
-            setting=handle.node.setting,
-            behind=behind,
-            messages=tuple(node.message for node in nodes),
-            message=as_json(turn.message),
-            in_place=turn.in_place,
-            parent=None if handle.checkpoint is None else handle.checkpoint.id,
-            apart=handle.apart,
-            span=span.stored.id,
-            context=None if context is None else context.stored.id,
-            shared=shared,
-            listed=any(one is context for one in handle.node.contexts or ()),
-            flags=0 if context is None else context.flags,
-            **{name: turn.details[name] for name in ("edited", "finish", "shown", "reasoning", "scaffold", "reasons")},
-        )
+        event = replay.event_of(trie, turn, shared=shared)
         return await self._submit(Entry(event, commit, records, self._book.blobs(records), span, self._shelf.news()))
 
     async def _submit(self, entry: Entry) -> bool:
@@ -228,6 +214,7 @@ class StoredLog:
                 return self._refuse(entries, error)
             else:
                 if saved:  # behind the number that was expected: so what was unsaved is in front of it
+                    self._history.add(self.last, stored(self.key, [*self._unsaved, *events], self.last))
                     self.last += len(self._unsaved) + len(events)
                     self.time = events[-1].time
                     self._unsaved.clear()
@@ -312,6 +299,7 @@ class StoredLog:
         while page := await self._shelf.store.read(self.key, after=self.last, limit=_PAGE):
             events = [(event.number, read(event)) for event in page]
             records = await self._book.fetch([event for _, event in events if isinstance(event, TurnCommitted)])
+            self._history.add(self.last, page)
             for done, (number, event) in enumerate(events):
                 if self._unsaved and self._unsaved[0] == event:
                     del self._unsaved[0]  # it was handed over, or had been written after all
@@ -344,6 +332,11 @@ class StoredLog:
 
     async def fill(self) -> None:
         await self._book.fill(self._session.trie)
+
+    async def refill(self, store: Refill) -> None:
+        """Write again what the store has lost of this session. Raises StoreUnreachableError."""
+        if not await self._history.refill(store, self._book, self._stamp):
+            self._cross(len(self._history), "the store was set back, and the session has gone on otherwise")
 
     @property
     def _stamp(self) -> str:

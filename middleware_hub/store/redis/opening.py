@@ -32,9 +32,13 @@ async def open_keys(
 
     Raises StoreMismatchError, StoreUnreachableError.
     """
-    synced = False
-    for info in await servers.infos(settings=durability == "disk"):
-        synced = _check_server(servers, address, info, durability) or synced
+    synced = await check_servers(servers, address, durability)
+    if any(info.get("aof_enabled") == "0" for info in await servers.infos(settings=False)):
+        logger.warning(
+            "the store %s writes no append-only file: what it has ends with its process, or goes back to its last snapshot. "
+            "Set `appendonly yes`",
+            address.shown,
+        )
     keys = Keys(address.prefix)
     (flat,) = await servers.read([("HGETALL", keys.meta)])
     if not flat:
@@ -58,6 +62,17 @@ async def open_keys(
         )
     life = meta.get("life")
     return Keys(address.prefix, int(meta.get("shards", "1"))), synced, None if life is None else life.encode()
+
+
+async def check_servers(servers: Servers, address: Address, durability: Durability) -> bool:
+    """Refuse servers that would lose what they are given; return whether appends have to wait for their disks.
+
+    Raises StoreMismatchError, StoreUnreachableError.
+    """
+    synced = False
+    for info in await servers.infos(settings=durability == "disk"):
+        synced = _check_server(servers, address, info, durability) or synced
+    return synced
 
 
 def _beginning(keys: Keys, fingerprint: str, shards: int) -> list[Command]:
@@ -141,12 +156,6 @@ def _check_server(servers: Servers, address: Address, info: Mapping[str, str], d
             "of a conversation, too: set maxmemory-policy to noeviction, and --store-max-bytes below maxmemory"
         )
     if durability != "disk":
-        if info.get("aof_enabled") == "0":
-            logger.warning(
-                "the store %s writes no append-only file: what it has ends with its process, or goes back to its last "
-                "snapshot. Set `appendonly yes`",
-                address.shown,
-            )
         return False
     if info.get("aof_enabled") == "0":
         raise StoreMismatchError(f"--durability disk: the store {address.shown} writes no file: set `appendonly yes`")

@@ -115,6 +115,23 @@ class Reading:
                 break
         return found
 
+    async def own(self, pattern: bytes, others: tuple[bytes, ...]) -> AsyncIterator[list[bytes]]:
+        """Yield the keys of this store that match a pattern behind its prefix."""
+        async for found in self._servers.scan(self._keys.prefix + pattern):
+            yield [key for key in found if not key.startswith(others)]
+
+    async def stores_inside(self) -> tuple[bytes, ...]:
+        """Return the prefixes of other stores that begin with this one's: `tito:l:`, where this one's is `tito:`."""
+        prefixes: set[bytes] = set()
+        async for found in self._servers.scan(self._keys.prefix + b"?*meta"):
+            kinds = await self._servers.read([("TYPE", key) for key in found])
+            hashes = [key for key, kind in zip(found, kinds, strict=True) if kind == b"hash"]
+            formats = await self._servers.read([("HGET", key, "format") for key in hashes])
+            prefixes.update(
+                key.removesuffix(b"meta") for key, form in zip(hashes, formats, strict=True) if form is not None
+            )
+        return tuple(prefixes)
+
     async def sizes(self) -> tuple[int, int, int, int]:
         """Return how many records, conversations and logs there are, and their bytes."""
         keys = self._keys

@@ -7,36 +7,38 @@
       -> what had to wait is written, since the others do the same meanwhile                            ("done")
       -> all routers that were there are done, or have had time enough: the store answers again
 
-Each router says under `returned` how far it is. One that died with the server is not waited for long.
+Each router says how far it is (`progress`). Whatever goes wrong on the way, the store is not asked before it has gone well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Final
 
 from middleware_hub.store.errors import StoreError, StoreUnreachableError
-from middleware_hub.store.protocol import Batch, Refill
-from middleware_hub.store.redis.keys import Keys, encoded
+from middleware_hub.store.protocol import Batch, Loss
+from middleware_hub.store.records import Event
+from middleware_hub.store.redis.keys import Keys
+from middleware_hub.store.redis.logs import Logs
 from middleware_hub.store.redis.opening import Claim
+from middleware_hub.store.redis.progress import Progress, Stage
 from middleware_hub.store.redis.wire.connection import Command
 from middleware_hub.store.redis.wire.servers import Servers
+from middleware_hub.store.redis.writing.preparing import has_entry, prepare
 
 logger = logging.getLogger(__name__)
 
 _PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 0.5
+"""Seconds between two tries, where one has failed."""
+_COMPLAIN_EVERY: Final = 60.0
 _PATIENCE: Final = 1.0
 """Seconds that a request waits until the store is whole."""
-_OTHERS_SECONDS: Final = 6.0
-"""How long the other routers have time: a little longer than the announcement of one that died holds."""
 _IDLE_LOOKS: Final = 10
 """After so many looks without any progress, nobody is expected to write what some group of the last seconds needs."""
-_REFILLED: Final = b"refilled"
-_DONE: Final = b"done"
-_KEPT_SECONDS: Final = 60
 
 
 class Recovery:
@@ -44,22 +46,32 @@ class Recovery:
 
     Args:
         append: appends a batch, whatever is going on.
-
-    Attributes:
-        refill: appends what this process knows and the store lacks.
+        trusted: raises StoreError if servers are there now that would lose what they are given.
+        refills: each appends something that this process knows and the store lacks.
     """
 
     def __init__(
-        self, servers: Servers, keys: Keys, claim: Claim, append: Callable[[Batch], Awaitable[object]]
+        self,
+        servers: Servers,
+        keys: Keys,
+        claim: Claim,
+        logs: Logs,
+        append: Callable[[Batch], Awaitable[object]],
+        trusted: Callable[[], Awaitable[object]],
+        refills: Sequence[Loss],
     ) -> None:
-        self.refill: Callable[[Refill], Awaitable[None]] | None = None
         self._servers = servers
         self._keys = keys
         self._claim = claim
+        self._logs = logs
         self._append = append
+        self._trusted = trusted
+        self._refills = refills
         self._own: set[str] = set()
         self._others: frozenset[str] = frozenset()
+        self._progress: Progress | None = None
         self._begun = self._away = False
+        self._complained: dict[type[Exception], float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def check(self) -> None:
@@ -93,67 +105,101 @@ class Recovery:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        begun = monotonic()
+        begun, pause = monotonic(), _PAUSE
         try:
             while self._begun:
                 self._begun = False
                 try:
                     await self._recover()
-                except StoreError as error:
-                    if not self._away:
-                        logger.warning("the store is not whole again yet: %s", error)
+                except Exception as error:  # noqa: BLE001 - also a fault of ours: the store is not whole, whatever it was
+                    self._complain(error)
                     self._begun = self._away = True
-                    await asyncio.sleep(_PAUSE)
-        except Exception:
-            logger.exception("what the store has lost could not be written again")
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+                else:
+                    pause = _PAUSE
         finally:
             self._task = None
         logger.warning("the store answers again, %.1f s after it was found to have lost something", monotonic() - begun)
 
+    def _complain(self, error: Exception) -> None:
+        """Log why the store is not whole yet, each kind of fault once a minute."""
+        now = monotonic()
+        if now - self._complained.get(type(error), -_COMPLAIN_EVERY) < _COMPLAIN_EVERY:
+            return
+        self._complained[type(error)] = now
+        if isinstance(error, StoreError):
+            logger.warning("the store is not whole again yet: %s", error)
+        else:
+            text = "what the store has lost could not be written again: it counts as away, and this is tried again"
+            logger.error(text, exc_info=error)
+
     async def _recover(self) -> None:
+        await self._trusted()
         await self._claim.hold()
+        life = b"%b %b" % (self._claim.life or b"", (await self._servers.life()).encode())
         self._away = False
-        if self.refill is not None:
-            await self.refill(self)
-        await self._say(_REFILLED)
-        end = monotonic() + _OTHERS_SECONDS
+        progress = self._progress = Progress(self._servers, self._keys, life, self._own, self._others)
+        await progress.say(Stage.REFILLING)
+        await self._servers.complete()
+        for refill in self._refills:
+            await refill(self)
+        await progress.say(Stage.REFILLED)
         idle, done = 0, False
         while not self._begun:
+            await progress.look()
             if not done:
                 done = await self._servers.complete()
-                refilled = await self._others_are(_REFILLED, _DONE)
-                idle = idle + 1 if refilled else 0
-                if not done and (idle > _IDLE_LOOKS or monotonic() > end):
+                idle = idle + 1 if progress.others_are(Stage.REFILLED) else 0
+                if not done and (idle > _IDLE_LOOKS or progress.silent):
                     logger.error("some of what was written last cannot be written again: what it builds on is lost")
                     done = True
                 if done:
-                    await self._say(_DONE)
-            if done and (await self._others_are(_DONE) or monotonic() > end):
+                    await progress.say(Stage.DONE)
+            if done and (progress.others_are(Stage.DONE) or progress.silent):
                 return
             await asyncio.sleep(_PAUSE)
 
-    async def _say(self, what: bytes) -> None:
-        if self._own:
-            pairs = [part for name in self._own for part in (encoded(name), self._of_life(what))]
-            key = self._keys.returned
-            await self._servers.write([("HSET", key, *pairs), ("EXPIRE", key, _KEPT_SECONDS)])
-
-    async def _others_are(self, *states: bytes) -> bool:
-        if not self._others:
-            return True
-        (found,) = await self._servers.read([("HMGET", self._keys.returned, *map(encoded, self._others))])
-        return all(one in [self._of_life(state) for state in states] for one in found)
-
-    def _of_life(self, what: bytes) -> bytes:
-        return b"%b %b %b" % (self._claim.life or b"", self._servers.life.encode(), what)
-
-    # What `refill` uses ------------------------------------------------------------------------------------------------
+    # What a refill uses ------------------------------------------------------------------------------------------------
 
     async def lacking(self, records: Mapping[bytes, bytes]) -> set[bytes]:
+        await self._step()
+        if not self._servers.together:
+            return set(
+                records
+            )  # where a text finds a record may be lost, and the record not: they lie at several nodes
         names = list(records)
         commands: list[Command] = [("HEXISTS", self._keys.root(records[one]), one) for one in names]
         there = await self._servers.read(commands)
         return {one for one, found in zip(names, there, strict=True) if not found}
 
+    async def finds(self, batch: Batch) -> bool:
+        await self._step()
+        if self._servers.together:
+            return True
+        places = prepare(batch, {}).places
+        commands: list[Command] = []
+        for place, _, _ in places:
+            main, more, field = self._keys.places(place)
+            commands += [("HGET", main, field), ("GET", more)] if field else [("GET", main), ("GET", more)]
+        held = await self._servers.read(commands)
+        return all(
+            any(has_entry(place.kind, reference, one) for one in pair)
+            for (place, _, reference), pair in zip(places, zip(held[::2], held[1::2], strict=True), strict=True)
+        )
+
+    async def ends(self, logs: Sequence[str]) -> list[int]:
+        await self._step()
+        return [info.last for info in await self._logs.ends(logs)]
+
+    async def event(self, log: str, number: int) -> Event | None:
+        await self._step()
+        return next(iter(await self._logs.read(log, number - 1, 1)), None)
+
     async def append(self, batch: Batch) -> None:
-        await self._append(batch)
+        await self._append(batch)  # first, because others that are asked for behind it may build on it
+        await self._step()
+
+    async def _step(self) -> None:
+        if self._progress is not None:
+            await self._progress.step()

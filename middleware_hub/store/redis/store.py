@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -17,6 +18,7 @@ from middleware_hub.store.protocol import (
     Forgotten,
     Found,
     LogInfo,
+    Loss,
     Query,
     Refill,
     StoreStats,
@@ -26,7 +28,7 @@ from middleware_hub.store.redis.fetching import Fetch
 from middleware_hub.store.redis.forgetting import Forgetting
 from middleware_hub.store.redis.keys import Keys, encoded
 from middleware_hub.store.redis.logs import Logs
-from middleware_hub.store.redis.opening import Claim, open_keys
+from middleware_hub.store.redis.opening import Claim, check_servers, open_keys
 from middleware_hub.store.redis.reading import Reading
 from middleware_hub.store.redis.recovery import Recovery
 from middleware_hub.store.redis.searching import Search
@@ -57,10 +59,8 @@ class _Open:
         self.keys = keys
         self.claim = claim
         self.writer = writer
-        self.recovery = None if claim is None else Recovery(servers, keys, claim, self.append)
-        if claim is not None and self.recovery is not None:
-            claim.emptied = servers.replaced = self.recovery.begin
         self.logs = Logs(servers, keys)
+        self.recovery: Recovery | None = None
         self.reading = Reading(servers, keys)
         self.forgetting = Forgetting(servers, keys, self.reading, self.logs)
 
@@ -82,6 +82,13 @@ class _Open:
             await self.claim.check(claimed)
         if self.recovery is not None:
             self.recovery.check()
+
+    async def list_logs(self, _: Refill) -> None:
+        """Enter all logs in the lists of logs once more: in a cluster these lie at other nodes than the logs."""
+        async for found in self.reading.own(b"l:*", await self.reading.stores_inside()):
+            names = [key[len(self.keys.prefix) + 2 :] for key in found]
+            lists = [self.keys.index(name.decode("utf-8", "surrogatepass")) for name in names]
+            await self.servers.write([("ZADD", one, 0, name) for one, name in zip(lists, names, strict=True)])
 
     async def append(self, batch: Batch, durability: Durability = "process") -> list[int]:
         """Append a batch, see `Store.append`."""
@@ -107,6 +114,7 @@ class RedisStore:
         self._address: Address = parse(address, prefix)
         self._durability = durability
         self._opened: _Open | None = None
+        self._refills: list[Loss] = []
         self._others = count(1)
         self._tally = Tally()
 
@@ -126,7 +134,13 @@ class RedisStore:
             else Scatterer(servers, keys)
         )
         claim = None if fingerprint is None else Claim(servers, keys, fingerprint, self._address.shown, life)
-        self._opened = _Open(servers, keys, Writer(appender.commit), claim)
+        self._opened = opened = _Open(servers, keys, Writer(appender.commit), claim)
+        if claim is not None:
+            if not servers.together:
+                self._refills.insert(0, opened.list_logs)
+            trusted = partial(check_servers, servers, self._address, self._durability)
+            opened.recovery = Recovery(servers, keys, claim, opened.logs, opened.append, trusted, self._refills)
+            claim.emptied = servers.replaced = opened.recovery.begin
 
     async def close(self) -> None:
         opened, self._opened = self._opened, None
@@ -159,10 +173,8 @@ class RedisStore:
             await opened.check(lacking=True)  # what is missing may be written again in a moment
             raise
 
-    def on_loss(self, refill: Callable[[Refill], Awaitable[None]]) -> None:
-        recovery = self._open().recovery
-        if recovery is not None:
-            recovery.refill = refill
+    def on_loss(self, refill: Loss) -> None:
+        self._refills.append(refill)
 
     def note(self, marks: Sequence[Mark]) -> None:
         self._open().writer.note(marks)
@@ -244,6 +256,7 @@ class RedisStore:
         if opened.claim is not None and opened.recovery is not None:
             await opened.recovery.over()
             await opened.claim.hold()
+            await opened.servers.attend()
             await opened.recovery.over()
             opened.recovery.announced(name, seconds)
         await opened.logs.announce(name, data, seconds)

@@ -36,37 +36,20 @@ class Verifier:
 
     async def run(self) -> AsyncIterator[list[Finding]]:
         """Yield what is wrong, page by page."""
-        others = await self._stores_inside()
+        others = await self._reading.stores_inside()
         seen: set[bytes] = set()
-        async for found in self._own(b"r:*", others):
+        async for found in self._reading.own(b"r:*", others):
             roots = [_root(key) for key in found]
             new = [root for root in dict.fromkeys(roots) if root is not None and root not in seen]
             seen.update(new)
             for at in range(0, len(new), _AT_ONCE):
                 yield await self._guarded(new[at : at + _AT_ONCE])
-        async for found in self._own(b"b:*", others):
+        async for found in self._reading.own(b"b:*", others):
             for key in found:
                 yield await self._blobs(key)
-        async for found in self._own(b"l:*", others):
+        async for found in self._reading.own(b"l:*", others):
             for key in found:
                 yield await self._log(key)
-
-    async def _own(self, pattern: bytes, others: tuple[bytes, ...]) -> AsyncIterator[list[bytes]]:
-        """Yield the keys of this store that match a pattern behind its prefix."""
-        async for found in self._servers.scan(self._keys.prefix + pattern):
-            yield [key for key in found if not key.startswith(others)]
-
-    async def _stores_inside(self) -> tuple[bytes, ...]:
-        """Return the prefixes of other stores that begin with this one's: `tito:l:`, where this one's is `tito:`."""
-        prefixes: set[bytes] = set()
-        async for found in self._servers.scan(self._keys.prefix + b"?*meta"):
-            kinds = await self._servers.read([("TYPE", key) for key in found])
-            hashes = [key for key, kind in zip(found, kinds, strict=True) if kind == b"hash"]
-            formats = await self._servers.read([("HGET", key, "format") for key in hashes])
-            prefixes.update(
-                key.removesuffix(b"meta") for key, form in zip(hashes, formats, strict=True) if form is not None
-            )
-        return tuple(prefixes)
 
     async def _guarded(self, roots: Sequence[bytes]) -> list[Finding]:
         """Check some conversations; look again before anything is said to be wrong."""

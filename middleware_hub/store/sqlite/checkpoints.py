@@ -3,6 +3,8 @@
 SQLite appends to a log, which has to be put into the file now and then (a checkpoint), and that waits for the disk. A helper
 thread moves most of it while groups are written. Only what came in meanwhile is moved between two groups; then SQLite begins
 the log again, so that it does not grow.
+
+A log that was removed while it is in use is put into the file at once, all of it: nobody else can read it any more.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Final
 
 from middleware_hub.store.errors import StoreError
 from middleware_hub.store.sqlite.appending import Prepared
-from middleware_hub.store.sqlite.file import connect, store_error
+from middleware_hub.store.sqlite.file import SameFile, connect, log_of, store_error
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +33,11 @@ _BYTES_OF_A_PAGE: Final = 3_000
 class Checkpoints:
     """Takes the steps of checkpoints, in the thread of the writer. `pages` is about how many the log has."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, same: SameFile) -> None:
         self.pages = 0
         self._path = path
+        self._same = same
+        self._rescued = False
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
         self._helping: Future[None] | None = None
 
@@ -49,13 +53,16 @@ class Checkpoints:
 
     def go_on(self, connection: sqlite3.Connection) -> None:
         """Take the next step, if one is due. `connection` is the writer's, between two groups."""
+        if self._same.lacks_log:
+            self._rescue(connection)
+            return
         if not self.due:
             return
         if self._helping is None:
             self._helping = self._helper.submit(self._beside)
         else:
             self._helping = None
-            self.pages = self._checkpoint(connection)
+            self.pages = self._checkpoint(connection) or 0
             if not self.pages:
                 self._begin_log(connection)
 
@@ -64,8 +71,18 @@ class Checkpoints:
         self._helper.shutdown()
         self._checkpoint(connection)
 
+    def _rescue(self, connection: sqlite3.Connection) -> None:
+        """Put all of a log that was removed into the file; what cannot be yet is left for the next time."""
+        if not self._rescued and self._checkpoint(connection) == 0:
+            self._rescued = True
+            logger.error(
+                "%s was removed while it is in use: what it had is in the store's file now. Nothing more is written there "
+                "before the routers that use it are stopped and started again",
+                log_of(self._path),
+            )
+
     def _beside(self) -> None:
-        if not self._path.is_file():
+        if not self._same:
             return  # it was removed, and must not be made
         try:
             connection = connect(self._path)
@@ -80,11 +97,11 @@ class Checkpoints:
         with suppress(sqlite3.Error):
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('log', '')")
 
-    def _checkpoint(self, connection: sqlite3.Connection) -> int:
-        """Put the log into the file, and return how many pages could not be."""
+    def _checkpoint(self, connection: sqlite3.Connection) -> int | None:
+        """Put the log into the file, and return how many pages could not be; None if that failed."""
         try:
-            _, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            busy, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
             logger.warning("%s", store_error(self._path, error))
-            return 0
-        return int(pages - moved)
+            return None
+        return None if busy else int(pages - moved)

@@ -99,6 +99,7 @@ def prepare(path: Path, fingerprint: str | None) -> int:
         raise StoreUnreachableError(
             f"the store's folder {path.parent} cannot be made: {error.strerror}: name another path with --store"
         ) from error
+    _check_log(path)
     torn = 0
     connection = connect(path)
     try:
@@ -200,7 +201,7 @@ def _log_bytes(path: Path) -> int:
     https://sqlite.org/fileformat2.html#the_write_ahead_log: a header with two salts, and frames with the same salts.
     """
     try:
-        descriptor = os.open(f"{path}-wal", os.O_RDONLY)
+        descriptor = os.open(log_of(path), os.O_RDONLY)
     except OSError:
         return 0
     try:
@@ -247,25 +248,53 @@ def data_version(connection: sqlite3.Connection) -> int:
 
 
 class SameFile:
-    """The file at a path, as it was when this was made.
+    """The file at a path and its log, as they were when this was made. Some connection has read from it by then.
 
-    SQLite goes on to write into a file that was removed, or moved away, and nobody can read that afterwards.
+    SQLite goes on to write into files that were removed, or moved away, and nobody can read that afterwards.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._log = log_of(path)
         self._found = _which(path)
+        self._found_log = _which(self._log)
 
     def __bool__(self) -> bool:
-        return _which(self._path) == self._found
+        return _which(self._path) == self._found and _which(self._log) == self._found_log
+
+    @property
+    def lacks_log(self) -> bool:
+        """Return whether the file is there, and its log is not: what the log has can still be put into the file."""
+        return _which(self._path) == self._found and _which(self._log) != self._found_log
 
     def check(self) -> None:
-        """Raise StoreUnreachableError if it is not there any more. It takes 2 us."""
-        if not self:
-            raise StoreUnreachableError(
-                f"the store {self._path} was removed or replaced while it was in use: put the file back, or start the router "
-                "again"
-            )
+        """Raise StoreUnreachableError if they are not there any more. It takes 4 us."""
+        if self:
+            return
+        what = self._log if self.lacks_log else f"the store {self._path}"
+        raise StoreUnreachableError(
+            f"{what} was removed or replaced while it was in use: put the file back, or stop all routers that use it, and "
+            "start them again"
+        )
+
+
+def log_of(path: Path) -> Path:
+    """Return SQLite's write-ahead log of a file."""
+    return path.with_name(f"{path.name}-wal")
+
+
+def _check_log(path: Path) -> None:
+    """Raise StoreUnreachableError if the log was removed alone.
+
+    SQLite removes the index of the log (`-shm`) before the log, and makes it later. So if there is an index and no log, the log
+    was removed by other means. Perhaps a process still writes to it: a second log beside that one would damage the file.
+    """
+    log, index = log_of(path), path.with_name(f"{path.name}-shm")
+    if not log.exists() and index.exists() and not log.exists():
+        raise StoreUnreachableError(
+            f"{log} was removed, and what was recorded last may be nowhere else. If a router still uses this store, stop it: "
+            f"it puts all it has into the file. Else put the log back; or remove {index} as well, to go on without what is lost"
+        )
 
 
 def _which(path: Path) -> tuple[int, int] | None:

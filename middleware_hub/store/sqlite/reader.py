@@ -31,11 +31,11 @@ SELECT n, r.root, r.body FROM need JOIN records r USING(n) WHERE NOT known(r.id)
 class Reader:
     """Reads by a connection of its own. Not to be used by two threads at once."""
 
-    def __init__(self, path: Path, *, patient: bool = True) -> None:
+    def __init__(self, path: Path, same: SameFile, *, patient: bool = True) -> None:
         """`patient`: wait while another process mends the log after one was killed; else StoreUnreachableError at once."""
         self.path = path
         self.connection = connect(path)
-        self._same = SameFile(path)
+        self._same = same
         if not patient:
             self.connection.execute("PRAGMA busy_timeout = 0")
         self._known: Container[bytes] = ()

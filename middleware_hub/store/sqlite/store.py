@@ -70,8 +70,9 @@ class SqliteStore:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         try:
             self._torn = await self._in_thread(lambda: prepare_file(self._file, fingerprint))
-            self._inline, self._threaded = Reader(self._file, patient=False), Reader(self._file)
             self._writer = Writer(self._file, self._durability)
+            same = self._writer.same
+            self._inline, self._threaded = Reader(self._file, same, patient=False), Reader(self._file, same)
         except BaseException:
             await self.close()
             raise

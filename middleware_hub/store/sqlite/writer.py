@@ -43,7 +43,8 @@ _HELD_UP: Final = 0.02
 """While another process writes, the event loop tries again each `_AGAIN` seconds, and the thread after `_HELD_UP`."""
 _SLOW: Final = 0.1
 _SLOW_FOR: Final = 5.0
-"""After a group took `_SLOW` seconds, the event loop writes none for `_SLOW_FOR` seconds."""
+"""After two groups within `_SLOW_FOR` seconds took `_SLOW` each, the event loop writes none for `_SLOW_FOR` seconds. One alone
+may have waited for a processor, and not for the disk."""
 _TRIM_EVERY: Final = 256
 """Groups after which old news are deleted."""
 
@@ -59,24 +60,23 @@ class Writer:
         self._synced = durability == "disk"
         self._connection = connect(path, synced=self._synced)
         self._connection.execute("PRAGMA busy_timeout = 0")  # see `begin`
-        self._same = SameFile(path)
         self._turn = threading.Lock()
         self._gathered = Gathering(self._flush, _PATIENCE, _SMALL // 8)
         self._held_up: list[Job] = []
         self._held_up_since: float | None = None
         self._handed = self._done = 0
-        self._patient_until = self._marked = 0.0
+        self._patient_until = self._slow_until = self._marked = 0.0
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._marks: dict[bytes, Mark] = {}
         self._marks_lock = threading.Lock()
         self._closed = False
-        self._checkpoints = Checkpoints(path)
         self.groups = self.appends = self.conflicts = 0
         self._known = Whereabouts()
-        self._version = -1
-        self._heard = False
+        self._version, self._heard = -1, False
         with mapped(path):
             self.others = Others(state(self._connection).newest)
+        self.same = SameFile(path)
+        self._checkpoints = Checkpoints(path, self.same)
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -115,7 +115,7 @@ class Writer:
         """
         if self._heard:
             return True
-        if not self._same or not self._turn.acquire(blocking=False):
+        if not self.same or not self._turn.acquire(blocking=False):
             return False
         try:
             version = data_version(self._connection)
@@ -181,7 +181,8 @@ class Writer:
             self._turn.release()
         self._held_up_since = None
         if monotonic() - started > _SLOW:
-            self._patient_until = started + _SLOW_FOR
+            self._patient_until = started + _SLOW_FOR if started < self._slow_until else 0.0
+            self._slow_until = started + _SLOW_FOR
         if self._checkpoints.due:
             self._queue.put(_LOOK)
         settle(answers)
@@ -279,7 +280,7 @@ class Writer:
 
     def _begin(self, *, patient: bool = True) -> None:
         """Begin a transaction. Raises StoreUnreachableError if the file is gone, else as `begin`."""
-        self._same.check()
+        self.same.check()
         begin(self._connection, patient=patient)
 
     def _transaction(self, jobs: list[Job], *, careful: bool = False) -> list[Answer]:
@@ -305,7 +306,7 @@ class Writer:
         self.others.claim(group.last)
         connection.execute("COMMIT")
         self.others.committed()
-        self._same.check()  # it may have been removed meanwhile
+        self.same.check()  # it may have been removed meanwhile
         self.note(group.hits)
         return answers
 
@@ -317,7 +318,7 @@ class Writer:
             self._begin()
             found = job.work(self._connection)
             self._connection.execute("COMMIT")
-            self._same.check()
+            self.same.check()
         except Exception as error:  # noqa: BLE001 - see `_append`
             self._roll_back()
             return result(job, None, store_error(self._path, error) if isinstance(error, sqlite3.Error) else error)

@@ -256,8 +256,14 @@ def folder_moved(folder: Path) -> Callable[[], None]:
     return lambda: folder.with_name("moved").rename(folder) and None
 
 
+def log_moved(folder: Path) -> Callable[[], None]:
+    log = folder / f"{NAME}-wal"
+    log.rename(folder / "elsewhere")
+    return lambda: (folder / "elsewhere").rename(log) and None
+
+
 @pytest.mark.parametrize("durability", ["process", "disk"])
-@pytest.mark.parametrize("how", [moved_away, replaced, folder_moved])
+@pytest.mark.parametrize("how", [moved_away, replaced, folder_moved, log_moved])
 def test_nothing_is_written_into_a_file_that_is_gone(
     tmp_path: Path, how: Callable[[Path], Callable[[], None]], durability: str
 ) -> None:
@@ -318,5 +324,70 @@ def test_an_append_during_which_the_file_is_removed_is_not_acknowledged(
         with pytest.raises(StoreUnreachableError, match="removed or replaced"):
             await store.append(world.turn(None, "another", "reply").batch)
         monkeypatch.undo()
+
+    with_store(sqlite(tmp_path), work)
+
+
+# A log that is removed alone --------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_is_removed_while_it_is_used_is_put_into_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So even a process that is killed then has lost nothing that was acknowledged."""
+    world, killed = World(), tmp_path / "killed"
+    killed.mkdir()
+
+    async def work(store: Store) -> None:
+        await append_all(store, [world.turn(None, f"user {number}", "reply") for number in range(20)])
+        (tmp_path / f"{NAME}-wal").unlink()
+        async with asyncio.timeout(20):
+            while "was removed while it is in use" not in caplog.text:  # noqa: ASYNC110  # a thread says so
+                await asyncio.sleep(0.05)
+        shutil.copy(tmp_path / NAME, killed)
+        with pytest.raises(StoreUnreachableError, match="removed or replaced"):
+            await store.append(world.turn(None, "late", "reply").batch)
+
+    async def check(store: Store) -> None:
+        assert await findings(store) == []
+        assert len([record async for record in store.scan()]) == 40
+
+    with_store(sqlite(tmp_path), work)
+    with_store(sqlite(killed), check)
+    with_store(sqlite(tmp_path), check)
+
+
+@pytest.mark.parametrize("fingerprint", ["toy", None])
+def test_a_log_that_was_removed_between_two_runs_is_told(tmp_path: Path, fingerprint: str | None) -> None:
+    """A new one must not be made: what was recorded last would be lost, and nobody would know."""
+    world = World()
+    for number in range(20):
+        world.turn(None, f"user {number}", "reply")
+    copy = cut_log(tmp_path, world)
+    assert (copy / f"{NAME}-shm").exists()
+    (copy / f"{NAME}-wal").unlink()
+
+    async def work() -> None:
+        for _ in range(2):
+            store = open_store(f"sqlite:{copy}/")
+            with pytest.raises(StoreUnreachableError, match="-wal was removed"):
+                await store.open(fingerprint)
+            await store.close()
+        assert not (copy / f"{NAME}-wal").exists()
+
+    asyncio.run(work())
+
+
+def test_nobody_opens_a_store_whose_log_was_removed_while_another_process_uses_it(tmp_path: Path) -> None:
+    """Two logs of one file would damage it."""
+    world = World()
+
+    async def work(store: Store) -> None:
+        await append_all(store, [world.turn(None, "user", "reply")])
+        (tmp_path / f"{NAME}-wal").unlink()
+        other = open_store(sqlite(tmp_path))
+        with pytest.raises(StoreUnreachableError, match="-wal was removed"):
+            await other.open("toy")
+        await other.close()
 
     with_store(sqlite(tmp_path), work)

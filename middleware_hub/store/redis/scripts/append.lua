@@ -177,7 +177,9 @@ local function check_events(events, again)
             local log = ends[event.log] or end_of(event.log)
             ends[event.log] = log
             if log.closed >= math.max(1, event.closes) then return {'closed', at} end
-            if event.expected >= 0 and event.expected ~= log.last then return {'moved', at, log.last} end
+            if event.expected >= 0 and event.expected ~= log.last then
+                return {event.expected < log.last and 'moved' or 'early', at, log.last}
+            end
             log.last, log.closed = log.last + 1, math.max(log.closed, event.closes)
             event.number = log.last
         end

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from binascii import crc_hqx
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
+from xxhash import xxh3_64_hexdigest
+
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.redis.wire.address import Address
 from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, RefusedError
 from middleware_hub.store.redis.wire.dialing import dial
+from middleware_hub.store.redis.wire.last_written import has_to_wait
 from middleware_hub.store.redis.wire.server import Server
 from middleware_hub.store.redis.wire.servers import Heard, parse_info, questions
 from middleware_hub.store.redis.wire.troubles import trouble
@@ -38,7 +42,6 @@ class Cluster:
     """`Servers` of a cluster."""
 
     together = False
-    life = ""
 
     def __init__(self, address: Address) -> None:
         self.replaced: Callable[[], None] = lambda: None
@@ -46,6 +49,8 @@ class Cluster:
         self._nodes: dict[Place, _Node] = {}
         self._lives: dict[Place, str] = {}
         self._owners: list[Place] = []
+        self._left: list[Sequence[Command]] = []
+        """What was written last to nodes that have no slots any more: those that have them now may lack it."""
         self._learned = -_LEARN_EVERY
         self._learning = asyncio.Lock()
         self._listeners: dict[Place, tuple[Connection, set[bytes]]] = {}
@@ -137,13 +142,17 @@ class Cluster:
             raise StoreUnreachableError(f"the store {self._address.shown}: no node answers ({'; '.join(said)})")
 
     def _take(self, ranges: Sequence[Any], asked: str) -> None:
-        owners: list[Place] = [next(iter(self._nodes), self._address.hosts[0])] * _SLOTS
-        for first, last, (host, port, *_), *_ in ranges:
-            place = (host.decode() if host else asked), port
-            owners[first : last + 1] = [place] * (last + 1 - first)
-        if self._owners and not set(owners).issubset(self._owners):
-            self.replaced()  # a replica that became a master may lack what it had not yet been sent
-        self._owners, self._learned = owners, monotonic()
+        parts = [
+            (first, last + 1, ((node[0].decode() if node[0] else asked), node[1])) for first, last, node, *_ in ranges
+        ]
+        owners: list[Place] = [parts[0][2] if parts else self._address.hosts[0]] * _SLOTS
+        for first, end, place in parts:
+            owners[first:end] = [place] * (end - first)
+        before, self._owners, self._learned = set(self._owners), owners, monotonic()
+        if before and before != set(owners):
+            # A replica that became a master may lack what it had not yet been sent, and slots that were given to another node
+            # because nobody had them any more are empty.
+            self.replaced()
 
     def _answers(self, place: Place, life: str) -> None:
         if self._lives.setdefault(place, life) != life:
@@ -163,9 +172,31 @@ class Cluster:
             node = self._nodes[place] = _Node(made(), made(writes=True))
         return node.writes if writes else node.reads
 
+    async def life(self) -> str:
+        self._learned = -math.inf  # it has to be who has them now
+        await self._learn()
+        infos = [parse_info(*await self._of(place, [("INFO", "server")])) for place in await self._masters()]
+        return xxh3_64_hexdigest(" ".join(sorted(info["run_id"] for info in infos)).encode())
+
+    async def attend(self) -> None:
+        if any(self._server(place, writes=True).away for place in set(self._owners)):
+            await self._learn()
+
     async def complete(self) -> bool:
-        done = [await node.writes.complete() for node in list(self._nodes.values())]
-        return all(done)
+        owners = set(self._owners)
+        for place, node in self._nodes.items():
+            if place not in owners:
+                self._left += node.writes.leave()
+        left, self._left = self._left, []
+        try:
+            while left:
+                if any(map(has_to_wait, await self.write(left[0]))):
+                    self._left.append(left[0])
+                del left[0]
+        finally:
+            self._left += left
+        done = [await self._server(place, writes=True).complete() for place in owners]
+        return all(done) and not self._left
 
     async def listen(self, key: bytes, heard: Heard) -> None:
         if not self._owners:

@@ -24,8 +24,9 @@ _KEPT_SECONDS: Final = 3.0
 """How long before its end a server may have acknowledged what it then loses, and a second more."""
 _MOST_KEPT: Final = 10_000
 _LEFT_OUT: Final = frozenset({"HINCRBY", FORGET.digest, LEAVE.digest, TRIM.digest})
-_FOR_NOW: Final = (b"missing", b"moved")
-"""Answers of `append.lua` to a batch that stands behind what another router wrote, and has not yet written again."""
+_FOR_NOW: Final = (b"missing", b"early")
+"""Answers of `append.lua` to a batch that stands behind what another router wrote, and has not yet written again. One that is
+`moved` comes too late: something else has its place in the log, perhaps the same event, which a refill has written."""
 
 
 class LastWritten:
@@ -48,6 +49,13 @@ class LastWritten:
         some = [one for one in commands if _LEFT_OUT.isdisjoint(one[:2])]
         if some:
             self._kept.append((now, some))
+
+    def leave(self) -> list[Sequence[Command]]:
+        """Return all of it, in its order, for another server, and forget it."""
+        left = [*self.waiting, *(commands for _, commands in self._kept)]
+        self.waiting = []
+        self._kept.clear()
+        return left
 
     async def again(self, connection: Connection, shown: str) -> None:
         """Write all of it to a server that may have lost it. Raises BrokenError, RefusedError."""
@@ -75,12 +83,12 @@ class LastWritten:
                     logger.error("%s: what it may have lost cannot be written again now: %s", shown, error)
                     left.append(commands)
                     continue
-                if any(map(_has_to_wait, replies)):
+                if any(map(has_to_wait, replies)):
                     left.append(commands)
             self.waiting = left
 
 
-def _has_to_wait(reply: Any) -> bool:
+def has_to_wait(reply: Any) -> bool:
     """Return whether a reply of `append.lua` refuses a batch for now. Those of other commands do not look like that."""
     if not isinstance(reply, list) or not reply or not isinstance(reply[0], list):
         return False

@@ -29,7 +29,7 @@ class OneServer:
         self._address = address
         self.replaced: Callable[[], None] = lambda: None
         server = partial(Server, partial(dial_first, address), address.shown, address.timeout, answers=self._answers)
-        self.life = ""
+        self._life = ""
         self._reads, self._writes = server(), server(writes=True)
         self._listener: Connection | None = None
         self._heard: Heard | None = None
@@ -37,7 +37,7 @@ class OneServer:
         self._closed = False
 
     def _answers(self, life: str) -> None:
-        before, self.life = self.life, life
+        before, self._life = self._life, life
         if before not in ("", life):
             self.replaced()
 
@@ -54,6 +54,12 @@ class OneServer:
             return await server.call(commands, again)
         except RefusedError as error:
             raise trouble(str(error), self._address.shown) from error
+
+    async def life(self) -> str:
+        return self._life
+
+    async def attend(self) -> None:
+        """Do nothing: whoever connects again asks who is the master."""
 
     async def complete(self) -> bool:
         return await self._writes.complete()

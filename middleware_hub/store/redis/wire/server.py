@@ -124,10 +124,9 @@ class Server:
             connection = await self._dial()
             if self._answers is not None:
                 self._answers(connection.life)
-            if self._written is not None:
-                if self._life not in ("", connection.life):
-                    await self._written.again(connection, self._shown)
-                connection.lost = self._hear_of_loss
+            if self._written is not None and self._life not in ("", connection.life):
+                await self._written.again(connection, self._shown)
+            connection.lost = self._hear_of_loss
             self._life = connection.life
         except (OSError, BrokenError, RefusedError) as error:
             found = self._away(error)
@@ -153,6 +152,15 @@ class Server:
         except (BrokenError, RefusedError) as error:
             raise self._away(error) from error
         return not self._written.waiting
+
+    @property
+    def away(self) -> bool:
+        """Return whether it could not be reached last, or did not answer."""
+        return self._trouble is not None
+
+    def leave(self) -> list[Sequence[Command]]:
+        """Return what was written here last, for the server that has its keys now, and forget it."""
+        return [] if self._written is None else self._written.leave()
 
     async def _connected_now(self) -> Connection:
         connection = self._connection

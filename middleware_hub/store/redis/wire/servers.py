@@ -15,8 +15,6 @@ class Servers(Protocol):
 
     together: bool
     """Whether one command may have all keys."""
-    life: str
-    """Which process answered last; nothing if there are several."""
     replaced: Callable[[], None]
     """Is called when another process answers than before, which may lack what that one had, before it answers anybody."""
 
@@ -26,6 +24,14 @@ class Servers(Protocol):
 
     async def write(self, commands: Sequence[Command], again: Sequence[Command] | None = None) -> list[Any]:
         """The same by a connection on which nobody waits for look-ups. `again` is sent in their place the second time."""
+        ...
+
+    async def life(self) -> str:
+        """Return a name for the processes that have the keys now: another one if any of them was replaced since."""
+        ...
+
+    async def attend(self) -> None:
+        """Look who has the keys of a server that is away: to be asked for now and then, also if nothing else is."""
         ...
 
     async def complete(self) -> bool:

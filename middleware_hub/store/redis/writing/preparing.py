@@ -139,6 +139,11 @@ def entries(record: SpanRecord, where: Iterable[Place]) -> list[Entered]:
     ]
 
 
+def has_entry(kind: int, reference: bytes, held: bytes | None) -> bool:
+    """Return whether a place holds a reference, or so many newer ones that it may have been crowded out."""
+    return held is not None and (reference in held or len(held) >= MOST[kind] * (GENERATION_SIZE + len(reference)))
+
+
 def outside(batch: Batch) -> list[bytes]:
     """Return the records that blobs of a batch belong to, and that are not in it."""
     own: Container[bytes] = {record.id for record in batch.records}
