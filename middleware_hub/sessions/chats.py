@@ -12,7 +12,7 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub import affinity
-from middleware_hub.chat.answer import ReplyHead
+from middleware_hub.chat.answer import Answer, ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
@@ -159,6 +159,9 @@ class _ChatReply:
         await self._exchange.all_over()
         # If some of several samples failed, the others are the reply, as in a reply in one piece.
         answers = self._exchange.answers
+        for index, generation in enumerate(generations if answers else ()):
+            if generation.answer is None:  # what has come of it must not look complete
+                out.append(stream.finish(index, Answer(generation_id=generation.id, finish="abort")))
         out.append(stream.end(answers) if answers else stream.failed(self._exchange.failure))
         self._client.stop_watching()
         await self._send({"type": "http.response.body", "body": b"".join(out), "more_body": False})

@@ -157,7 +157,7 @@ class Controls:
         return {method: bound(call) for method, call in self.places.get(place, {}).items()}
 
     async def _show(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        more = {"tree": topology(session.trie)} if is_on(query_of(scope).get("tree")) else {}
+        more = {"tree": topology(session.trie)} if is_on(query_of(scope), "tree") else {}
         await _send_summary(send, session, **more)
 
     async def _delete(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:

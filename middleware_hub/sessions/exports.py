@@ -57,7 +57,7 @@ class _Export(msgspec.Struct, frozen=True):
         """Read a request; its body overrides its query. Raises BadRequestError."""
         every = typed(fields, "export_all_checkpoints", bool, "true or false")
         if every is None:
-            every = is_on(query.get("export_all_checkpoints"))
+            every = is_on(query, "export_all_checkpoints")
         shared = typed(fields, "shared_turns", str, "a string") or query.get("shared_turns") or "once"
         if shared not in get_args(SharedTurns):
             raise BadRequestError(f"`shared_turns` must be one of {', '.join(get_args(SharedTurns))}, not {shared!r}")

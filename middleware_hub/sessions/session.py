@@ -80,7 +80,8 @@ class Session:
         tokens: the tokens of its samples and of the contexts between them.
         samples: the number of its samples.
         visitors: the requests that are using it: it is not dropped meanwhile.
-        lost: generations that this router answered and the store has lost.
+        lost: generations that this router answered and whose tokens it does not have: the store has lost them, or the worker's
+            reply contradicted itself.
     """
 
     lasting = True

@@ -137,6 +137,7 @@ class LimitedConnection(HttpToolsProtocol):
             )
         if self._heading and not self._begun:
             data = data.lstrip(b"\r\n")  # some clients send a line break after a body: no request begins with it
+            data = _without_offer(data)
         while data and not self._closing:
             room = limit - self._bare if self._heading else len(data)
             part, data = data[:room], data[room:]
@@ -252,6 +253,18 @@ class LimitedConnection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+
+def _without_offer(data: bytes) -> bytes:
+    """Return the beginning of a request without the header `upgrade`.
+
+    Java's HTTP client and `curl --http2` offer HTTP/2 with every request. No server has to take the offer, and this one takes
+    none. But the parser skips the body behind such a head.
+    """
+    end = data.find(b"\r\n\r\n")
+    begin = data[: end if end >= 0 else len(data)].lower().find(b"\r\nupgrade:")
+    behind = data.find(b"\r\n", begin + 2)
+    return data if begin < 0 or behind < 0 else data[:begin] + data[behind:]
 
 
 def limited_by(limits: Limits) -> type[LimitedConnection]:

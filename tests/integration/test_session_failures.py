@@ -46,6 +46,21 @@ def test_a_reply_that_cannot_be_read_is_the_workers_fault_and_says_so(whole: Sta
     assert agent.show()["nodes"] == 0
 
 
+def test_a_reply_that_could_not_be_kept_is_missed_where_its_text_is_context(whole: Stack) -> None:
+    """The session answered it, so it knows that its tokens are missing; a branch without it is exact."""
+    agent = AgentSession.make(whole)
+    whole.workers[0].fault("no_logprobs")
+    first = agent.must(user("a"), says="one")
+    assert first.answer.headers["x-radix-recorded"].startswith("no; engine_mismatch")
+    second = agent.must(user("a"), first.message, user("b"), says="two")
+    assert "unknown_reply" in second.answer.headers["x-radix-reasons"]
+    other = agent.must(user("c"), says="three")
+    assert "x-radix-reasons" not in other.answer.headers
+    assert agent.show()["lost_turns"] == [first.generation]
+    found = {one["branch"]: (one["exact"], one["reasons"]) for one in agent.finalize()}
+    assert found == {second.generation: (False, ["unknown_reply"]), other.generation: (True, [])}
+
+
 @pytest.mark.parametrize("fault", ["dies", "error_event"])
 def test_one_sample_that_fails_ends_none_of_the_others(whole: Stack, fault: Fault) -> None:
     agent = AgentSession.make(whole)
@@ -54,6 +69,10 @@ def test_one_sample_that_fails_ends_none_of_the_others(whole: Stack, fault: Faul
     answer = agent.must(user("a"), n=3, stream=True, max_tokens=5).answer
     assert answer.content.rstrip().endswith(b"data: [DONE]")
     truth = [[*record.input_ids, *record.output_ids] for record in whole.workers[0].log[before:]]
+    ends = [
+        choice["finish_reason"] for event in events(answer) for choice in event["choices"] if choice["finish_reason"]
+    ]
+    assert sorted(ends) == ["abort", "length", "length"], "the one that failed does not look complete"
     found = [ids_of(one) for one in agent.finalize()]
     assert len(found) == 2
     assert all(chain in truth for chain in found)
@@ -117,3 +136,15 @@ def test_metadata_is_a_note_and_no_store(whole: Stack) -> None:
     answer = whole.post("/sessions", {"metadata": {"a": "x" * 300_000}})
     assert answer.status == 400
     assert "metadata" in answer.json()["error"]["message"]
+
+
+def test_a_switch_in_a_query_is_true_or_false_and_nothing_else_means_either(whole: Stack) -> None:
+    agent = AgentSession.make(whole)
+    first = agent.must(user("a"), says="one")
+    agent.must(user("a"), first.message, user("b"), says="two")
+    for word, count in (("True", 2), ("1", 2), ("false", 1)):
+        assert len(agent.trajectories(f"?export_all_checkpoints={word}")) == count
+    for path in (f"{agent.path}/trajectories?export_all_checkpoints=yes", f"{agent.path}?tree=yes"):
+        answer = whole.get(path)
+        assert answer.status == 400
+        assert "must be true or false, not 'yes'" in answer.json()["error"]["message"]

@@ -100,9 +100,9 @@ def _laid_out(
     first_with: dict[str, str] = {}
     for checkpoint, chain in taken:
         made = _trajectory(checkpoint, chain, reward_info, trained if shared_turns == "once" else None, first_with)
-        if missing and chain.unsampled:
-            made = msgspec.structs.replace(made, reasons=(*made.reasons, UNKNOWN_REPLY))
-        yield msgspec.structs.replace(made, reasons=(*made.reasons, *further)) if further else made
+        doubts = (UNKNOWN_REPLY, *further) if missing and chain.unsampled else further
+        reasons = dict.fromkeys((*made.reasons, *doubts))  # a turn behind a lost one may have told of it already
+        yield msgspec.structs.replace(made, reasons=tuple(reasons)) if doubts else made
 
 
 class _Chain(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.radix.judge import ENGINE_MISMATCH
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
@@ -193,6 +194,8 @@ class Turns:
             verdict = generation.verdict
             outcome = ("no", "no reply") if verdict is None else (verdict.outcome, verdict.reason)
             self._metrics.reply(*outcome).inc()
+            if generation.answer is not None and outcome == ("no", ENGINE_MISMATCH):
+                session.lost += (generation.id,)  # its client will send its text again, which reads as context
         session.settle(exchange)
 
 

@@ -311,6 +311,24 @@ def test_what_is_no_request(raw: bytes) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("offer", [b"h2c", b"websocket"])
+def test_a_request_that_offers_another_protocol_is_served_in_this_one(offer: bytes) -> None:
+    """With its body, as Java's client and `curl --http2` send it; the connection goes on, and a body may say the same."""
+
+    async def main() -> None:
+        async with limits() as connect:
+            client, body = await connect(), b"x\r\nUpgrade: none\r\n"
+            for first, more in (("Upgrade: ", b"http2-settings: AAEAAEAA\r\n"), ("UPGRADE:", b"")):
+                head = (
+                    b"POST /x HTTP/1.1\r\nhost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n" + first.encode() + offer
+                )
+                await client.say(head + b"\r\n" + more + b"content-length: %d\r\n\r\n" % len(body) + body)
+                status, _, seen = await client.answer()
+                assert (status, json.loads(seen)["body"]) == (200, body.decode())
+
+    asyncio.run(main())
+
+
 def test_only_public_names_of_the_server_are_overridden() -> None:
     """Private ones come and go with its versions, and what is called instead tells nobody."""
     for ours, theirs in ((LimitedConnection, HttpToolsProtocol), (server._DrainingServer, uvicorn.Server)):
