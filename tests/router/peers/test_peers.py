@@ -408,3 +408,43 @@ def test_a_worker_that_is_not_allowed_here_stays_out(caplog: pytest.LogCaptureFi
         asyncio.run(main())
     assert "is refused here" in caplog.text
     assert "which is this router" in caplog.text
+
+
+def test_a_worker_that_is_not_allowed_stays_out_of_a_router_that_starts_later(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store = DictionaryStore()
+        async with routers(1, store) as (one,):
+            for url in (A, B, C):
+                await one.members.add(url)
+            later = FakeRouter(store, "later")
+            later.door.refused.add(A)
+            later.peers.presence.url = B
+            await later.start()
+            assert (one.urls, later.urls) == ([A, B, C], [C])
+            await later.peers.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert "is refused here" in caplog.text
+    assert "which is this router" in caplog.text
+
+
+def test_what_is_told_while_a_router_starts_is_done_there() -> None:
+    """It has read the log, and asks the workers of its command line how they are, which others do not know yet."""
+
+    async def main() -> None:
+        store = DictionaryStore()
+        async with routers(1, store, urls=[A]) as (one,):
+            later = FakeRouter(store, "later")
+
+            async def meanwhile() -> None:
+                await one.members.add(B)
+                await one.members.remove(A)
+
+            later.door.meanwhile = meanwhile
+            await later.start([C])
+            await one.peers.catch_up()
+            assert set(one.urls) == set(later.urls) == {B, C}
+            await later.peers.close()
+
+    asyncio.run(main())
