@@ -87,14 +87,19 @@ class Settling:
     # Rewards, and what is not wanted -----------------------------------------------------------------------------------
 
     async def reward(self, journal: Journal, given: Sequence[tuple[Member, float | None, bytes]]) -> bool:
-        """Give rewards to replies; return whether the store has taken them. Raises HandedOutError: then nothing has changed."""
-        for member, _, _ in given:
-            if member.sample is not None or member.done:
+        """Give rewards to replies; return whether the store has taken them. Raises HandedOutError: then nothing has changed.
+
+        A reward that the sample was handed out with is no error: a client that lost the answer sends it again.
+        """
+        fresh = [one for one in given if one[0].sample is None and not one[0].done]
+        for member, reward, info in given:
+            handed_out = member.sample is not None or member.done
+            if handed_out and not (member.rewarded and (member.reward, member.info) == (reward, info)):
                 raise HandedOutError(
                     f"the sample of {_called(member)} was handed out already: give a reward before a trainer claims it"
                 )
         saved = True
-        for member, reward, info in given:
+        for member, reward, info in fresh:
             event = Rewarded(key=member.key, reward=reward, info=info, time=time.time())
             saved = await journal.keep(event) and saved
         return saved

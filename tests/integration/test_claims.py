@@ -438,6 +438,18 @@ def test_a_reward_behind_a_claim_is_refused(buffer: Buffer) -> None:
     assert buffer.reward(reply, status=409)["error"]["type"] == "handed_out"
 
 
+def test_a_reward_that_is_sent_again_is_no_error(buffer: Buffer) -> None:
+    """Its answer may have been lost, and a trainer may have claimed the sample in between."""
+    reply = buffer.say("Sent twice: ", "again", x_group_size="1")
+    buffer.reward(reply, 0.5, reward_info={"why": "right"})
+    (sample,) = buffer.claim()["samples"]
+    assert buffer.reward(reply, 0.5, reward_info={"why": "right"}) == {"rewarded": 1}
+    buffer.reward(reply, 0.75, status=409, reward_info={"why": "right"})
+    buffer.reward(reply, 0.5, status=409)
+    (found,) = buffer.group("again")["samples"]
+    assert (sample["reward"], found["reward"], found["reward_info"]) == (0.5, 0.5, {"why": "right"})
+
+
 def test_unknown_fields_are_named(buffer: Buffer) -> None:
     assert buffer.claim(leese_seconds=5)["ignored"] == ["leese_seconds"]
 
