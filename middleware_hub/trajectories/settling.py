@@ -59,7 +59,7 @@ class Settling:
             await journal.read_on()
             self._counts["released"] += count if claim.acknowledged is None else 0
         if claim.acknowledged is not None:  # perhaps meanwhile
-            raise ClaimOverError(f"the claim {name!r} was acknowledged: its samples cannot be given back")
+            raise _over(claim)
         await journal.lease(name, 0)
         return count
 
@@ -123,6 +123,11 @@ def _called(member: Member) -> str:
 def _over(claim: Claim) -> ClaimOverError:
     if claim.released and not claim.taken:
         return ClaimOverError(f"the claim {claim.id!r} was given back: its samples are handed out again")
+    if claim.acknowledged is not None and not claim.taken:
+        return ClaimOverError(
+            f"the claim {claim.id!r} was acknowledged: its samples are the trainer's own, and cannot be renewed or given back",
+            acknowledged=claim.acknowledged,
+        )
     return ClaimOverError(
         f"the lease of claim {claim.id!r} was over, and {len(claim.taken)} of its samples were handed out again: ask for a "
         "longer lease_seconds, or renew it in time",

@@ -69,8 +69,10 @@ class Membership:
                 await self.peers.tell(finding, seconds=0.0)
 
     async def add(self, url: str) -> tuple[Worker, Heard]:
-        """Register a worker at all routers. Raise BadRequestError for a bad URL or a worker that is refused."""
+        """Register a worker at all routers. Raise BadRequestError for a bad URL, a router, or a worker that is refused."""
         url = normalize_url(url)
+        if any(one.url == url for one in self.peers.presence.others.values()):
+            raise BadRequestError(f"{url} is another router of this store: give the URL of a worker")
         found = await self._door.examine(url)
         if await self.peers.catch_up() and self.peers.log.state.workers.get(url):
             return self._door.take_in(url, found), await self.peers.settle()

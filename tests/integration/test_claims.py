@@ -226,6 +226,16 @@ def test_a_lease_that_is_over_may_be_acknowledged_as_long_as_nobody_has_it(buffe
     assert buffer.acknowledge(claim)["acknowledged"] == 1
 
 
+def test_what_was_acknowledged_is_said_to_be(buffer: Buffer) -> None:
+    buffer.reward(buffer.say("Mine: ", "mine", x_group_size="1"))
+    claim = buffer.claim()
+    buffer.acknowledge(claim)
+    for what in "release", "renew":
+        error = buffer.call(f"/trajectories/{what}", {"claim_id": claim["claim_id"]}, 409)["error"]
+        assert (error["type"], error["acknowledged"]) == ("claim_over", 1)
+        assert "was acknowledged" in error["message"]
+
+
 def test_a_renewed_lease_goes_on(buffer: Buffer) -> None:
     buffer.say("Longer ", "g", x_group_size="1", x_rollout_end="true")
     claim = buffer.claim(lease_seconds=0.3)

@@ -371,7 +371,7 @@ class TestCover:
 
     def test_what_is_missing_is_listed_and_makes_all_of_it_inexact(self, served: Stack) -> None:
         said = say(served, "Something is missing. ")
-        found = served.retrieve(said.text, cover=True, expect_request_ids=[said.name, "lost"])
+        found = served.retrieve(said.text, cover=True, expect_request_ids=[said.name, "lost", "lost"])
         assert found["missing"] == ["lost"]
         assert [(one["exact"], one["reasons"]) for one in found["trajectories"]] == [(False, ["unknown_reply"])]
 
