@@ -41,7 +41,7 @@ from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod
-from router.http.headers import first_values, header
+from router.http.headers import first_values, header, text_of
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import EditedReply
@@ -137,7 +137,7 @@ class RadixTreeMiddleware:
         state, headers = request_state(scope), first_values(scope)
         namespace = state.caller.tenant, "", headers.get(b"x-radix-namespace", b"").decode("latin-1")
         named = headers.get(b"x-radix-parent")
-        parents = [None] * request.prompts if named is None else _parents(named.decode("latin-1"), request.prompts)
+        parents = [None] * request.prompts if named is None else _parents(text_of(named), request.prompts)
         members = () if headers.keys().isdisjoint(HEADERS) else memberships(headers, request.prompts)
         routing_key = headers.get(b"x-smg-routing-key")
         prompts: list[Prompt] = []

@@ -69,13 +69,14 @@ class AsyncClient(Sending):
         attempt = 0
         while True:
             attempt += 1
+            asked = self.url
             wait: float | None
             try:
                 found = await self._session().request(**self._request(call), allow_redirects=False)
             except BROKEN as error:
-                wait = self.go_on(call, attempt, None, error)
+                wait = self.go_on(call, attempt, asked, None, error)
             else:
-                wait = self.go_on(call, attempt, found.status, None) if found.status >= 400 else None
+                wait = self.go_on(call, attempt, asked, found.status, None) if found.status >= 400 else None
                 if wait is None:
                     break
                 found.close()

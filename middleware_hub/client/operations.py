@@ -254,6 +254,11 @@ def in_session(
     return plain(Call(method, f"/sessions/{session_id}{place}", body, again=True))
 
 
+def delete_session(session_id: str) -> Operation[dict[str, Any]]:
+    """Return the end of a session. One that is not there (any more) is no error: a first answer may have been lost."""
+    return plain(Call("DELETE", f"/sessions/{session_id}", again=True, accepts=frozenset({200, 404})))
+
+
 def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:
     body = {name: value for name, value in options.items() if value is not None}
     call = Call("POST", f"/sessions/{session_id}/finalize", body, again=True)

@@ -69,8 +69,12 @@ class Sending:
         headers = {**self._headers, **call.headers}
         return {"method": call.method, "url": self.url + call.path, "data": call.content(), "headers": headers}
 
-    def go_on(self, call: Call, attempt: int, status: int | None, error: Exception | None) -> float | None:
+    def go_on(self, call: Call, attempt: int, asked: str, status: int | None, error: Exception | None) -> float | None:
         """Decide what follows a failure: return the seconds to wait before the next attempt, or None for none.
+
+        Args:
+            asked: the address that failed. Of many requests that fail there at once, the first one goes on to the next
+                address, and the others follow: if each went one further, they would come back to it.
 
         Raises UnreachableError for an exception after which there is none.
         """
@@ -78,7 +82,7 @@ class Sending:
             harmless = may_go_again(call, status)
         else:
             harmless = call.again or isinstance(error, _NEVER_SENT) or (call.samples and self.retries.resample)
-        if error is not None or status in REFUSED:
+        if (error is not None or status in REFUSED) and asked == self.url:
             self._at = (self._at + 1) % len(self.urls)
         if harmless and attempt < self.retries.attempts:
             # Every router once, before there is a wait.

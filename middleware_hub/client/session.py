@@ -102,4 +102,4 @@ class AsyncSession(SessionCalls):
 
     async def delete(self) -> None:
         """Abort what runs, and forget everything."""
-        await self.client.run(operations.in_session("DELETE", self.id))
+        await self.client.run(operations.delete_session(self.id))

@@ -252,4 +252,4 @@ class Session(SessionCalls):
 
     def delete(self) -> None:
         """Abort what runs, and forget everything."""
-        self.client.run(operations.in_session("DELETE", self.id))
+        self.client.run(operations.delete_session(self.id))

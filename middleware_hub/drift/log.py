@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError
 
 
@@ -41,7 +42,7 @@ def read_log(lines: Iterable[bytes]) -> Iterator[LoggedReply]:
             continue
         try:
             yield _reply(number, msgspec.json.decode(line))
-        except (msgspec.DecodeError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (*JSON_ERRORS, KeyError, TypeError, IndexError, AttributeError) as error:
             raise BadRequestError(
                 f"line {number}: {error!r}. A line is {{'prompt': text, 'text': the reply, 'output_ids': [ids]}}, or a body "
                 "and an answer of /generate: {'request': {'text': ...}, 'response': {'text': ..., 'output_ids': [...]}}"

@@ -206,7 +206,7 @@ async def _cover(
     masks = SharedMask(first, others)
     # Collected now: what is evicted between two answers is still in them.
     chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
-    missing = [name for name in _missing(expected, first) if tree.reply(namespace, name) is None]
+    missing = [name for name in dict.fromkeys(_missing(expected, first)) if tree.reply(namespace, name) is None]
     masks.apply(0, first)
     first = _with_edits(first, expected)
     heavy = len(first.token_ids) > MANY_TOKENS

@@ -24,7 +24,7 @@ from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from router.engines.sglang.worker_request import new_rid
 from router.http.disconnect import ClientConnection
-from router.http.headers import HeaderList, first_values
+from router.http.headers import HeaderList, first_values, text_of
 from router.http.responses import send_json
 
 PING_SECONDS = 15.0
@@ -69,7 +69,7 @@ class Chats:
         request = dialect.parse(body, session.memo(dialect, self._room))
         headers = first_values(scope)
         named = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
-        parent = None if named is None else named.decode("latin-1")
+        parent = None if named is None else text_of(named)
         given = headers.get(b"idempotency-key")
         idempotency = None if given is None else given.decode("latin-1")
         key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)

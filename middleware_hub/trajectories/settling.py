@@ -59,7 +59,7 @@ class Settling:
             await journal.read_on()
             self._counts["released"] += count if claim.acknowledged is None else 0
         if claim.acknowledged is not None:  # perhaps meanwhile
-            raise ClaimOverError(f"the claim {name!r} was acknowledged: its samples cannot be given back")
+            raise _over(claim)
         await journal.lease(name, 0)
         return count
 
@@ -87,14 +87,19 @@ class Settling:
     # Rewards, and what is not wanted -----------------------------------------------------------------------------------
 
     async def reward(self, journal: Journal, given: Sequence[tuple[Member, float | None, bytes]]) -> bool:
-        """Give rewards to replies; return whether the store has taken them. Raises HandedOutError: then nothing has changed."""
-        for member, _, _ in given:
-            if member.sample is not None or member.done:
+        """Give rewards to replies; return whether the store has taken them. Raises HandedOutError: then nothing has changed.
+
+        A reward that the sample was handed out with is no error: a client that lost the answer sends it again.
+        """
+        fresh = [one for one in given if one[0].sample is None and not one[0].done]
+        for member, reward, info in given:
+            handed_out = member.sample is not None or member.done
+            if handed_out and not (member.rewarded and (member.reward, member.info) == (reward, info)):
                 raise HandedOutError(
                     f"the sample of {_called(member)} was handed out already: give a reward before a trainer claims it"
                 )
         saved = True
-        for member, reward, info in given:
+        for member, reward, info in fresh:
             event = Rewarded(key=member.key, reward=reward, info=info, time=time.time())
             saved = await journal.keep(event) and saved
         return saved
@@ -118,6 +123,11 @@ def _called(member: Member) -> str:
 def _over(claim: Claim) -> ClaimOverError:
     if claim.released and not claim.taken:
         return ClaimOverError(f"the claim {claim.id!r} was given back: its samples are handed out again")
+    if claim.acknowledged is not None and not claim.taken:
+        return ClaimOverError(
+            f"the claim {claim.id!r} was acknowledged: its samples are the trainer's own, and cannot be renewed or given back",
+            acknowledged=claim.acknowledged,
+        )
     return ClaimOverError(
         f"the lease of claim {claim.id!r} was over, and {len(claim.taken)} of its samples were handed out again: ask for a "
         "longer lease_seconds, or renew it in time",

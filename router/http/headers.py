@@ -51,6 +51,14 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
+def text_of(value: bytes) -> str:
+    """Return a name in a header, as bodies write it, too. Clients send what is no ASCII in UTF-8, or in latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 def first_values(scope: Scope) -> dict[bytes, bytes]:
     """Return the request headers by name, each with its first value."""
     return dict(reversed(scope["headers"]))

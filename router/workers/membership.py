@@ -58,7 +58,7 @@ class Membership:
                     url,
                     url,
                 )
-        there = [url for url, there in told.items() if there]
+        there = [url for url, there in list(told.items()) if there and (url in urls or not await self._is_refused(url))]
         others = [url for url in there if url not in urls]
         if others:
             logger.info("%d workers are known from the store: %s", len(others), ", ".join(others))
@@ -69,8 +69,10 @@ class Membership:
                 await self.peers.tell(finding, seconds=0.0)
 
     async def add(self, url: str) -> tuple[Worker, Heard]:
-        """Register a worker at all routers. Raise BadRequestError for a bad URL or a worker that is refused."""
+        """Register a worker at all routers. Raise BadRequestError for a bad URL, a router, or a worker that is refused."""
         url = normalize_url(url)
+        if any(one.url == url for one in self.peers.presence.others.values()):
+            raise BadRequestError(f"{url} is another router of this store: give the URL of a worker")
         found = await self._door.examine(url)
         if await self.peers.catch_up() and self.peers.log.state.workers.get(url):
             return self._door.take_in(url, found), await self.peers.settle()
@@ -102,16 +104,21 @@ class Membership:
         else:
             if known.state is not WorkerState.DRAINING:
                 return
+        if not await self._is_refused(url, found):
+            logger.info("worker %s was added at another router", url)
+            self._door.take_in(url, found)
+
+    async def _is_refused(self, url: str, found: Finding | None = None) -> bool:
+        """Return whether a worker that another router has added may not be here."""
         if url == self.peers.presence.url:
             logger.warning("another router has added %s as a worker, which is this router: it is left out", url)
-            return
+            return True
         try:
             await self._door.check(url, found)
         except BadRequestError as error:
             logger.error("another router has added a worker that is refused here: %s", error)
-            return
-        logger.info("worker %s was added at another router", url)
-        self._door.take_in(url, found)
+            return True
+        return False
 
     async def _removed(self, event: WorkerRemoved, _: int, own: bool) -> None:
         try:

@@ -226,6 +226,16 @@ def test_a_lease_that_is_over_may_be_acknowledged_as_long_as_nobody_has_it(buffe
     assert buffer.acknowledge(claim)["acknowledged"] == 1
 
 
+def test_what_was_acknowledged_is_said_to_be(buffer: Buffer) -> None:
+    buffer.reward(buffer.say("Mine: ", "mine", x_group_size="1"))
+    claim = buffer.claim()
+    buffer.acknowledge(claim)
+    for what in "release", "renew":
+        error = buffer.call(f"/trajectories/{what}", {"claim_id": claim["claim_id"]}, 409)["error"]
+        assert (error["type"], error["acknowledged"]) == ("claim_over", 1)
+        assert "was acknowledged" in error["message"]
+
+
 def test_a_renewed_lease_goes_on(buffer: Buffer) -> None:
     buffer.say("Longer ", "g", x_group_size="1", x_rollout_end="true")
     claim = buffer.claim(lease_seconds=0.3)
@@ -436,6 +446,18 @@ def test_a_reward_behind_a_claim_is_refused(buffer: Buffer) -> None:
     reply = buffer.say("Reward ", "g", x_group_size="1", x_rollout_end="true")
     buffer.claim()
     assert buffer.reward(reply, status=409)["error"]["type"] == "handed_out"
+
+
+def test_a_reward_that_is_sent_again_is_no_error(buffer: Buffer) -> None:
+    """Its answer may have been lost, and a trainer may have claimed the sample in between."""
+    reply = buffer.say("Sent twice: ", "again", x_group_size="1")
+    buffer.reward(reply, 0.5, reward_info={"why": "right"})
+    (sample,) = buffer.claim()["samples"]
+    assert buffer.reward(reply, 0.5, reward_info={"why": "right"}) == {"rewarded": 1}
+    buffer.reward(reply, 0.75, status=409, reward_info={"why": "right"})
+    buffer.reward(reply, 0.5, status=409)
+    (found,) = buffer.group("again")["samples"]
+    assert (sample["reward"], found["reward"], found["reward_info"]) == (0.5, 0.5, {"why": "right"})
 
 
 def test_unknown_fields_are_named(buffer: Buffer) -> None:

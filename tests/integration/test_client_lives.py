@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,10 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from middleware_hub.client import Client, Conversation, NotUsableError, Retries, UnreachableError
+from middleware_hub.client import (
+    AsyncClient,
+    Client,
+    Conversation,
+    NotUsableError,
+    Retries,
+    Session,
+    UnknownReplyError,
+    UnreachableError,
+)
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from tests.support.programs import Program
+from tests.support.serving import dead_url
 
 FEW = {"max_new_tokens": 16}
 
@@ -90,3 +101,31 @@ def test_a_generation_whose_router_dies(worker: EmbeddedWorker, tmp_path: Path, 
             assert getattr(found[0], "recorded", None) == "exact", found
         else:
             assert "may have been sampled" in str(found[0])
+
+
+def test_all_that_fails_at_once_goes_on_at_the_router_that_lives(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    """Each request is sent twice at most: at the address where nobody listens, and at the other one."""
+    with router("router", worker, tmp_path) as one:
+        one.wait_until_up()
+
+        async def ask() -> list[int]:
+            async with AsyncClient([dead_url(), one.url], retries=Retries(attempts=2)) as client:
+                asked = [client.generate(f"Question: How long are {number} Elbes?\n", FEW) for number in range(40)]
+                replies = await asyncio.gather(*asked)
+                assert client.url == one.url
+                return [reply.completion_tokens for reply in replies]
+
+        assert all(asyncio.run(ask()))
+
+
+def test_a_session_that_is_gone_already_is_deleted(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    """A delete whose answer was lost is sent again, and a rollout must not fail for it at its very end."""
+    with router("router", worker, tmp_path) as one, Client(one.url) as client:
+        one.wait_until_up()
+        with Session(client) as session:
+            session.chat([{"role": "user", "content": "How long is the Elbe?"}], max_tokens=8)
+            found = session.finalize()
+            session.delete()
+        assert found.require_exact()
+        with pytest.raises(UnknownReplyError):
+            session.finalize()

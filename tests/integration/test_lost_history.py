@@ -214,6 +214,19 @@ class TestLostTurns:
         found = served.retrieve(second.text, expect_request_ids=[first.name, second.name], strict=True)
         assert (found["exact"], found["reasons"]) == (True, [])
 
+    @pytest.mark.parametrize("written", ["utf-8", "latin-1"])
+    def test_a_name_of_any_letters_is_a_parent(self, served: Stack, written: str) -> None:
+        """Clients write a header as UTF-8 or as latin-1; the `rid` in the body is the same name."""
+        name = f"läufer 7, {written}"
+        body = {"text": f"Letters as {written}. ", "rid": name, "sampling_params": PARAMS}
+        first = served.generate(body)
+        assert first.body["meta_info"]["id"] == name
+        text = f"{body['text']}{first.body['text']} Go on. "
+        second = say(served, text, x_radix_parent=name.encode(written).decode("latin-1"))
+        assert "x-radix-reasons" not in second.reply.answer.headers
+        found = served.retrieve(second.text, expect_request_ids=[name, second.name])
+        assert (found["exact"], found["reasons"]) == (True, [])
+
     def test_ids_tell_an_unknown_parent_and_continue_what_is_known(self, served: Stack) -> None:
         first = say(served, "Ids name their parent. ")
         ids = [*first.chain, *served.spelling.encode_tail(" Go on.")]
@@ -358,7 +371,7 @@ class TestCover:
 
     def test_what_is_missing_is_listed_and_makes_all_of_it_inexact(self, served: Stack) -> None:
         said = say(served, "Something is missing. ")
-        found = served.retrieve(said.text, cover=True, expect_request_ids=[said.name, "lost"])
+        found = served.retrieve(said.text, cover=True, expect_request_ids=[said.name, "lost", "lost"])
         assert found["missing"] == ["lost"]
         assert [(one["exact"], one["reasons"]) for one in found["trajectories"]] == [(False, ["unknown_reply"])]
 

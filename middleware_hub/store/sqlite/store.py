@@ -182,9 +182,13 @@ class SqliteStore:
         inline, threaded = self._open_readers()
         writer = self._open_writer()
         with suppress(StoreUnreachableError):  # as in `find`
-            if writer.hear() and writer.end_of(log, inline.last) == after:
+            end = writer.end_of(log, inline.last) if writer.hear() else None
+            if end == after:
                 return []
-            return inline.events(log, after, limit)
+            found = inline.events(log, after, limit)
+            if end is not None and found and found[-1].number > end:
+                writer.look_again()  # else who reads the last of these events once more would be told that it is not there
+            return found
         return await self._in_thread(partial(threaded.events, log, after, limit))
 
     async def wait(self, log: str, after: int, seconds: float) -> int:

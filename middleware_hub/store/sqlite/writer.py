@@ -111,7 +111,7 @@ class Writer:
         """Take in what others have written; return whether that was possible at once.
 
         One look holds for all that is ready in this turn of the event loop. A request that came in behind the look is handled
-        behind `_look_again`, because the loop calls in the order in which it was asked to.
+        behind `look_again`, because the loop calls in the order in which it was asked to.
         """
         if self._heard:
             return True
@@ -126,14 +126,14 @@ class Writer:
                 finally:
                     self._connection.execute("COMMIT")
             self._heard = True
-            asyncio.get_running_loop().call_soon(self._look_again)
+            asyncio.get_running_loop().call_soon(self.look_again)
             return True
         except sqlite3.Error:  # locked for a moment
             return False
         finally:
             self._turn.release()
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:  # the turn of the event loop is over, or others were seen to have written in it
         self._heard = False
 
     def end_of(self, log: str, read: Callable[[str], int]) -> int:

@@ -83,11 +83,17 @@ def test_lines(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["x", "[]", '{"text": "b"}', '{"text": ["b"], "output_ids": []}', '{"text": "b", "output_ids": ["c"]}']
+    "line",
+    [
+        *("x", "[]", '{"text": "b"}', '{"text": ["b"], "output_ids": []}', '{"text": "b", "output_ids": ["c"]}'),
+        '{"text": "latin-1: \xfc", "output_ids": [1]}',
+        '{"text": ' + "[" * 100_000,
+    ],
+    ids=range(7),
 )
 def test_a_line_that_is_none_is_named(line: str) -> None:
     with pytest.raises(BadRequestError, match="line 2"):
-        list(read_log([b'{"prompt": "a", "text": "b", "output_ids": [1]}', line.encode()]))
+        list(read_log([b'{"prompt": "a", "text": "b", "output_ids": [1]}', line.encode("latin-1")]))
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

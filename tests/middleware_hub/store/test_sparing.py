@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
@@ -377,3 +378,25 @@ def test_sparing_hides_nothing(data: st.DataObject, most: int, kept: int) -> Non
         for _ in range(2):
             with_two(Path(folder), work)
             held.clear()
+
+
+def test_an_event_that_was_read_stays_there(tmp_path: Path) -> None:
+    """Another process writes between two reads of one turn of the event loop, which looks for others once."""
+
+    def append(number: int) -> None:
+        async def work(store: Store) -> None:
+            await store.append(Batch(events=[Event("log", "kind", str(number).encode())]))
+
+        thread = threading.Thread(target=with_store, args=(sqlite(tmp_path), work))
+        thread.start()
+        thread.join()
+
+    async def read_on(store: Store) -> None:
+        append(1)
+        assert [event.number for event in await store.read("log")] == [1]
+        append(2)
+        assert [event.number for event in await store.read("log")] == [1, 2]
+        assert [event.number for event in await store.read("log", after=1)] == [2]
+        assert await store.read("log", after=2) == []
+
+    with_store(sqlite(tmp_path), read_on)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from middleware_hub.persistence.control import StoreChannel
@@ -57,12 +57,19 @@ class Breakable:
 
 
 class OpenDoor:
-    """Takes in every worker without asking it; `refused` are not allowed here."""
+    """Takes in every worker without asking it.
+
+    Attributes:
+        refused: are not allowed here.
+        taken: those that were taken in.
+        meanwhile: what happens while several workers are asked.
+    """
 
     def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
         self.refused: set[str] = set()
         self.taken: list[str] = []
+        self.meanwhile: Callable[[], Awaitable[None]] = nothing
 
     async def check(self, url: str, found: Finding | None = None) -> None:
         if url in self.refused:
@@ -79,8 +86,13 @@ class OpenDoor:
         return worker
 
     async def admit_all(self, urls: Iterable[str]) -> None:
+        await self.meanwhile()
         for url in urls:
             self.take_in(url, Finding())
+
+
+async def nothing() -> None:
+    pass
 
 
 class FakeRouter:

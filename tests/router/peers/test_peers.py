@@ -18,7 +18,7 @@ from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
-from router.errors import NotFoundError
+from router.errors import BadRequestError, NotFoundError
 from router.peers import control_log, presence
 from router.peers.channel import ChannelError
 from router.peers.events import CallBegan, CallOver, FleetState, WorkerAdded, WorkerRemoved, encoded
@@ -398,13 +398,68 @@ def test_a_worker_that_is_not_allowed_here_stays_out(caplog: pytest.LogCaptureFi
     async def main() -> None:
         async with routers(2) as (one, two):
             two.door.refused.add(A)
-            two.peers.presence.url = B
             await one.members.add(A)
-            await one.members.add(B)
             await one.members.add(C)
-            assert (one.urls, two.urls) == ([A, B, C], [C])
+            assert (one.urls, two.urls) == ([A, C], [C])
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert "is refused here" in caplog.text
+
+
+def test_another_router_is_no_worker() -> None:
+    """What it forwards would be recorded twice."""
+
+    async def main() -> None:
+        store = DictionaryStore()
+        async with routers(1, store) as (one,):
+            two = FakeRouter(store, "two")
+            two.peers.presence.url = B
+            await two.start()
+            await one.members.add(A)
+            with pytest.raises(BadRequestError, match="another router"):
+                await one.members.add(B)
+            assert one.urls == two.urls == [A]
+            await two.peers.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_not_allowed_stays_out_of_a_router_that_starts_later(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store = DictionaryStore()
+        async with routers(1, store) as (one,):
+            for url in (A, B, C):
+                await one.members.add(url)
+            later = FakeRouter(store, "later")
+            later.door.refused.add(A)
+            later.peers.presence.url = B
+            await later.start()
+            assert (one.urls, later.urls) == ([A, B, C], [C])
+            await later.peers.close()
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert "is refused here" in caplog.text
     assert "which is this router" in caplog.text
+
+
+def test_what_is_told_while_a_router_starts_is_done_there() -> None:
+    """It has read the log, and asks the workers of its command line how they are, which others do not know yet."""
+
+    async def main() -> None:
+        store = DictionaryStore()
+        async with routers(1, store, urls=[A]) as (one,):
+            later = FakeRouter(store, "later")
+
+            async def meanwhile() -> None:
+                await one.members.add(B)
+                await one.members.remove(A)
+
+            later.door.meanwhile = meanwhile
+            await later.start([C])
+            await one.peers.catch_up()
+            assert set(one.urls) == set(later.urls) == {B, C}
+            await later.peers.close()
+
+    asyncio.run(main())
