@@ -35,6 +35,7 @@ from middleware_hub.sessions.session import Session
 from middleware_hub.spans.chain import INEXACT
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.engines.sglang.limits import PromptLimits
 from router.errors import MethodNotAllowedError, NotFoundError
 from router.http.bodies import read_json
 from router.http.headers import HeaderList
@@ -83,9 +84,10 @@ class Sources(NamedTuple):
 class Api:
     """See the top of this file."""
 
-    def __init__(self, sources: Sources, *, max_body_bytes: int) -> None:
+    def __init__(self, sources: Sources, *, max_body_bytes: int, limits: PromptLimits) -> None:
         self._sources = sources
         self._max_body_bytes = max_body_bytes
+        self._limits = limits
         self._vocabulary = sources.tokenizer.vocabulary
         tree, groups = sources.tree, sources.groups
         self._texts = None if tree is None else Texts(tree.forest, sources.tokenizer.spell_prompt, groups.standing)
@@ -265,7 +267,7 @@ class Api:
     async def _explain(self, tenant: str, scope: Scope, receive: Receive) -> dict[str, Any]:
         Query(scope, ())
         body = await read_json(scope, receive, self._max_body_bytes)
-        request = await offload(len(body) > 64 * 1024, explain_request, body)
+        request = await offload(len(body) > 64 * 1024, explain_request, body, self._limits)
         tree, memory = self._sources.tree, self._sources.memory
         if tree is None:
             raise NotFoundError("this router remembers sessions only, and no texts")

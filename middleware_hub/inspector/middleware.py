@@ -12,6 +12,7 @@ from middleware_hub.hub import Hub
 from middleware_hub.inspector.api import PREFIX, Api, Sources
 from middleware_hub.inspector.pages import GUARDS, Pages
 from middleware_hub.sessions.registry import SessionRegistry
+from router.engines.sglang.limits import PromptLimits
 from router.errors import MethodNotAllowedError, RouterError
 from router.plugins import MiddlewareContext
 
@@ -27,7 +28,8 @@ class Inspector:
         sessions = registry if isinstance(registry, SessionRegistry) else None
         self.app = app
         sources = Sources(hub.tokenizer, hub.tree, hub.memory, sessions, hub.clock.distance, hub.groups)
-        self.api = Api(sources, max_body_bytes=context.config.server.max_body_bytes)
+        limits = PromptLimits(tokens=context.config.radix.max_text_tokens)
+        self.api = Api(sources, max_body_bytes=context.config.server.max_body_bytes, limits=limits)
         self._pages = Pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from starlette.types import Scope
 
+from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 
 MOST_TEXT = 10_000
@@ -113,14 +114,15 @@ class ExplainRequest(msgspec.Struct):
     adapter: str = ""
 
 
-def explain_request(body: bytes) -> ExplainRequest:
-    """Read a body. Raises BadRequestError."""
+def explain_request(body: bytes, limits: PromptLimits) -> ExplainRequest:
+    """Read a body. Raises BadRequestError, TextTooLongError."""
     try:
         found = msgspec.json.decode(body, type=ExplainRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequestError(f"the body must be {{'text': a string, 'namespace': a string}}: {error}") from error
     if not found.text:
         raise BadRequestError("`text` is empty")
+    limits.check_text(found.text)
     return found
 
 

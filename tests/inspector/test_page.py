@@ -299,3 +299,63 @@ def test_a_saved_page_needs_nothing_else(opened: Opened, watched: Watched, tmp_p
     page.keyboard.press("Enter")
     expect(page.locator(".result")).to_contain_text("of 33")
     assert [url for url in watched.asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_an_age_grows_in_a_list_that_nothing_is_added_to(opened: Opened) -> None:
+    made = MadeUp(100)
+    with serving(made.answers) as url:
+        page = opened("about:blank")
+        page.clock.install(time=made.summary()["updated"] + 30)
+        page.goto(place(url, "overview"))
+        expect(page.locator("tbody time")).to_have_text(re.compile("s ago$"))
+        page.clock.fast_forward(600_000)
+        expect(page.locator("tbody time")).to_have_text(re.compile("min ago$"))
+
+
+def test_the_menu_of_files_is_left_with_the_keyboard(opened: Opened) -> None:
+    made = MadeUp(100)
+    with serving(made.answers) as url:
+        page = opened(place(url, "conversation", made.id))
+        summary, menu = page.locator(".menu summary"), page.locator(".menu-list")
+        for leave in ("Escape", "Shift+Tab"):
+            summary.focus()
+            page.keyboard.press("Enter")
+            expect(menu).to_be_visible()
+            page.keyboard.press(leave)
+            expect(menu).to_be_hidden()
+        summary.focus()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Escape")
+        expect(menu).to_be_hidden()
+        expect(summary).to_be_focused()
+
+
+def test_samples_of_one_prompt_are_told_apart_in_the_choice(opened: Opened) -> None:
+    """They have the same title, and as many turns."""
+    made = MadeUp(100)
+    with serving(made.answers) as url:
+        page = opened(place(url, "compare"))
+        expect(page.get_by_label("A", exact=True).locator("option").last).to_contain_text(made.id)
+
+
+def test_an_unknown_place_is_the_overview(opened: Opened) -> None:
+    made = MadeUp(100)
+    with serving(made.answers) as url:
+        page = opened(place(url, "nowhere"))
+        expect(page.locator("tbody tr")).to_have_count(1)
+        expect(page.get_by_role("link", name="Overview")).to_have_attribute("aria-current", "page")
+
+
+def test_keys_work_from_a_button_too(opened: Opened) -> None:
+    """Whoever chose a finding goes on with the keyboard."""
+    made = MadeUp(600)
+    with serving(made.answers) as url:
+        page = opened(place(url, "conversation", made.id))
+        page.locator(".findings button").first.click()
+        page.wait_for_selector(".t.on")
+        before = int(selected(page) or 0)
+        page.keyboard.press("p")
+        expect(page.locator(".t.on")).not_to_have_attribute("data-i", str(before))
+        page.keyboard.press("c")
+        expect(page.get_by_label("Colour by")).to_have_value("logprob")

@@ -509,6 +509,14 @@ def test_a_wrong_body_is_400(served: tuple[Stack, Talks], body: bytes) -> None:
         assert served[0].post(f"{API}/explain", None, raw=body).status == 400
 
 
+def test_a_text_that_is_too_long_is_not_explained() -> None:
+    """Walking along it would hold up everybody. The limit is that of /radix_tree/explain."""
+    with stack("qwen", styles=("incremental",), radix={"max_text_tokens": 10}) as made:
+        for text, status in (("a" * 20, 200), ("a" * 1_000, 413)):
+            for path in (f"{API}/explain", "/radix_tree/explain"):
+                assert made.post(path, {"text": text}).status == status, path
+
+
 def test_only_some_methods_are_served(served: tuple[Stack, Talks]) -> None:
     for path, method in (("/conversations", "POST"), ("/explain", "GET"), ("/run", "DELETE")):
         answer = served[0].exchange(method, API + path)

@@ -1,11 +1,17 @@
-"""A conversation of the radix tree: what continues one first sampled reply, counted as replies come and go."""
+"""A conversation of the radix tree: what continues one first sampled reply, counted as replies come and go.
+
+There may be as many as there are replies, so each has few objects that Python's garbage collector walks: slots, and plain
+dictionaries of spans and numbers, which it leaves out. With objects of the usual kind, the first look at 50,000 conversations
+stopped the event loop for a tenth of a second and more.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
 
 from middleware_hub.inspector.conversations.conversation import (
     MOST_BRANCHES,
@@ -36,22 +42,43 @@ Standing = Callable[[Namespace, str], tuple[str, float | None] | None]
 """Returns the group that a reply was entered in, and its reward; None if it is in no group."""
 
 
-class _Reply:
-    """A reply in a conversation: the contexts in front of it, and the reply that it goes on from."""
+_Key = TypeVar("_Key", bound=Hashable)
 
-    __slots__ = ("before", "contexts", "generation", "whole")
 
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
-        self.contexts: list[TokenSpan] = []
-        self.before: TokenSpan | None = None
-        self.whole = False
-        """Whether all of the reply before it that the client saw is in its chain."""
+def _add(counts: dict[_Key, int], key: _Key) -> int:
+    counts[key] = count = counts.get(key, 0) + 1
+    return count
+
+
+def _take(counts: dict[_Key, int], key: _Key) -> int:
+    counts[key] = count = counts.get(key, 0) - 1
+    if count <= 0:
+        del counts[key]
+    return count
+
+
+class _Reply(msgspec.Struct, frozen=True, gc=False):
+    """A reply in a conversation.
+
+    Attributes:
+        contexts: those in front of it, the last one first.
+        before: the reply that it goes on from.
+        whole: whether all of that reply that the client saw is in its chain.
+    """
+
+    generation: Generation
+    contexts: tuple[TokenSpan, ...]
+    before: TokenSpan | None
+    whole: bool
+
+    @classmethod
+    def of(cls, generation: Generation) -> _Reply:
+        contexts: list[TokenSpan] = []
         for part, take in links(generation.span.parent, generation.span.take):
             if part.sampled:
-                self.before, self.whole = part, take >= part.visible
-                break
-            self.contexts.append(part)
+                return cls(generation, tuple(contexts), part, take >= part.visible)
+            contexts.append(part)
+        return cls(generation, tuple(contexts), None, False)
 
 
 def _reasons(span: TokenSpan) -> Iterator[str]:
@@ -64,6 +91,21 @@ class TextConversation:
     """See the top of this file. `name` is that of its first reply, or the reply's place in the order of recording."""
 
     opened = None
+    __slots__ = (
+        *(
+            "first",
+            "namespace",
+            "id",
+            "updated",
+            "created",
+            "_spell",
+            "_standing",
+            "_replies",
+            "_contexts",
+            "_continued",
+        ),
+        *("_versions", "_reasons", "_sampled", "_context_tokens", "_title", "_group", "_named", "_by_name"),
+    )
 
     def __init__(
         self, first: TokenSpan, namespace: Namespace, name: str, spell: Spell, standing: Standing = lambda *_: None
@@ -76,10 +118,10 @@ class TextConversation:
         self._spell = spell
         self._standing = standing
         self._replies: dict[TokenSpan, _Reply] = {}
-        self._contexts: Counter[TokenSpan] = Counter()
-        self._continued: Counter[TokenSpan] = Counter()
-        self._versions: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
+        self._contexts: dict[TokenSpan, int] = {}
+        self._continued: dict[TokenSpan, int] = {}
+        self._versions: dict[str, int] = {}
+        self._reasons: dict[str, int] = {}
         self._sampled = self._context_tokens = 0
         self._title: str | None = None
         self._group: str | None = None
@@ -98,17 +140,15 @@ class TextConversation:
         span = generation.span
         if span in self._replies:
             return
-        reply = self._replies[span] = _Reply(generation)
+        reply = self._replies[span] = _Reply.of(generation)
         self._named = None
         for part in reply.contexts:
-            self._contexts[part] += 1
-            if self._contexts[part] == 1:
+            if _add(self._contexts, part) == 1:
                 self._context_tokens += part.count
-                self._reasons.update(_reasons(part))
+                self._count(_add, part)
         if reply.before is not None and reply.whole:
-            self._continued[reply.before] += 1
-        self._versions.update(version_names(span.versions))
-        self._reasons.update(_reasons(span))
+            _add(self._continued, reply.before)
+        self._count(_add, span)
         self._sampled += span.count
         self.created = min(self.created or generation.serial, generation.serial)
         self.updated = max(self.updated, generation.serial)
@@ -119,23 +159,25 @@ class TextConversation:
             return
         self._named = None
         for part in reply.contexts:
-            self._contexts[part] -= 1
-            if not self._contexts[part]:
-                del self._contexts[part]
+            if _take(self._contexts, part) == 0:
                 self._context_tokens -= part.count
-                self._reasons.subtract(_reasons(part))
+                self._count(_take, part)
         if reply.before is not None and reply.whole:
-            self._continued[reply.before] -= 1
-            if not self._continued[reply.before]:
-                del self._continued[reply.before]
-        self._versions.subtract(version_names(generation.span.versions))
-        self._reasons.subtract(_reasons(generation.span))
+            _take(self._continued, reply.before)
+        self._count(_take, generation.span)
         self._sampled -= generation.span.count
+
+    def _count(self, count: Callable[[dict[str, int], str], int], span: TokenSpan) -> None:
+        """Count the versions and reasons of a span: `count` adds one, or takes one away."""
+        for name in version_names(span.versions):
+            count(self._versions, name)
+        for name in _reasons(span):
+            count(self._reasons, name)
 
     # What is shown -----------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        reasons = [name for name, count in self._reasons.items() if count > 0]
+        reasons = list(self._reasons)
         return {
             "id": self.id,
             "kind": "text",
@@ -146,7 +188,7 @@ class TextConversation:
             "tokens": self.tokens,
             "sampled": self._sampled,
             "branches": len(self._replies) - len(self._continued.keys() & self._replies.keys()),
-            "versions": [name for name, count in self._versions.items() if count > 0],
+            "versions": list(self._versions),
             "reward": self._newest_reward(),
             "group": self.group,
             "exact": INEXACT.isdisjoint(reasons),

@@ -8,7 +8,7 @@ import { compare } from "./views/compare.js";
 import { conversation } from "./views/conversation.js";
 import { ask, help } from "./views/dialogs.js";
 import { explain } from "./views/explain.js";
-import { trouble } from "./views/marks.js";
+import { refreshAges, trouble } from "./views/marks.js";
 import { overview } from "./views/overview.js";
 import { run } from "./views/run.js";
 
@@ -16,6 +16,7 @@ const VIEWS = { overview, conversation, compare, explain, run };
 const PLACES = [["overview", "Overview"], ["run", "Run"], ["explain", "Explain"], ["compare", "Compare"]];
 const THEMES = { auto: "as the system", light: "light", dark: "dark" };
 const THEME = "tito-inspector-theme";
+const AGES = 5000; // ms
 
 const main = h("main", { id: "main", tabindex: -1 });
 const links = source.saved ? [] : PLACES.map(([view, text]) => h("a", { href: href(view), "data-view": view }, text));
@@ -57,13 +58,14 @@ async function draw() {
   const mine = (round += 1);
   shown?.close?.();
   shown = null;
+  const shows = place.view in VIEWS ? place.view : "overview";
   for (const link of links) {
-    if (link.dataset.view === place.view) link.setAttribute("aria-current", "page");
+    if (link.dataset.view === shows) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const view = VIEWS[place.view] ?? overview;
-  document.title = `${place.view in VIEWS ? place.view : "overview"} · inspector`;
-  const target = h("div", { class: `view view-${place.view}` }, h("p", { class: "dim waiting" }, "Loading …"));
+  const view = VIEWS[shows];
+  document.title = `${shows} · inspector`;
+  const target = h("div", { class: `view view-${shows}` }, h("p", { class: "dim waiting" }, "Loading …"));
   put(main, target);
   try {
     const drawn = await view(target, place);
@@ -107,5 +109,6 @@ document.body.append(
 );
 addEventListener("hashchange", draw);
 addEventListener("keydown", keys);
+setInterval(refreshAges, AGES);
 if (source.saved && !location.hash) history.replaceState(null, "", savedHome());
 draw();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -173,5 +174,23 @@ def test_a_chain_is_whole_although_it_is_evicted_meanwhile() -> None:
         assert chain.ids().tobytes() == expected
         window = chain.window(0, len(chain), toy.toy_vocabulary())
         assert "".join(window["texts"]) == "ab e aabt"
+
+    asyncio.run(work())
+
+
+def test_the_garbage_collector_walks_one_object_for_each_conversation() -> None:
+    """A pass over all that it tracks stops the event loop."""
+
+    async def work() -> None:
+        tree = RadixTree(toy.toy_vocabulary(), max_tokens=100_000)
+        for number in range(200):
+            record(tree, ("a", "", f"{number}"), "ab", "b", number)
+        gc.collect()
+        before = len(gc.get_objects())
+        texts = Texts(tree.forest, spell)
+        assert len((await texts.shelf("a")).order) == 200
+        gc.collect()
+        assert len(gc.get_objects()) - before < 2 * 200
+        texts.forget()
 
     asyncio.run(work())

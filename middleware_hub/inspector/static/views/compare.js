@@ -17,7 +17,9 @@ export async function compare(main, { fields }) {
   const result = h("section", { "aria-label": "Comparison" });
   put(main, h("header", { class: "head" }, h("h1", null, "Compare two branches")), chooser(known.conversations, fields, chosen, second), result);
   if (!chosen || !second) {
-    put(result, h("p", { class: "empty" }, chosen ? "Choose what to compare it with." : "Choose two branches: two variants of one text, two branches of a session, or two samples of a group."));
+    put(result, h("p", { class: "empty" }, chosen ? "Choose what to compare it with."
+      : known.conversations.length ? "Choose two branches: two variants of one text, two branches of a session, or two samples of a group."
+        : ["Nothing is remembered yet that could be compared. ", h("a", { href: href("overview") }, "The overview"), " says how to send something."]));
     return {};
   }
   try {
@@ -41,7 +43,7 @@ function chooser(known, fields, first, second) {
     const element = h("select", { onchange: (event) => change({ [key]: event.target.value, [`${key}_branch`]: undefined }) },
       !whole && h("option", { value: "", selected: true, disabled: true }, "choose …"),
       sorted.map((one) => h("option", { value: one.id, selected: one.id === whole?.id },
-        `${group && one.group === group && key === "b" && one.id !== first?.id ? "same group: " : ""}${(one.title || one.id).slice(0, 60)} · ${plural(one.turns, "turn")}`)));
+        `${group && one.group === group && key === "b" && one.id !== first?.id ? "same group: " : ""}${(one.title || one.id).slice(0, 60)} · ${plural(one.turns, "turn")} · ${one.id.slice(0, 40)}`)));
     return labelled(label, element);
   };
   const branches = (key, whole, chosen) => whole && labelled("Branch", h("select", { onchange: (event) => change({ [`${key}_branch`]: event.target.value }) },

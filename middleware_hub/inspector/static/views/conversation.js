@@ -129,7 +129,7 @@ class Conversation {
   key(event) {
     const at = this.strip.selected;
     const inStrip = !event.target.closest("input, select, textarea, button, a, summary, .long");
-    const moves = inStrip && {
+    const moves = {
       ArrowLeft: () => this.strip.select(at < 0 ? 0 : at - 1),
       ArrowRight: () => this.strip.select(at < 0 ? 0 : at + 1),
       ArrowUp: () => (at < 0 ? this.strip.select(0) : this.strip.line(-1)),
@@ -146,7 +146,7 @@ class Conversation {
       "/": () => this.search.focus(),
       g: () => this.search.askPosition(this.head.total, (index) => this.goTo(index), at),
     };
-    const does = (moves && moves[event.key]) ?? jumps[event.key];
+    const does = (inStrip ? moves[event.key] : null) ?? jumps[event.key];
     does?.();
     return Boolean(does);
   }

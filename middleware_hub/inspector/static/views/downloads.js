@@ -14,9 +14,18 @@ export class Downloads {
     this.path = path;
     this.name = whole.id.replace(/[^A-Za-z0-9._-]+/g, "-").slice(0, 80);
     this.said = h("span", { role: "status", class: "dim" });
-    this.element = source.saved ? null : h("details", { class: "menu" },
-      h("summary", { class: "button" }, "Save"),
-      h("div", { class: "menu-list" }, FORMATS.map(([format, text]) => h("button", { type: "button", class: "plain", onclick: () => this.#save(format) }, text)), this.said));
+    const button = h("summary", { class: "button" }, "Save");
+    this.element = source.saved ? null : h("details", {
+      class: "menu",
+      onkeydown: (event) => {
+        if (event.key !== "Escape" || !this.element.open) return;
+        this.element.open = false;
+        button.focus();
+      },
+      onfocusout: (event) => {
+        if (event.relatedTarget && !this.element.contains(event.relatedTarget)) this.element.open = false;
+      },
+    }, button, h("div", { class: "menu-list" }, FORMATS.map(([format, text]) => h("button", { type: "button", class: "plain", onclick: () => this.#save(format) }, text)), this.said));
   }
 
   async #save(format) {

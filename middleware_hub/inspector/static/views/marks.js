@@ -13,6 +13,11 @@ export function exactness(exact, reasons = []) {
 
 export const when = (seconds) => h("time", { datetime: new Date(seconds * 1000).toISOString(), title: clock(seconds) }, ago(seconds));
 
+/** Writes all ages in the page again: a list that nothing is added to stays as it is for hours. */
+export function refreshAges() {
+  for (const element of document.querySelectorAll("time")) element.textContent = ago(Date.parse(element.dateTime) / 1000);
+}
+
 /** Versions as "3", "3 → 5", or "3 → 5 (4 of them)". */
 export function versions(all) {
   if (!all?.length) return "–";

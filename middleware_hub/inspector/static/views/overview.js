@@ -203,7 +203,7 @@ function line(row, size) {
     h("td", { class: "number", "data-label": "branches" }, count(row.branches)),
     h("td", { "data-label": "versions" }, versions(row.versions)),
     h("td", { class: "number", "data-label": "reward" }, row.reward === null || row.reward === undefined ? "–" : float(row.reward, 2)),
-    h("td", null, when(row.updated)));
+    h("td", { "data-label": "updated" }, when(row.updated)));
 }
 
 function empty() {
