@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _route(given: Sequence[str]) -> NoReturn:
     flags = parser()
+    if given and not given[0].startswith("-"):
+        flags.error(f"there is no command {given[0]}: the commands are {', '.join(COMMANDS)}; the router has none")
     args = flags.parse_args(given)
     try:
         config = config_from_args(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from middleware_hub import sessions_middleware
 from middleware_hub.inspector import api
+from middleware_hub.radix import retrieval
 from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
@@ -279,6 +281,24 @@ def test_every_page_is_in_the_index() -> None:
 def test_every_route_is_documented() -> None:
     named = set(re.findall(r"\b(?:GET|POST|DELETE) (/[\w/{}]*)", API.read_text()))
     assert named == routes(), "the routes in docs/http-api.md, as `POST /path`"
+
+
+def test_every_field_of_a_retrieval_is_documented() -> None:
+    """The tables have all that a request may ask for, and all that `answer_of` answers."""
+    (answer,) = ast.parse(inspect.getsource(retrieval.answer_of)).body
+    keys = {
+        key.value
+        for node in ast.walk(answer)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+        for key in node.value.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert {"tokens", "exact_chars"} <= keys, "the answer is made in another form: read its fields in another way"
+    _, _, section = API.read_text().partition("\n## POST /retrieve_from_text\n")
+    cells = re.findall(r"^\| (`[^|]*) \|", section.partition("\n## ")[0], re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    asked = set(retrieval.RetrievalRequest.__struct_fields__) - {"ignored"}
+    assert (keys | asked) - named == set(), "no row in docs/http-api.md"
 
 
 def test_what_is_not_recorded_is_documented() -> None:

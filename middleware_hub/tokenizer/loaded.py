@@ -7,6 +7,7 @@ start, which finds it as long as neither a file of the folder nor a library has 
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,15 @@ from middleware_hub.tokenizer import kept
 from middleware_hub.tokenizer.library_logs import quiet_their_handlers
 from router.errors import BadRequestError
 
+logger = logging.getLogger(__name__)
+
 PROBES = ("Hello world", " leading space", "naïve café 你好 🙂\n\n\tend", "x")
 
 LIBRARIES = ("transformers", "tokenizers", "huggingface-hub", "sentencepiece", "protobuf", "tiktoken", "mistral-common")
 """What transformers loads tokenizers with. Another version of one, or one more, may make another tokenizer."""
+
+_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
+"""A folder with none of these has no tokenizer."""
 
 _VERSION = 1
 """Of `LoadedTokenizer`. Raise it when that changes, or what it is made from."""
@@ -71,13 +77,22 @@ def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend
         path.startswith(("/", "./", "../", "~")) and not Path(path).exists()
     ):  # else it would be a hub id that is spelled wrong
         raise BadRequestError(f"--tokenizer-path {path}: there is no such folder")
+    folder = Path(path)
+    if folder.is_dir() and not any(next(folder.glob(name), None) for name in _FILES):
+        raise BadRequestError(
+            f"--tokenizer-path {path}: no tokenizer could be loaded from it: this folder has no tokenizer.json"
+        )
     from transformers import AutoTokenizer, PreTrainedConfig  # a second: only where nothing was kept
 
     quiet_their_handlers()
+    if not folder.is_dir():
+        logger.info("there is no folder %s: the tokenizer is loaded from the Hugging Face hub", path)
     try:
         loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise BadRequestError(f"--tokenizer-path {path}: no tokenizer could be loaded from it: {error}") from error
+        hint = "" if folder.is_dir() else " (no folder has this name, so it was taken for a hub id)"
+        why = " ".join(str(error).split())
+        raise BadRequestError(f"--tokenizer-path {path}: no tokenizer could be loaded from it{hint}: {why}") from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
         raise BadRequestError(

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from tokenizers import Tokenizer
 
-from router.demo.processes import Router, workers
+from router.demo.processes import Router, StartError, workers
 from router.demo.report import example, table, transcript
 from router.demo.respelling import Speller
 from router.demo.rollout import call, play
@@ -39,7 +40,19 @@ def show(args: argparse.Namespace, folder: Path) -> int:
     out.print(f"starting {args.workers} workers and a router ...")
     port = args.port if args.port is not None else SERVE_PORT if args.serve else 0
     store = Path(args.store) if args.store else _kept() if args.serve else folder / "store"
-    store.mkdir(parents=True, exist_ok=True)
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"the store's folder {store} cannot be made: {error.strerror}: name another one with --store"
+        ) from error
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise StartError(
+            f"cannot listen on port {port}: {os.strerror(error.errno or 0)}: choose another one with --port "
+            '(make serve ARGS="--port N")'
+        ) from error
     with (
         workers(folder, args.workers) as urls,
         Router(folder, urls, port=port, flags=["--store", f"sqlite:{store}"]) as router,

@@ -82,7 +82,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Serve until SIGTERM or SIGINT. The status is 0 then, and 1 if it cannot listen or a request has killed it."""
+    """Serve until SIGTERM or SIGINT.
+
+    The status is 0 then, 1 if it cannot listen or a request has killed it, and 2 without a usable tokenizer.
+    """
     flags = parser()
     args = flags.parse_args(argv)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that PyTorch is missing
@@ -109,7 +112,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         on_death=lambda _reason: over.set(),
         new_loop=_new_loop(),
     )
-    worker = EmbeddedWorker(args.tokenizer_path, options)
+    try:
+        worker = EmbeddedWorker(args.tokenizer_path, options)
+    except (OSError, ValueError, KeyError, ImportError) as error:  # what transformers raises
+        why = " ".join(str(error).split())
+        flags.exit(2, f"{flags.prog}: error: no tokenizer could be loaded from {args.tokenizer_path}: {why}\n")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())
     try:

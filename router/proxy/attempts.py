@@ -180,4 +180,5 @@ class Attempts:
     def exhausted(self) -> RouterError:
         """Return the error for a request that no worker answered."""
         kind = UpstreamTimeoutError if self._too_slow else UpstreamError
-        return kind(f"no worker gave a reply ({'; '.join(self._failures)})", tried=self._failures)
+        hint = "" if self._lost or self._full else ": GET /workers says which are up"
+        return kind(f"no worker gave a reply ({'; '.join(self._failures)}){hint}", tried=self._failures)

@@ -97,6 +97,8 @@ class Admission:
             self._pool.introduced(worker, found)
         self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
         if found.complaint is not None:
-            logger.warning("worker %s cannot be reached yet: %s", url, found.complaint)
+            logger.warning(
+                "worker %s cannot be reached yet, and gets requests once it answers: %s", url, found.complaint
+            )
         self._checks.watch(worker)
         return worker

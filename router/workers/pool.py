@@ -282,7 +282,7 @@ class WorkerPool:
         waits = [worker.breaker.seconds_left for worker in self._resting]
         again = max(1, round(min(waits, default=self._health.interval)))
         return NoWorkerError(
-            f"no worker takes requests ({states}): add one with POST /add_worker?url=http://HOST:PORT",
+            f"no worker takes requests ({states}): wait for one, or add another with POST /add_worker?url=http://HOST:PORT",
             headers=(("retry-after", str(again)),),
         )
 

@@ -28,7 +28,7 @@ from tests.integration.doc_pages import ROOT, Block, Piece, same
 from tests.support.engine_server import free_port
 from tests.support.serving import serve
 
-BLOCK_SECONDS = 30
+BLOCK_SECONDS = 180
 TOKENS_PER_SECOND = 200  # the default of `tito-router demo-worker`
 
 # `make` itself is not run here: it would make the .venv that these tests run in. The commands of its recipes are run.

@@ -25,15 +25,18 @@ def registered(names: Any) -> dict[str, list[str]]:
 
 
 def test_the_document_and_the_help_name_every_call_parser() -> None:
-    assert documented("--tool-call-parser") == registered(NAMES)
-    assert set(CALL_PARSERS) == set(registered(NAMES))
+    assert documented("--tool-call-parser") == registered(NAMES), "the table in docs/sessions.md"
+    assert set(CALL_PARSERS) == set(registered(NAMES)), "CALL_PARSERS in router/config/sessions.py"
 
 
 def test_the_document_and_the_help_name_every_reasoning_parser() -> None:
     without_class = {"harmony": ["gpt-oss"], "none": []}
-    assert documented("--reasoning-parser") == registered(REASONING_NAMES) | without_class
-    assert set(REASONING_PARSERS) == set(documented("--reasoning-parser"))
+    assert documented("--reasoning-parser") == registered(REASONING_NAMES) | without_class, (
+        "the table in docs/sessions.md"
+    )
+    assert set(REASONING_PARSERS) == set(documented("--reasoning-parser")), "in router/config/sessions.py"
 
 
 def test_every_format_is_tested() -> None:
-    assert {made.parser for made in FORMATS.values()} == {parser for name, parser in NAMES.items() if name != "none"}
+    found = {made.parser for made in FORMATS.values()}
+    assert found == {parser for name, parser in NAMES.items() if name != "none"}, "a Format in formats.py for each"
