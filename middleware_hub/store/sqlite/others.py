@@ -21,6 +21,8 @@ from middleware_hub.store.paths import BLOCK, NAME, PASS, STEP, WAY, Namespace, 
 from middleware_hub.store.records import new_id
 
 _MOST_KEPT: Final = 200_000
+_MOST_GROUND: Final = 50_000
+"""Beginnings and names, of about 250 bytes each."""
 NEWS_KEPT: Final = 4_000
 """Records that rows of `news` are kept for: some hundred KB. A process that listens less often has to start again."""
 FEW_KEPT: Final = 100
@@ -200,9 +202,12 @@ class Ground:
         self._names: set[tuple[Namespace, str]] = set()
         self._epoch = 0
 
+    def __len__(self) -> int:
+        return len(self._digests) + len(self._names)
+
     def check(self, epoch: int) -> None:
-        """Say which horizon it is (`Others.epoch`)."""
-        if epoch != self._epoch or len(self._digests) + len(self._names) > _MOST_KEPT:
+        """Say which horizon it is (`Others.epoch`). To be called before anything is added."""
+        if epoch != self._epoch or len(self) > _MOST_GROUND:
             self._digests.clear()
             self._names.clear()
             self._epoch = epoch

@@ -91,6 +91,7 @@ class SqliteStore:
     async def append(self, batch: Batch) -> list[int]:
         writer = self._open_writer()
         wait = self._durability != "off" or bool(batch.events) or writer.waiting > _MOST_WAITING
+        self._ground.check(writer.others.epoch)
         for path in batch.paths.values():
             self._ground.carry_on(path)
         for record in batch.records:

@@ -54,6 +54,20 @@ def test_who_is_alone_pays_no_lookup(tmp_path: Path) -> None:
     with_store(sqlite(tmp_path), work)
 
 
+def test_who_is_alone_keeps_no_more_the_longer_it_runs(tmp_path: Path) -> None:
+    """What it appended is noted for the day on which others write, and forgotten when there is too much of it."""
+    world = World()
+
+    async def work(store: Store) -> None:
+        assert isinstance(store, SqliteStore)
+        for number in range(50):
+            await store.append(world.turn(None, f"user {number}", "reply", names=(f"a{number}", f"b{number}")).batch)
+            assert len(store._ground) <= 12
+
+    with patch.object(others, "_MOST_GROUND", 10):
+        with_store(sqlite(tmp_path), work)
+
+
 def test_what_was_there_before_is_found(tmp_path: Path) -> None:
     world = World()
     turn = world.turn(None, "user", "reply")
