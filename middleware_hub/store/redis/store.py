@@ -161,6 +161,7 @@ class RedisStore:
         opened = self._open()
         if opened.recovery is not None:
             await opened.recovery.over()
+        await opened.servers.attend()
         if opened.claim is not None and opened.claim.lost:
             await opened.claim.hold()
         return opened

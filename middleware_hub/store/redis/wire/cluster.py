@@ -49,6 +49,8 @@ class Cluster:
         self._nodes: dict[Place, _Node] = {}
         self._lives: dict[Place, str] = {}
         self._owners: list[Place] = []
+        self._places: tuple[Place, ...] = ()
+        """The owners, each once."""
         self._left: list[Sequence[Command]] = []
         """What was written last to nodes that have no slots any more: those that have them now may lack it."""
         self._learned = -_LEARN_EVERY
@@ -148,8 +150,9 @@ class Cluster:
         owners: list[Place] = [parts[0][2] if parts else self._address.hosts[0]] * _SLOTS
         for first, end, place in parts:
             owners[first:end] = [place] * (end - first)
-        before, self._owners, self._learned = set(self._owners), owners, monotonic()
-        if before and before != set(owners):
+        before, self._owners, self._learned = set(self._places), owners, monotonic()
+        self._places = tuple(dict.fromkeys(owners))
+        if before and before != set(self._places):
             # A replica that became a master may lack what it had not yet been sent, and slots that were given to another node
             # because nobody had them any more are empty.
             self.replaced()
@@ -179,13 +182,19 @@ class Cluster:
         return xxh3_64_hexdigest(" ".join(sorted(info["run_id"] for info in infos)).encode())
 
     async def attend(self) -> None:
-        if any(self._server(place, writes=True).away for place in set(self._owners)):
+        if self._away():
             await self._learn()
+            if away := self._away():
+                raise StoreUnreachableError(f"the store {self._address.shown}: {', '.join(away)} cannot be reached")
+
+    def _away(self) -> list[str]:
+        """Return the nodes with slots that are known to be away."""
+        there = ((place, self._nodes.get(place)) for place in self._places)
+        return [f"{host}:{port}" for (host, port), node in there if node and (node.reads.away or node.writes.away)]
 
     async def complete(self) -> bool:
-        owners = set(self._owners)
         for place, node in self._nodes.items():
-            if place not in owners:
+            if place not in self._places:
                 self._left += node.writes.leave()
         left, self._left = self._left, []
         try:
@@ -195,7 +204,7 @@ class Cluster:
                 del left[0]
         finally:
             self._left += left
-        done = [await self._server(place, writes=True).complete() for place in owners]
+        done = [await self._server(place, writes=True).complete() for place in self._places]
         return all(done) and not self._left
 
     async def listen(self, key: bytes, heard: Heard) -> None:
@@ -236,7 +245,7 @@ class Cluster:
     async def _masters(self) -> list[Place]:
         if not self._owners:
             await self._learn()
-        return list(dict.fromkeys(self._owners))
+        return list(self._places)
 
     async def _of(self, place: Place, commands: Sequence[Command]) -> list[Any]:
         try:

@@ -31,7 +31,10 @@ class Servers(Protocol):
         ...
 
     async def attend(self) -> None:
-        """Look who has the keys of a server that is away: to be asked for now and then, also if nothing else is."""
+        """Look who has the keys of a server that is away. Raises StoreUnreachableError if it is still that one.
+
+        A part of a store is no store: what it finds lacks what the others have, and what it is given is not whole.
+        """
         ...
 
     async def complete(self) -> bool:
