@@ -62,6 +62,17 @@ def test_a_reply_that_could_not_be_kept_is_missed_where_its_text_is_context(whol
     assert found == {second.generation: (False, ["unknown_reply"]), other.generation: (True, [])}
 
 
+def test_a_chat_without_a_session_hears_nothing_of_what_others_lost(whole: Stack) -> None:
+    """All of them share one memory, and nobody exports it."""
+    body = {"model": "m", "max_tokens": 4, "messages": [user("a")]}
+    whole.workers[0].fault("wrong_completion_tokens")
+    first = whole.post("/v1/chat/completions", body)
+    assert first.headers["x-radix-recorded"].startswith("no; engine_mismatch")
+    few_shot = [user("b"), {"role": "assistant", "content": "c"}, user("d")]
+    other = whole.post("/v1/chat/completions", {**body, "messages": few_shot})
+    assert (other.status, other.headers.get("x-radix-reasons")) == (200, None)
+
+
 @pytest.mark.parametrize("fault", ["dies", "error_event"])
 def test_one_sample_that_fails_ends_none_of_the_others(whole: Stack, fault: Fault) -> None:
     agent = AgentSession.make(whole)
