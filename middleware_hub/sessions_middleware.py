@@ -174,7 +174,8 @@ class SessionsMiddleware:
                 raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
             handlers = self._chat_handlers(session, place) or self._controls.handlers(session, "/".join(rest))
             if not handlers:
-                raise NotFoundError(f"there is nothing at {scope['path']}")
+                turns = " and ".join(f"v1/{turn}" for turn in TURNS)
+                raise NotFoundError(f"there is nothing at {scope['path']}: the turns of a session are {turns}")
             if place not in TURNS:
                 send = _answering(send, affinity.given(first_values(scope)) or session.id.encode("latin-1"))
             serving = ByMethod(handlers)(scope, receive, send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import anthropic
+import openai
 import pytest
 
 from router.embedded.engine.script import Fault
@@ -59,6 +60,17 @@ def test_a_reply_that_could_not_be_kept_is_missed_where_its_text_is_context(whol
     assert agent.show()["lost_turns"] == [first.generation]
     found = {one["branch"]: (one["exact"], one["reasons"]) for one in agent.finalize()}
     assert found == {second.generation: (False, ["unknown_reply"]), other.generation: (True, [])}
+
+
+def test_a_chat_without_a_session_hears_nothing_of_what_others_lost(whole: Stack) -> None:
+    """All of them share one memory, and nobody exports it."""
+    body = {"model": "m", "max_tokens": 4, "messages": [user("a")]}
+    whole.workers[0].fault("wrong_completion_tokens")
+    first = whole.post("/v1/chat/completions", body)
+    assert first.headers["x-radix-recorded"].startswith("no; engine_mismatch")
+    few_shot = [user("b"), {"role": "assistant", "content": "c"}, user("d")]
+    other = whole.post("/v1/chat/completions", {**body, "messages": few_shot})
+    assert (other.status, other.headers.get("x-radix-reasons")) == (200, None)
 
 
 @pytest.mark.parametrize("fault", ["dies", "error_event"])
@@ -148,3 +160,11 @@ def test_a_switch_in_a_query_is_true_or_false_and_nothing_else_means_either(whol
         answer = whole.get(path)
         assert answer.status == 400
         assert "must be true or false, not 'yes'" in answer.json()["error"]["message"]
+
+
+def test_a_call_that_sessions_do_not_serve_is_told_what_they_do_serve(whole: Stack) -> None:
+    """A library that prefers the Responses API shows its user only this message."""
+    agent = AgentSession.make(whole)
+    client = openai.OpenAI(base_url=f"{whole.url}{agent.path}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="v1/chat/completions and v1/messages"):
+        client.responses.create(model="m", input="a")
