@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Finding, Forgotten, Found, LogInfo, Query, Refill, Store, StoreStats
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
+from router.http.time_limits import patience
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class GuardedStore:
     async def _asked(self, work: Callable[[], Awaitable[T]], seconds: float = ANSWER_SECONDS) -> T:
         self._require()
         try:
-            async with asyncio.timeout(seconds):
+            async with patience(seconds):  # a loop that is late would take an answer that is there for none
                 return await work()
         except TimeoutError:
             error = StoreUnreachableError(f"the store has not answered for {seconds:.0f} s")
@@ -157,7 +158,7 @@ class GuardedStore:
         assert self._since is not None
         while True:
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with patience(ANSWER_SECONDS):
                     await self._store.read("probe", limit=1)
                 break
             except (TimeoutError, StoreUnreachableError):
