@@ -85,7 +85,8 @@ class RadixTreeMiddleware:
         }
         context.registry.register(GroupsCollector(hub.groups.counts, hub.groups.held))
         sequences = Sequences(self.tree, self.memory, lambda: hub.sessions)
-        self._routes |= Calls(hub.groups, sequences, hub.clock, max_body_bytes=self._max_body_bytes).routes
+        calls = Calls(hub.groups, sequences, hub.clock, context.stopping, max_body_bytes=self._max_body_bytes)
+        self._routes |= calls.routes
         if context.peers is not None:
             context.peers.on_version = self._new_version
 

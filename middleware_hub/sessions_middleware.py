@@ -92,7 +92,8 @@ class SessionsMiddleware:
         self._implicit = config.sessions.implicit
         self._sweeper: asyncio.Task[None] | None = None
         self._controls = Controls(
-            self.registry, config.sessions, key, self._metrics, hub.groups, max_body_bytes=self._max_body_bytes
+            *(self.registry, config.sessions, key, self._metrics, hub.groups, context.stopping),
+            max_body_bytes=self._max_body_bytes,
         )
         hub.sessions = SessionSamples(self.registry)
         self._chats = self._make_chats(context, config)

@@ -209,7 +209,12 @@ def create_app(
         isolated=keys.several,
     )
     context = plugins.MiddlewareContext(
-        config=config, registry=registry, tracer=tracer, shared=dict(shared or {}), peers=peers
+        config=config,
+        registry=registry,
+        tracer=tracer,
+        shared=dict(shared or {}),
+        peers=peers,
+        stopping=lambda: lifecycle.draining,
     )
     for path in reversed(config.middlewares):
         app = plugins.load(path)(app, context)

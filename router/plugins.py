@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -26,6 +27,7 @@ class MiddlewareContext:
         shared: what several middlewares of one application share, by its type.
         peers: the other routers. A middleware with a memory that they share gives it a channel (`Peers.join`), which has to be
             usable during the lifespan of the application inside.
+        stopping: returns whether the router is about to stop. Then what only waits for something is to be answered.
     """
 
     config: RouterConfig
@@ -33,6 +35,7 @@ class MiddlewareContext:
     tracer: Tracer = OFF
     shared: dict[type, object] = field(default_factory=dict)
     peers: Peers | None = None
+    stopping: Callable[[], bool] = lambda: False
 
 
 class Middleware(Protocol):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError
+
+MAX_ID: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,6 @@ def _reply(number: int, fields: dict[str, Any]) -> LoggedReply:
         ids = [pair[1] for pair in meta["output_token_logprobs"]]
     if not isinstance(prompt, str) or not isinstance(answer["text"], str):
         raise TypeError("`prompt` and `text` are one text each: write a line for each reply of a batch")
-    if not all(isinstance(one, int) for one in ids):
-        raise TypeError("`output_ids` are numbers")
+    if not all(type(one) is int and 0 <= one <= MAX_ID for one in ids):
+        raise TypeError(f"`output_ids` are numbers from 0 to {MAX_ID}")
     return LoggedReply(number, str(fields.get("conversation", "")), prompt, answer["text"], ids)

@@ -22,7 +22,7 @@ from middleware_hub.sessions.exports import Exports, signs
 from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
-from middleware_hub.sessions.session import Act, Session, SessionPhase
+from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
 from router.config.sessions import SessionsConfig
@@ -54,6 +54,7 @@ class Controls:
         key: KeyFunction,
         metrics: SessionMetrics,
         groups: Groups,
+        stopping: Callable[[], bool],
         *,
         max_body_bytes: int,
     ) -> None:
@@ -62,6 +63,7 @@ class Controls:
         self._key = key
         self._max_body_bytes = max_body_bytes
         self._groups = groups
+        self._stopping = stopping
         exports = Exports(metrics, self._ended, max_body_bytes=max_body_bytes)
         self.places: dict[str, dict[str, _SessionCall]] = {
             "": {"GET": self._show, "DELETE": self._delete},
@@ -201,8 +203,11 @@ class Controls:
             seconds = -1.0
         if not 0 <= seconds <= MAX_WAIT:
             raise BadRequestError(f"timeout_s must be 0 to {MAX_WAIT:g} seconds, not {given!r}")
+        until = time.monotonic() + seconds
         async with ClientConnection(receive):  # ends the wait when the client leaves
-            await session.completed(seconds)
+            while not await session.completed(min(LOOK_SECONDS, max(0.0, until - time.monotonic()))):
+                if time.monotonic() >= until or self._stopping():
+                    break
         completed = session.phase in (SessionPhase.COMPLETE, SessionPhase.FINALIZED)
         session.touch()
         await _send_summary(send, session, completed=completed)

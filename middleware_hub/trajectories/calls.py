@@ -14,7 +14,7 @@ A key sees the groups of its tenant, and of the namespace that `x-radix-namespac
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -49,11 +49,17 @@ class Calls:
     """Serves the calls at the top of this file."""
 
     def __init__(
-        self, groups: Groups, sequences: SampleTrajectories, clock: VersionClock, *, max_body_bytes: int
+        self,
+        groups: Groups,
+        sequences: SampleTrajectories,
+        clock: VersionClock,
+        stopping: Callable[[], bool],
+        *,
+        max_body_bytes: int,
     ) -> None:
         self._groups = groups
         self._sequences = sequences
-        self._claims = Claims(sequences, clock, groups.counts)
+        self._claims = Claims(sequences, clock, groups.counts, stopping)
         self._settling = Settling(sequences, groups.counts)
         self._max_body_bytes = max_body_bytes
         self.routes: dict[str, ASGIApp] = {

@@ -14,7 +14,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -62,12 +62,24 @@ _RETRIEVAL: Final = ("return_logp", "max_staleness", "return_routed_experts", "r
 
 
 class Claims:
-    """Serves the claims of all tenants. `counts`: see `Groups`."""
+    """Serves the claims of all tenants.
 
-    def __init__(self, sequences: SampleTrajectories, clock: VersionClock, counts: Counter[str]) -> None:
+    Args:
+        counts: see `Groups`.
+        stopping: returns whether the router is about to stop, so that nobody may wait any longer.
+    """
+
+    def __init__(
+        self,
+        sequences: SampleTrajectories,
+        clock: VersionClock,
+        counts: Counter[str],
+        stopping: Callable[[], bool],
+    ) -> None:
         self._sequences = sequences
         self._clock = clock
         self._counts = counts
+        self._stopping = stopping
 
     async def claim(self, tenant: str, journal: Journal, wanted: Wanted) -> dict[str, Any]:
         """Return the answer to a claim: with samples, or without any when the time is over. Raises StoreError."""
@@ -82,7 +94,7 @@ class Claims:
                     return {**found, "filtered": refused, "lost": lost, "evicted": journal.ledger.counts["evicted"]}
                 continue
             took, left = time.monotonic() - began, until - time.monotonic()
-            if left <= 0:
+            if left <= 0 or self._stopping():
                 return {
                     **{"claim_id": None, "lease_seconds": wanted.lease_seconds, "groups": [], "samples": []},
                     **{"filtered": refused, "lost": lost, "evicted": journal.ledger.counts["evicted"]},

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from router.http.time_limits import patience
 from router.peers.channel import DAMAGED, Channel, ChannelError, Entry
 from router.peers.events import FleetState, Snapshot, Told, WorkerAdded, WorkerRemoved, decoded, encoded
 
@@ -30,7 +31,7 @@ async def in_time(step: Awaitable[R], seconds: float | None = None) -> R:
     """Return what a step of a channel returns. Raises ChannelError, also if it takes more seconds (`PATIENCE` of them)."""
     seconds = PATIENCE if seconds is None else seconds
     try:
-        async with asyncio.timeout(seconds):
+        async with patience(seconds):
             return await step
     except TimeoutError as error:
         raise ChannelError(f"the store has not answered within {seconds:g} s") from error

@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ import pytest
 from middleware_hub.client import Client, Conversation, RefusedError, Session
 from middleware_hub.trajectories import claims
 from router.config import StoreConfig
+from tests.support.asking import until
+from tests.support.client import call
+from tests.support.programs import Program
 from tests.support.stack import Stack, stack
+from tests.support.vocabularies import vocabulary
 
 Json = dict[str, Any]
 
@@ -563,3 +568,18 @@ def test_a_claim_gives_up_what_waits_too_long(buffer: Buffer, monkeypatch: pytes
     claim = buffer.claim(groups=9)
     assert (len(claim["samples"]), claim["evicted"]) == (4, 1)
     buffer.group("left", 404)
+
+
+def test_a_router_that_stops_lets_nobody_wait(tmp_path: Path) -> None:
+    """Else a trainer that always waits for the next group would hold up each restart."""
+    folder = str(vocabulary("qwen"))
+    with ThreadPoolExecutor(2) as pool, Program("router", "--tokenizer-path", folder, folder=tmp_path) as router:
+        router.wait_until_up()
+        assert call(f"{router.url}/sessions", {"session_id": "waiting"}).status == 201
+        claim = pool.submit(call, f"{router.url}/trajectories/claim", {"wait_seconds": 600})
+        complete = pool.submit(call, f"{router.url}/sessions/waiting/complete?timeout_s=3600")
+        until(lambda: call(f"{router.url}/debug/requests").json()["total"] == 2, seconds=60)
+        router.terminate()
+        assert router.exit_code() == 0
+        assert claim.result().json()["claim_id"] is None
+        assert complete.result().json()["completed"] is False

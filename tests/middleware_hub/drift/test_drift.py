@@ -88,8 +88,9 @@ def test_lines(line: str) -> None:
         *("x", "[]", '{"text": "b"}', '{"text": ["b"], "output_ids": []}', '{"text": "b", "output_ids": ["c"]}'),
         '{"text": "latin-1: \xfc", "output_ids": [1]}',
         '{"text": ' + "[" * 100_000,
+        *('{"text": "b", "output_ids": [-1]}', '{"text": "b", "output_ids": [4294967296]}'),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_a_line_that_is_none_is_named(line: str) -> None:
     with pytest.raises(BadRequestError, match="line 2"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,6 +13,7 @@ from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.protocol import Batch
+from middleware_hub.store.records import Event
 from tests.middleware_hub.sessions.in_process import until
 from tests.middleware_hub.store.troubled import Trouble, TroubledStore
 
@@ -80,3 +82,24 @@ def test_a_router_waits_for_a_store_that_starts(caplog: pytest.LogCaptureFixture
 
     asyncio.run(work())
     assert caplog.text.count("waiting for the store") == 1
+
+
+def test_a_loop_that_is_late_is_no_store_that_is_away() -> None:
+    """The answer lies there unread when the loop goes on, and so is the time limit over."""
+
+    class Answering(DictionaryStore):
+        async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
+            answer = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(0.001, answer.set_result, [])
+            found: list[Event] = await answer
+            return found
+
+    async def work() -> None:
+        store = GuardedStore(Answering())
+        await store.open("toy")
+        asyncio.get_running_loop().call_soon(time.sleep, 2.5)  # longer than any answer may take
+        assert await store.read("log") == []
+        assert not store.away
+        await store.close()
+
+    asyncio.run(work())

@@ -152,7 +152,7 @@ def test_looks_at_many_groups_hold_up_nobody() -> None:
     async def look() -> None:
         running = asyncio.create_task(others())
         for _ in range(2):
-            found = await Claims(Nothing(), VersionClock(), Counter()).claim("", one, Wanted())
+            found = await Claims(Nothing(), VersionClock(), Counter(), lambda: False).claim("", one, Wanted())
             assert found["waiting"]["open_samples"] == 1_000
             turns.append(0)
         running.cancel()
