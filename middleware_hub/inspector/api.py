@@ -84,8 +84,10 @@ class Sources(NamedTuple):
 class Api:
     """See the top of this file."""
 
-    def __init__(self, sources: Sources, *, max_body_bytes: int, limits: PromptLimits) -> None:
+    def __init__(self, sources: Sources, *, max_body_bytes: int, limits: PromptLimits, processes: int) -> None:
+        """`processes`: those that share this port, each with texts of its own in memory."""
         self._sources = sources
+        self._processes = processes
         self._max_body_bytes = max_body_bytes
         self._limits = limits
         self._vocabulary = sources.tokenizer.vocabulary
@@ -163,6 +165,7 @@ class Api:
             "sessions": len(listed),
             "more": more,
             "tokens": shelf.tokens + sum(session.tokens for session in sessions),
+            "processes": self._processes,
         }
         await self._answer(send, {"conversations": found, "next": cursor, "remembered": remembered, "change": change})
 

@@ -28,8 +28,8 @@ class Inspector:
         sessions = registry if isinstance(registry, SessionRegistry) else None
         self.app = app
         sources = Sources(hub.tokenizer, hub.tree, hub.memory, sessions, hub.clock.distance, hub.groups)
-        limits = PromptLimits(tokens=context.config.radix.max_text_tokens)
-        self.api = Api(sources, max_body_bytes=context.config.server.max_body_bytes, limits=limits)
+        server, limits = context.config.server, PromptLimits(tokens=context.config.radix.max_text_tokens)
+        self.api = Api(sources, max_body_bytes=server.max_body_bytes, limits=limits, processes=server.processes)
         self._pages = Pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -298,6 +298,9 @@ def test_a_saved_page_needs_nothing_else(opened: Opened, watched: Watched, tmp_p
     page.keyboard.type(json.dumps([made.tokens(0, 3_000)["ids"][40], made.tokens(0, 3_000)["ids"][41]]))
     page.keyboard.press("Enter")
     expect(page.locator(".result")).to_contain_text("of 33")
+    page.goto(file.as_uri() + "#/overview")
+    page.get_by_role("link", name="Show what it holds.").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(made.summary()["title"])
     assert [url for url in watched.asked if not url.startswith(("file:", "data:"))] == []
 
 

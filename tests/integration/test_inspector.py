@@ -758,7 +758,7 @@ def test_an_empty_memory_is_an_empty_list() -> None:
         page = look.get("/conversations")
         assert page["conversations"] == []
         assert page["next"] is None
-        assert page["remembered"] == {"conversations": 0, "sessions": 0, "more": False, "tokens": 0}
+        assert page["remembered"] == {"conversations": 0, "sessions": 0, "more": False, "tokens": 0, "processes": 1}
         report = look.get("/run")
         assert (report["done"], report["tokens"], report["logprobs"]["by_version"]) == (True, 0, [])
         assert made.post(f"{API}/explain", {"text": "hello"}).json()["tokens"] == 0

@@ -397,3 +397,9 @@ def _connects(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_the_inspector_says_that_it_shows_the_memory_of_one_process(router: Processes) -> None:
+    """Else a list that another process answers next looks as if conversations had been lost."""
+    remembered = call(f"{router.url}/inspect/api/conversations").json()["remembered"]
+    assert remembered["processes"] == len(router.children)

@@ -154,10 +154,11 @@ class StoredSessions:
     @asynccontextmanager
     async def _opened(self, tenant: str, name: str) -> AsyncIterator[Conversation | None]:
         registry = self._registry
-        session = registry.find(tenant, name) or await registry.archive.find(tenant, name)
+        held = registry.find(tenant, name)
+        session = held or await registry.archive.find(tenant, name)
         try:
             yield None if session is None else self._describe(session)
         finally:
-            if session is not None and registry.find(tenant, name) is not session:
+            if session is not None and held is None and registry.find(tenant, name) is not session:
                 registry.tokens -= session.tokens  # counted when it was read
                 await session.abort()

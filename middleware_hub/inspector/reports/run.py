@@ -94,6 +94,7 @@ class RunReports:
                     moment=_moments(conversation, branch),
                 )
                 await asyncio.sleep(0)
+            await asyncio.sleep(0)  # it may have no branch
             if time.monotonic() - told > TELL:
                 running.partial = await offload(True, tally.report, progress=min(0.999, done / max(1, total)))
                 told = time.monotonic()

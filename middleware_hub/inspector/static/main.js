@@ -74,7 +74,9 @@ async function draw() {
   } catch (error) {
     if (!(error instanceof ApiError)) console.error(error);
     const missing = error instanceof ApiError && error.status === 404;
-    put(target, h("h1", null, missing ? "It is not here" : "This cannot be shown"), trouble(error), missing && h("p", null, "It may have been evicted, or its session was ended. ", h("a", { href: href("overview") }, "See what is remembered now.")));
+    put(target, h("h1", null, missing ? "It is not here" : "This cannot be shown"), trouble(error), missing && (source.saved
+      ? h("p", null, h("a", { href: savedHome() }, "Show what it holds."))
+      : h("p", null, "It may have been evicted, or its session was ended. ", h("a", { href: href("overview") }, "See what is remembered now."))));
   }
 }
 

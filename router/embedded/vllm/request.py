@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,20 @@ _NAMES = {
     "seed": "sampling_seed",
 }
 _DEFAULT_LENGTH = 16
+_MOST_LOGPROBS = 20
+_GREEDY_BELOW = 1e-5
+_LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda value: 0 <= value <= 2, "in [0, 2]"),
+    "top_p": (lambda value: 0 < value <= 1, "in (0, 1]"),
+    "top_k": (lambda value: value >= -1, "0 (disable), or at least 1"),
+    "min_p": (lambda value: 0 <= value <= 1, "in [0, 1]"),
+    "frequency_penalty": (lambda value: -2 <= value <= 2, "in [-2, 2]"),
+    "presence_penalty": (lambda value: -2 <= value <= 2, "in [-2, 2]"),
+    "repetition_penalty": (lambda value: value > 0, "greater than zero"),
+    "min_tokens": (lambda value: value >= 0, "greater than or equal to 0"),
+    "logprobs": (lambda value: value <= _MOST_LOGPROBS, f"at most {_MOST_LOGPROBS}"),
+}
+"""Parameters that are numbers, and what vLLM takes."""
 
 
 class Rejected(Exception):
@@ -79,6 +93,7 @@ def read_request(path: str, raw: bytes, name: str | None, vocabulary: EngineVoca
     params = body.get("sampling_params") if native else body
     if not isinstance(params, dict):
         raise Rejected("1 validation error:\n  'loc': 'body.sampling_params', 'msg': 'Field required'")
+    _check(params, vocabulary.size)
     prompts, from_text = _prompts(body, native, vocabulary)
     rid = name or body.get("request_id") or uuid.uuid4().hex
     name = f"{'generate-tokens' if native else 'cmpl'}-{rid}"
@@ -136,14 +151,43 @@ def _sampling(params: Mapping[str, Any], prompt: list[int], context: int, *, nat
     given["max_new_tokens"] = min(given.get("max_new_tokens", room if native else _DEFAULT_LENGTH), room)
     if given["max_new_tokens"] < 1:
         raise Rejected(f"max_tokens must be at least 1, got {given['max_new_tokens']}.", "max_tokens")
-    if not given.get("temperature", 1.0) >= 0:
-        raise Rejected(f"temperature must be non-negative, got {given['temperature']}.", "temperature")
-    stop = params.get("stop") or []
+    stop = params.get("stop", ())
     top_k = params.get("top_k") or -1
-    return SamplingParams(
+    found = SamplingParams(
         **given,
         top_k=top_k if top_k > 0 else -1,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         stop_token_ids=frozenset(params.get("stop_token_ids") or ()),
         logit_bias={int(token): float(bias) for token, bias in (params.get("logit_bias") or {}).items()},
     )
+    if "" in found.stop:
+        raise Rejected("stop cannot contain an empty string.")
+    if found.n > 1 and found.temperature < _GREEDY_BELOW:
+        raise Rejected(f"n must be 1 when using greedy sampling, got {found.n}.")
+    if found.min_new_tokens > found.max_new_tokens:
+        raise Rejected(
+            f"min_tokens must be less than or equal to max_tokens={found.max_new_tokens}, got {found.min_new_tokens}."
+        )
+    return found
+
+
+def _check(params: Mapping[str, Any], size: int) -> None:
+    """Raise Rejected for a parameter that vLLM refuses. `size`: of the vocabulary."""
+    for name, (fits, says) in _LIMITS.items():
+        value = params.get(name)
+        if value is not None and not isinstance(value, int | float):
+            raise Rejected(
+                f"1 validation error:\n  'loc': 'body.{name}', 'msg': 'Input should be a valid number'", name
+            )
+        if value is not None and not fits(value):
+            raise Rejected(f"{name} must be {says}, got {value}.", name)
+    for name in ("stop_token_ids", "logit_bias"):
+        outside = [token for token in params.get(name) or () if not _is_id(token, size)]
+        if outside:
+            raise Rejected(
+                f"token_id(s) {outside} in {name} contain out-of-vocab token ids. Vocabulary size: {size}", name
+            )
+
+
+def _is_id(token: Any, size: int) -> bool:
+    return str(token).isdigit() and int(token) < size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from middleware_hub.inspector.reports import cli
+from middleware_hub.inspector.reports.drifts import Drifts
+from middleware_hub.inspector.reports.run import RunReports
 from router.config import StoreConfig
 from tests.support import templates
 from tests.support.agents import AgentSession, user
@@ -89,3 +92,51 @@ def test_a_wrong_flag_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run(*(flag.format(path=tmp_path) for flag in flags)) == 2
     assert "error: " in capsys.readouterr().err
     assert list(tmp_path.glob("r*")) == [], "nothing is left behind"
+
+
+class Nothing:
+    """A conversation without a branch, as a session is before its first turn."""
+
+    id = "session:new"
+
+    def branches(self) -> Any:
+        return iter(())
+
+
+def test_conversations_without_branches_let_others_run() -> None:
+    count = 1_000
+
+    async def work() -> None:
+        vocabulary: Any = None
+        drifts: Drifts = None  # type: ignore[assignment] # nothing has a text
+        reports = RunReports(vocabulary, drifts, lambda _: 0)
+        all_of_them: Any = [Nothing()] * count
+        turns = 0
+
+        async def another() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(another())
+        while not (await reports.report("", 1, lambda: (count, all_of_them)))["done"]:
+            pass
+        other.cancel()
+        assert turns >= count
+
+    asyncio.run(work())
+
+
+def test_a_report_that_failed_is_begun_again() -> None:
+    async def work() -> None:
+        vocabulary: Any = None
+        drifts: Drifts = None  # type: ignore[assignment] # nothing has a text
+        reports = RunReports(vocabulary, drifts, lambda _: 0)
+        broken: Any = [None]
+        with pytest.raises(AttributeError):
+            await reports.report("", 1, lambda: (1, broken))
+        report = await reports.report("", 1, lambda: (0, []))
+        assert report["done"]
+
+    asyncio.run(work())

@@ -1,0 +1,80 @@
+"""Sessions of the store are read for a look, and what they took of the memory is given back once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from middleware_hub.inspector.conversations.stored import StoredSessions
+
+
+class Kept:
+    """A session, and how it looks as a conversation."""
+
+    id = "session:a"
+    updated = 1
+    tokens = 7
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    async def abort(self) -> None:
+        self.ended = True
+
+    def summary(self) -> dict[str, Any]:
+        return {}
+
+    def branches(self) -> Iterator[Any]:
+        return iter(())
+
+
+class Archive:
+    """One session, which is in the store."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def listed(self, tenant: str) -> AsyncIterator[tuple[str, int]]:
+        yield "a", 1
+
+    async def find(self, tenant: str, session_id: str) -> Any:
+        self._registry.read.append(Kept())
+        self._registry.tokens += Kept.tokens
+        return self._registry.read[-1]
+
+
+class Registry:
+    """The session may be in memory, too."""
+
+    def __init__(self) -> None:
+        self.archive = Archive(self)
+        self.tokens = 0
+        self.held: Any = None
+        self.read: list[Kept] = []
+
+    def find(self, tenant: str, session_id: str) -> Any:
+        return self.held
+
+
+def test_what_was_read_is_given_back_and_what_others_use_is_left_alone() -> None:
+    async def work() -> None:
+        registry = Registry()
+        describe: Any = lambda session: session  # noqa: E731
+        stored = StoredSessions(registry, describe)
+        while not (await stored.of("t"))[0]:
+            pass
+        (one,), _ = await stored.of("t")
+        async with one.opened() as opened:
+            assert opened == registry.read[-1]
+            assert registry.tokens == Kept.tokens
+        assert registry.tokens == 0
+        assert registry.read[-1].ended
+        registry.held = used = Kept()
+        async with one.opened() as opened:
+            assert opened == used
+            registry.held = None  # it leaves the memory, as sessions do
+        assert registry.tokens == 0
+        assert not used.ended
+
+    asyncio.run(work())
