@@ -219,7 +219,7 @@ class Store(Protocol):
     def spared(self, query: Query) -> Found | None:
         """Return at once what a look-up has to say to a caller that is `complete`, if it would bring nothing new.
 
-        None: ask `find`. A name in `parents` is spared if the caller gave it or looked it up, and no other process gave it since.
+        None: ask `find`. A name in `parents` is spared if the caller gave it or looked it up, and no other process has since.
         """
         ...
 
