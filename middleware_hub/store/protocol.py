@@ -1,4 +1,4 @@
-"""What every store does. Nobody outside this package needs to know which one it is."""
+"""What every store does. Code outside this package need not know which one it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Batch:
             and not by name.
         blobs: of records of this batch, or of earlier ones. One that is there already stays.
         events: in the order of their numbers, also if they belong to different logs.
-        gathered: what could be appended together was waited for: the store need not wait for more.
+        gathered: the caller has waited for what can be appended together, so the store need not wait for more.
     """
 
     records: Sequence[SpanRecord] = ()
@@ -36,9 +36,9 @@ class Batch:
 
 
 Mend = Callable[[Batch, MissingRecordError], Batch | None]
-"""Returns a batch with what the store lacks, because it has forgotten it; None if that is not here either."""
+"""Returns a batch with what the store has forgotten; None if it is not known here either."""
 Over = Callable[[bool], None]
-"""Called at the end: whether the batch is in the store, or was given up."""
+"""Called at the end: True if the batch is in the store, False if it was given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,10 @@ class Query:
         path: of the text. `path.first` may be as late as the block of `known_from`.
         known_from: the length up to which the caller knows what is recorded: replies that end before are not looked for,
             those that end just there are.
-        known: the ids of records that the caller has, with all they build on. They are not brought.
+        known: the ids of records that the caller has, with everything they build on. They are not brought.
         parents: names (request ids) of replies that are wanted whatever their text is: of each name the newest.
-        complete: the caller still has all that it appended through this store object, and all that it found, on the path of
-            this text. Then a look-up is spared where nobody else can have written anything on the path. A caller that let go
-            of any of it says False.
+        complete: the caller still has everything that it appended through this store object, or found, on the path of this
+            text. Then the store spares a look-up if no other process can have written anything on the path.
         logs: those of which the caller wants to know how far they go.
     """
 
@@ -101,7 +100,7 @@ class StoreStats:
         bytes: used by everything in it.
         groups, appends: groups that were committed, and the batches in them.
         finds, spared: look-ups that were made, and those that needed none (`Query.complete`).
-        torn_bytes: of an append that nobody was told of, which were cut off when the store was opened.
+        torn_bytes: of an append that was never acknowledged; they were cut off when the store was opened.
     """
 
     records: int = 0
@@ -135,7 +134,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was forgotten: whole conversations, those nobody retrieved counted apart; and all of their records."""
+    """What was forgotten: whole conversations, those that were never retrieved counted apart; and all of their records."""
 
     retrieved: int = 0
     unretrieved: int = 0
@@ -204,7 +203,7 @@ class Store(Protocol):
         """Append all of a batch or nothing; return the numbers of its events when it is as durable as was asked for.
 
         Records that are there already, with the same content, are no fault. A caller that is cancelled does not know
-        whether the batch was appended; appending it again is safe, but for its events.
+        whether the batch was appended; it may append the records again, but not the events.
 
         Raises:
             MissingRecordError: something that a record builds on is not there, perhaps forgotten.
@@ -215,15 +214,15 @@ class Store(Protocol):
         ...
 
     def on_loss(self, refill: Loss) -> None:
-        """Call `refill` when the store turns out to have lost what it had acknowledged, before it answers anybody again.
+        """Call `refill` when the store turns out to have lost what it had acknowledged, before it answers anything again.
 
-        Several may be given; they are called in that order. A store need not notice: one that is a file loses nothing but with
-        the file.
+        Several may be given; they are called in that order. The store is open. Not every store can lose something and stay:
+        one that is a file loses nothing without the file.
         """
         ...
 
     def note(self, marks: Sequence[Mark]) -> None:
-        """Keep marks. They are written with what is appended next, or after a second; a killed process loses those at most."""
+        """Keep marks. They are written with the next append, or after a second; a killed process loses at most these."""
         ...
 
     def others(self) -> int:
@@ -237,7 +236,7 @@ class Store(Protocol):
     def spared(self, query: Query) -> Found | None:
         """Return at once what a look-up has to say to a caller that is `complete`, if it would bring nothing new.
 
-        None: ask `find`. A name in `parents` is spared if the caller has given or looked it up, and nobody else gave it since.
+        None: ask `find`. A name in `parents` is spared if the caller gave it or looked it up, and no other process has since.
         """
         ...
 
@@ -321,7 +320,7 @@ class Store(Protocol):
     async def forget(self, max_bytes: int) -> Forgotten:
         """Forget whole conversations until no more than `max_bytes` are used.
 
-        Those that were retrieved go first, the least recently hit (`Mark.tick`) first. Those nobody retrieved go last. Before
+        Those that were retrieved go first, the least recently hit (`Mark.tick`) first. Those never retrieved go last. Before
         any of them go the events of deleted logs (`closes` >= 2), except each log's last one: such a log stays closed.
         """
         ...

@@ -1,7 +1,7 @@
-"""What a chat template writes around sampled turns. The turns are never rendered: their tokens come from the store.
+"""What a chat template writes around sampled turns. The turns are never rendered, because their tokens exist.
 
-A start is the template's rendering of all messages. Every later turn renders only the **tail**: what the template writes
-behind the turn that was sampled last. It is found by rendering a conversation with a sentinel in that turn:
+The first turn is the template's rendering of all messages. Every later turn renders only the **tail**: what the template
+writes after the turn that was sampled last. It is found by rendering a conversation with a sentinel in that turn:
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nSENTINEL<|im_end|>\\n<|im_start|>user\\n...<|im_start|>assistant\\n
                                                                   `-- the tail ------------------------------------------'
@@ -12,16 +12,16 @@ behind the turn that was sampled last. It is found by rendering a conversation w
 A turn with calls holds the sentinel in their arguments, because many templates drop its content then. The text that closes
 a call belongs to the turn, not to the tail: it is what such a turn writes in addition to one without calls (`turn_forms`).
 
-The rendered conversation is a short one, a user's message in front and no tools, as long as the template's tails depend
-neither on earlier messages nor on tools. `_probe` finds out by trying, and the result is remembered; if they do, everything
-is rendered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word
-that the template spells, everything is rendered, too (see `reads`). What is still missed is found by comparing
-(`composing`), and from then on (`distrust`) this template has no short conversations any more. Where a template only copies
-the texts behind the turn, other texts are put into what it wrote around the first ones (see `slots`).
+The rendered conversation is a short one, with one user's message before the turn and no tools, if the template's tails depend
+neither on earlier messages nor on tools; otherwise everything is rendered. `_probe` finds that out by trying, and the result
+is remembered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word
+that the template spells, everything is rendered, too (see `reads`). Comparing (`composing`) finds what is still missed, and
+from then on (`distrust`) this template gets no short conversations. Where a template only copies the texts after the turn,
+other texts are put into what it wrote around the first ones (see `slots`).
 
-A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. In front of a sentinel
-stands the opening of the turn, which is not always what the model was asked with (history has lost a `<think>`, or gained
-one): short conversations show it, and it is cut off. A turn with an unknown opening cannot be separated.
+A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. Before a sentinel stands
+the opening of the turn, which is not always what the model was asked with (the history has lost a `<think>`, or gained one):
+short conversations show the opening, and it is cut off. A turn with an unknown opening cannot be separated.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from datetime import UTC, datetime
@@ -75,9 +76,9 @@ def _encodable(value: str | int) -> str | int:
 def _in_our_words(record: logging.LogRecord) -> bool:
     """Log a reply that was broken off on purpose in one line: its traceback is uvicorn's, and says nothing.
 
-    That the application could not start is left out: whoever started it says why.
+    That the application could not start, or was stopped before it had, is left out: the server says so itself.
     """
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, RouterError | UpstreamFailure):
         record.msg, record.args, record.exc_info = "reply broken off: %s", (error,), None
-    return record.msg != "Application startup failed. Exiting."
+    return record.msg != "Application startup failed. Exiting." and not isinstance(error, asyncio.CancelledError)

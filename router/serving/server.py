@@ -103,6 +103,7 @@ class _DrainingServer(uvicorn.Server):
         self._app = app
         self._entrance = entrance
         self._grace = config.shutdown_grace
+        self._starting: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -121,12 +122,20 @@ class _DrainingServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._starting = asyncio.current_task()
         try:
             await super().startup(sockets)
+        except asyncio.CancelledError:
+            if not self.should_exit:
+                raise
+            logger.info("stopped before anything was served")
+            sys.exit(0)
         except SystemExit:  # uvicorn's way to end where the application could not start
             if self._app.fault is not None:
                 raise self._app.fault from None
             sys.exit(CANNOT_START)  # the log says why
+        finally:
+            self._starting = None
         _spare_the_collector()
         if self._entrance is not None:
             self._entrance.begin(self._connection)
@@ -158,8 +167,14 @@ class _DrainingServer(uvicorn.Server):
                 await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Set flags and do nothing else: this runs in a signal handler."""
+        """Set flags, and end a start that waits, as for a store. Nothing else: this runs in a signal handler."""
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
         self._app.start_draining()
+        if self._starting is not None:
+            self._starting.get_loop().call_soon_threadsafe(self._stop_starting)
+
+    def _stop_starting(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()

@@ -13,6 +13,7 @@ import pytest
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_killed_routers import TOLD, Answered
 from tests.support.client import Answer, call
+from tests.support.engine_server import free_port
 from tests.support.fleet import until
 from tests.support.programs import Program
 from tests.support.vocabularies import Name, vocabulary
@@ -112,6 +113,16 @@ class TestRefusedAtStart:
 
     def test_a_place_where_no_file_can_be(self, worker: EmbeddedWorker, tmp_path: Path) -> None:
         self.refused(router(worker, "/proc/none/store.sqlite3", tmp_path), "cannot be made")
+
+
+def test_a_start_that_waits_for_its_store_can_be_stopped(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    flags = ["--tokenizer-path", str(vocabulary("qwen")), "--store", f"redis://127.0.0.1:{free_port()}/0"]
+    with Program("router", "--worker-urls", worker.url, *flags, folder=tmp_path) as made:
+        until(lambda: "waiting for the store" in made.log, "it waits")
+        made.terminate()
+        assert made.exit_code() == 0, made.log
+        assert "stopped before anything was served" in made.log
+        assert "Traceback" not in made.log, made.log
 
 
 def limit_files(program: Program, size: int | None) -> None:

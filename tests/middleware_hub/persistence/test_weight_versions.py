@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.dictionary import DictionaryStore
+from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 
@@ -42,3 +45,15 @@ def test_what_two_read_at_once_happens_once() -> None:
         return clock.known
 
     assert set(asyncio.run(work())) >= {"a", "b", "c"}
+
+
+def test_an_entry_of_another_shape_is_damage_and_says_where() -> None:
+    """So a router that meets one does not start, with a message, in the place of a traceback."""
+
+    async def work() -> None:
+        store = DictionaryStore()
+        await store.append(Batch(events=[Event(LOG, "news", b"\xc0")]))
+        await VersionLog(store, VersionClock(), WorkerVersions()).read()
+
+    with pytest.raises(DamagedRecordError, match="event 1 of 'weight_versions'"):
+        asyncio.run(work())
