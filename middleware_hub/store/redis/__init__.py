@@ -16,7 +16,7 @@ for the unknown records of all conversations that it found.
     <prefix>l:...           a log, as a list; its first element says which number the second one has, and how far it is closed
     <prefix>o:N i:N d:N     shards: roots by the time of their last hit, the keys of all logs, those of deleted logs
     <prefix>announced       what routers say of themselves, with the time at which that ends
-    <prefix>returned        which routers have written again what the store had lost (see `recovery`)
+    <prefix>returned        how far routers are with writing again what the store has lost (see `progress`)
 
 A reference is: generation (4 bytes) | root | id | parent (16 bytes each), and in a name the length of the text (4 bytes). The
 generation says which life of a root it belongs to, so that forgetting does not remove what was appended again meanwhile.
