@@ -194,7 +194,7 @@ class Turns:
             verdict = generation.verdict
             outcome = ("no", "no reply") if verdict is None else (verdict.outcome, verdict.reason)
             self._metrics.reply(*outcome).inc()
-            if generation.answer is not None and outcome == ("no", ENGINE_MISMATCH):
+            if session.lasting and generation.answer is not None and outcome == ("no", ENGINE_MISMATCH):
                 session.lost += (generation.id,)  # its client will send its text again, which reads as context
         session.settle(exchange)
 

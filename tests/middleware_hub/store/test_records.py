@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.store import records
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
-from middleware_hub.store.records import Mark, Serials, SpanRecord, complete, content_id, decode, encode, faults, new_id
+from middleware_hub.store.look_up import complete
+from middleware_hub.store.records import Mark, Serials, SpanRecord, content_id, decode, encode, faults, new_id
 from tests.middleware_hub.store.world import EOS, World
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +22,8 @@ from middleware_hub.store.redis.progress import OTHERS_SECONDS, Progress, Stage
 from middleware_hub.store.redis.store import RedisStore
 from middleware_hub.store.redis.wire.address import parse
 from middleware_hub.store.redis.wire.cluster import Cluster
+from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, RefusedError
+from middleware_hub.store.redis.wire.server import Server
 from tests.middleware_hub.store.world import World, ids, query, with_store
 from tests.support.redis_server import RedisServer, empty_redis, redis_server, shared, start_cluster
 
@@ -260,3 +262,39 @@ def test_a_server_that_takes_the_place_of_another_has_to_keep_what_it_is_given_a
 
     with redis_server(tmp_path, ("appendfsync", "always")) as server, caplog.at_level(logging.WARNING):
         with_store(server.address, lambda store: work(server, store), durability="disk")
+
+
+def test_a_connection_over_which_nothing_could_be_written_again_is_closed() -> None:
+    """Else each try leaves one behind, for as long as the server refuses."""
+
+    class Refusing:
+        broken = None
+
+        def __init__(self, life: str) -> None:
+            self.life = life
+            self.closed = False
+
+        async def call(self, commands: Sequence[Command]) -> list[Any]:
+            if self.life == "second":
+                raise RefusedError("LOADING Redis is loading the dataset in memory")
+            return [b"OK"] * len(commands)
+
+        def close(self) -> None:
+            self.closed = True
+
+    made = [Refusing("first"), Refusing("second")]
+    dialed = iter(made)
+
+    async def dial() -> Connection:
+        return cast(Connection, next(dialed))
+
+    async def run() -> None:
+        server = Server(dial, "a server", 1.0, writes=True)
+        await server.call([("SET", "a", "b")])
+        made[0].broken = BrokenError("gone")
+        with pytest.raises(StoreUnreachableError):
+            await server.call([("GET", "a")])
+        assert made[1].closed
+        await server.close()
+
+    asyncio.run(run())

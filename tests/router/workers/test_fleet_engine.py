@@ -31,7 +31,7 @@ VLLM: dict[str, Any] = {
     "version": {"version": "0.32.0"},
     "v1/models": MODELS,
     "v1/completions": 400,
-    "inference/v1/generate": 400,
+    "inference/v1/generate": (400, {"error": {"message": "output_mode: Input should be 'tokens' or 'text'"}}),
     "tokenize": {},
 }
 SGLANG: dict[str, Any] = {"server_info": {"weight_version": "3"}, "ping": {}}
@@ -180,10 +180,21 @@ def test_a_worker_that_comes_back_is_asked_again() -> None:
     asyncio.run(main())
 
 
+def test_a_vllm_that_generates_no_text_from_ids_is_asked_elsewhere() -> None:
+    """Versions before 0.32 have the path, and ignore `output_mode`: they refuse an empty prompt, and not the mode."""
+
+    async def main() -> None:
+        refuses = {"inference/v1/generate": (400, {"error": {"message": "token_ids must not be empty"}})}
+        async with serving(AnsweringServer(**{**VLLM, **refuses})) as url, fleet() as found:
+            assert (await found.admission.admit(url)).abilities == frozenset()
+
+    asyncio.run(main())
+
+
 def test_a_worker_of_no_use_is_refused() -> None:
     async def main() -> None:
         async with serving(AnsweringServer(**{**VLLM, "version": {"version": "0.9.1"}})) as url, fleet() as found:
-            with pytest.raises(BadRequestError, match=r"0\.10\.2"):
+            with pytest.raises(BadRequestError, match=r"0\.11\.0"):
                 await found.admission.admit(url)
 
     asyncio.run(main())

@@ -24,7 +24,7 @@ QUICK = HealthConfig(interval=0.01, timeout=5.0)
 
 
 class AnsweringServer:
-    """A server with an answer (status or body) per path. It answers nothing while its gate is closed."""
+    """A server with an answer (status, body, or both) per path. It answers nothing while its gate is closed."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = {f"/{path}": found for path, found in answers.items()}
@@ -38,7 +38,8 @@ class AnsweringServer:
         self.asked.append(scope["path"])
         await self.gate.wait()
         found = self.answers.get(scope["path"], 404)
-        await answer(send, found if isinstance(found, int) else 200, msgspec.json.encode(found))
+        status, body = found if isinstance(found, tuple) else (found if isinstance(found, int) else 200, found)
+        await answer(send, status, msgspec.json.encode(body))
 
 
 class Watched:

@@ -69,10 +69,13 @@ async def dial_first(address: Address, *, pushed: Pushed | None = None) -> Conne
         return await dial(address, host, port, pushed=pushed)
     host, port = await _master(address, address.hosts)
     connection = await dial(address, host, port, pushed=pushed)
-    (role,) = await connection.call([("ROLE",)])
-    if role[0] != b"master":
+    try:
+        (role,) = await connection.call([("ROLE",)])
+        if role[0] != b"master":
+            raise BrokenError(f"{host}:{port} is not the master any more")
+    except BaseException:
         connection.close()
-        raise BrokenError(f"{host}:{port} is not the master any more")
+        raise
     return connection
 
 

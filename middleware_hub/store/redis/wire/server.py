@@ -120,6 +120,7 @@ class Server:
         return await asyncio.shield(self._dialing)
 
     async def _dialed(self) -> Connection:
+        connection: Connection | None = None
         try:
             connection = await self._dial()
             if self._answers is not None:
@@ -137,6 +138,8 @@ class Server:
             return connection
         finally:
             self._dialing = None
+            if connection is not None and connection is not self._connection:
+                connection.close()  # what was written last could not be written again over it
         self._give_up(found)
         raise found
 
