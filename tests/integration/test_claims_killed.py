@@ -28,6 +28,8 @@ from tests.support.programs import Process, Program
 from tests.support.redis_server import empty_redis
 from tests.support.vocabularies import vocabulary
 
+pytestmark = pytest.mark.slow
+
 TRAINERS = 8
 GROUPS = 40
 SIZE = 4

@@ -2,7 +2,7 @@
 
 Clients of every kind go on through it: plain replies, streams, batches, several samples, sessions. Each continues its
 conversation at whichever router answers. What they were told, and what the worker says it was sent, is the truth.
-`TITO_KILLS=1000` kills so often; `make test` kills 10 times, `make test-slow` 100 times.
+It kills 10 times, or `TITO_KILLS` times.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from middleware_hub.store.protocol import Store
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.embedded.worker import EmbeddedWorker
-from tests.conftest import SLOW
 from tests.middleware_hub.store.world import with_store
 from tests.support import templates
 from tests.support.client import call, stream
 from tests.support.programs import Program
 from tests.support.vocabularies import vocabulary
 
-KILLS = int(os.environ.get("TITO_KILLS", "100" if SLOW else "10"))
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("TITO_KILLS", "10"))
 TURNS = 5
 Json = dict[str, Any]
 GONE = (OSError, http.client.HTTPException)

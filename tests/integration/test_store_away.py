@@ -22,6 +22,8 @@ from tests.support.fleet import until
 from tests.support.programs import ROOT, Program
 from tests.support.redis_server import RedisServer, redis_server
 
+pytestmark = pytest.mark.slow
+
 ANSWER_SECONDS = 2.0
 """How long a store may take before it counts as away."""
 

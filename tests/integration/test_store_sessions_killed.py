@@ -18,6 +18,8 @@ from router.embedded.worker import EmbeddedWorker
 from tests.support.programs import Program
 from tests.support.redis_server import empty_redis
 
+pytestmark = pytest.mark.slow
+
 KILLS = 3
 AGENTS = 4
 

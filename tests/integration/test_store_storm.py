@@ -26,6 +26,8 @@ from tests.support.fleet import until
 from tests.support.programs import Program
 from tests.support.redis_server import RedisServer, redis_server
 
+pytestmark = pytest.mark.slow
+
 Json = dict[str, Any]
 
 

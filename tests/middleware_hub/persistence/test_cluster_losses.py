@@ -20,6 +20,8 @@ from tests.middleware_hub.persistence.lives import Ask
 from tests.middleware_hub.persistence.test_set_back import SPACE, Losing
 from tests.support.redis_server import RedisServer, start_cluster
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 16_384
 LONG = "ab a" * 200
 """Several blocks of text: they lie at several nodes."""
