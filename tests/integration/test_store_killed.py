@@ -94,7 +94,10 @@ def test_what_was_answered_survives_every_kill(tmp_path: Path, kind: str, durabi
                 clients = [Client(router.url, f"c{number}{one}") for one in range(CLIENTS)]
                 for client in clients:
                     client.start()
-                time.sleep(random.Random(number).uniform(0.2, 0.8))
+                while any(len(client.answered) < 2 for client in clients):
+                    assert all(client.is_alive() for client in clients)
+                    time.sleep(0.01)  # the first turn of a process takes longest
+                time.sleep(random.Random(number).uniform(0, 0.6))
                 router.kill()
                 for client in clients:
                     client.join(30)
