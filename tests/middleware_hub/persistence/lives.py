@@ -229,7 +229,9 @@ class Lives:
     def __init__(self, scheme: str, lives: int, max_tokens: int | None = None, seed: int | None = None) -> None:
         """`seed`: of how many turns of the event loop each call of the store takes; else it takes those that it needs."""
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
-        self.address = empty_redis() if scheme == "redis" else f"{scheme}:{self.folder.name}/store.sqlite3"
+        # The event loop is busy for seconds on a busy machine: that is no server that does not answer.
+        patient = "?socket_timeout=20&socket_connect_timeout=20"
+        self.address = empty_redis() + patient if scheme == "redis" else f"{scheme}:{self.folder.name}/store.sqlite3"
         self.one = Life(None, Serials())
         self.count, self.max_tokens = lives, max_tokens
         self.stores: list[Store] = []
