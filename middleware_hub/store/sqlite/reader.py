@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 from middleware_hub.store.look_up import complete
@@ -159,10 +160,12 @@ class Reader:
             row = self.connection.execute("SELECT last FROM logs WHERE name = ?", (log,)).fetchone()
         return 0 if row is None else int(row[0])
 
-    def announced(self, prefix: str, now: float) -> dict[str, bytes]:
-        sql = "SELECT name, data FROM announced WHERE substr(name, 1, length(?1)) = ?1 AND said <= ?2 AND until > ?2"
+    def announced(self, prefix: str) -> dict[str, bytes]:
+        sql = "SELECT name, data, said, until FROM announced WHERE substr(name, 1, length(?1)) = ?1"
         with self._reading():
-            return dict(self.connection.execute(sql, (prefix, now)).fetchall())
+            rows = self.connection.execute(sql, (prefix,)).fetchall()
+        now = monotonic()  # behind the read: what is announced again meanwhile is there
+        return {name: data for name, data, said, until in rows if said <= now < until}
 
     def logs(self, prefix: str, after: str, limit: int) -> list[LogInfo]:
         sql = (

@@ -216,8 +216,8 @@ class SqliteStore:
     async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
         inline, threaded = self._open_readers()
         with suppress(StoreUnreachableError):  # as in `find`
-            return inline.announced(prefix, monotonic())
-        return await self._in_thread(lambda: threaded.announced(prefix, monotonic()))
+            return inline.announced(prefix)
+        return await self._in_thread(lambda: threaded.announced(prefix))
 
     async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
         _, threaded = self._open_readers()
