@@ -289,3 +289,29 @@ def test_what_another_process_holds_up_is_written_in_its_order(
 
     with_store(sqlite(tmp_path), work)
     other.close()
+
+
+def test_who_announces_itself_again_during_a_look_is_there(tmp_path: Path) -> None:
+    """Another router writes its announcement again between the beginning of a look and what the look reads."""
+
+    async def work(store: Store) -> None:
+        assert isinstance(store, SqliteStore)
+        await store.announce("router/other", b"1", 60.0)
+        inline, _ = store._open_readers()
+        other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+        again: list[str] = []
+
+        def announce_again(statement: str) -> None:
+            if "announced" in statement and not again:
+                again.append(statement)
+                now = time.monotonic()
+                other.execute("UPDATE announced SET data = x'32', said = ?, until = ?", (now, now + 60))
+
+        inline.connection.set_trace_callback(announce_again)
+        found = await store.announced("router/")
+        inline.connection.set_trace_callback(None)
+        other.close()
+        assert again
+        assert list(found) == ["router/other"]
+
+    with_store(sqlite(tmp_path), work)
