@@ -21,6 +21,7 @@ from middleware_hub.dialects.completion import CompletionRequest
 from middleware_hub.dialects.completions_answer import CompletionAnswer
 from middleware_hub.dialects.completions_replies import Choices
 from middleware_hub.dialects.openai.replies import error_body
+from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.events import DONE, event_index
@@ -178,7 +179,9 @@ class _CompletionStream:
             return b""
         return self._choices.piece(number, text, one.news(), ended)
 
-    async def _send_on(self, _: Message) -> None:
+    async def _send_on(self, message: Message) -> None:
+        if message.get("body", b"").startswith(NOT_SAVED_COMMENT):
+            self._out.insert(0, NOT_SAVED_COMMENT)
         body = b"".join(self._out)
         self._out.clear()
         if body:

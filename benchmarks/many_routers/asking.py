@@ -14,15 +14,17 @@ Json = dict[str, Any]
 GONE = (OSError, http.client.HTTPException, json.JSONDecodeError)
 """What comes of a connection that broke."""
 SECONDS = 60.0
+_UNSAVED = b": x-radix-saved: no"
 
 
 @dataclass
 class Answer:
-    """Status, headers in lower case, and the body; of a stream its last event."""
+    """Status, headers in lower case, and the body; of a stream its last event, and whether its end told of a loss."""
 
     status: int
     headers: dict[str, str]
     body: Any
+    told_unsaved: bool = False
 
 
 def ask(url: str, body: Json, headers: Mapping[str, str], leaves: float | None = None) -> Answer:
@@ -36,7 +38,8 @@ def ask(url: str, body: Json, headers: Mapping[str, str], leaves: float | None =
         response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         if body.get("stream") and response.status == 200:
-            return Answer(200, found, _put_together(_events(response)))
+            told: list[bytes] = []
+            return Answer(200, found, _put_together(_events(response, told)), _UNSAVED in told)
         content = response.read()
         with contextlib.suppress(ValueError):
             return Answer(response.status, found, json.loads(content))
@@ -47,8 +50,10 @@ def ask(url: str, body: Json, headers: Mapping[str, str], leaves: float | None =
         connection.close()
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[Json]:
+def _events(response: http.client.HTTPResponse, comments: list[bytes]) -> Iterator[Json]:
     for line in response:
+        if line.startswith(b":"):
+            comments.append(line.strip())
         if line.strip() == b"data: [DONE]":
             return
         if line.startswith(b"data: "):

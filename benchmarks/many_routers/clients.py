@@ -17,8 +17,6 @@ from router.embedded.worker import EmbeddedWorker
 TURNS = (3, 9)
 OPENINGS = 12
 """Both tenants begin all of their conversations with one of so many prompts."""
-UNSEEN = ("redis", "wire", "kill")
-"""Faults in which the reply of a stream may not have been written, which its client is not told."""
 
 
 class Truth:
@@ -167,10 +165,10 @@ class Client:
             return []
         replies = answer.body if isinstance(answer.body, list) else [answer.body]
         for entry, reply in zip(entries, replies, strict=True):
-            self._hear(entry, reply, answer.headers)
+            self._hear(entry, reply, answer)
         return [one for one in entries if one.sampled]
 
-    def _hear(self, entry: Entry, reply: Json, headers: dict[str, str]) -> None:
+    def _hear(self, entry: Entry, reply: Json, answer: Answer) -> None:
         meta = reply["meta_info"]
         if entry.kind != "n" and meta["id"] != entry.rid:
             self.ledger.accuse("wrong", f"asked {entry.rid}, and {meta['id']} was answered", entry)
@@ -178,15 +176,16 @@ class Client:
         entry.finish = (meta.get("finish_reason") or {}).get("type", "")
         entry.sent, entry.sampled = reply["prompt_token_ids"], reply["output_ids"]
         entry.logprobs = [one[0] for one in meta["output_token_logprobs"]]
-        self._told(entry, headers)
+        self._told(entry, answer)
         self.ledger.end(entry, "answered")
         self.ledger.count(f"finished by {entry.finish}")
         self.check_beginning(entry)
 
-    def _told(self, entry: Entry, headers: dict[str, str]) -> None:
+    def _told(self, entry: Entry, answer: Answer) -> None:
+        headers = answer.headers
         entry.router = headers.get("x-served-by", "")
         entry.recorded = headers.get("x-radix-recorded", "")
-        entry.saved = None if entry.kind == "stream" else headers.get("x-radix-saved") != "no"
+        entry.saved = not answer.told_unsaved and (entry.kind == "stream" or headers.get("x-radix-saved") != "no")
         told = frozenset(headers.get("x-radix-reasons", "").replace(",", " ").split()) & TOLD_LOSSES
         entry.reasons = told | (entry.parent.reasons if entry.parent is not None else frozenset())
 
@@ -197,9 +196,7 @@ class Client:
             return
         if entry.reasons:
             self.ledger.count("turns encoded without what they were told is not known")
-        elif parent.saved is False or (
-            parent.saved is None and self.ledger.troubled(parent.at - 8, parent.until + 1, UNSEEN, after=8)
-        ):
+        elif not parent.saved:
             self.ledger.count("turns encoded again behind a reply that was not saved")
             entry.reasons |= {"behind unsaved"}
         else:
@@ -286,7 +283,7 @@ class Client:
         else:
             entry.text = "".join(part["text"] for part in body["content"] if part["type"] == "text")
             entry.finish = body["stop_reason"]
-        self._told(entry, answer.headers)
+        self._told(entry, answer)
         sampled = self.shared.truth.of(entry.rid)
         if not sampled:
             self.ledger.end(entry, "answered")

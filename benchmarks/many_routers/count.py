@@ -37,7 +37,7 @@ class Count:
         texts = [one for one in answered if one.kind not in ("openai", "anthropic")]
         turns = [one for one in answered if one.kind in ("openai", "anthropic")]
         self.counts["answered"] = len(answered)
-        self.counts["told unsaved"] = sum(one.saved is False for one in answered)
+        self.counts["told unsaved"] = sum(not one.saved for one in answered)
         chains = self._truth.chains()
         for one in texts:
             if (tuple(one.sent), tuple(one.sampled), tuple(one.logprobs)) not in chains:
@@ -49,8 +49,7 @@ class Count:
 
     def _missing(self, entry: Entry, words: str) -> None:
         """What was told to be unsaved is counted apart."""
-        kind = "lost, told unsaved" if entry.saved is False else "lost in a stream" if entry.saved is None else "lost"
-        self._ledger.accuse(kind, words, entry)
+        self._ledger.accuse("lost" if entry.saved else "lost, told unsaved", words, entry)
 
     # Text ------------------------------------------------------------------------------------------------------------
 
@@ -104,7 +103,7 @@ class Count:
             self._ledger.accuse("wrong", f"{', '.join(faults)}; exact is {found['exact']}, {found['reasons']}", entry)
             return
         self.counts["retrieved whole"] += 1
-        self.counts["retrieved whole, told unsaved"] += entry.saved is False
+        self.counts["retrieved whole, told unsaved"] += not entry.saved
         self.counts["not exact, as told"] += not found["exact"]
 
     def _others(self, texts: Sequence[Entry]) -> None:
@@ -149,7 +148,7 @@ class Count:
 
     def _turn(self, entry: Entry, trajectories: list[Json]) -> None:
         places = [(one, turn) for one in trajectories for turn in one["turns"] if turn["request_id"] == entry.rid]
-        if not places and entry.saved is False and self._finalized:
+        if not places and not entry.saved and self._finalized:
             self.counts["told unsaved, and the session was finalized before it was handed over"] += 1
             return
         if not places:
@@ -170,7 +169,7 @@ class Count:
             self._ledger.accuse("doubled", f"its tokens are to be trained in {trained} trajectories", entry)
             return
         self.counts["retrieved whole"] += 1
-        self.counts["retrieved whole, told unsaved"] += entry.saved is False
+        self.counts["retrieved whole, told unsaved"] += not entry.saved
 
 
 def check_store(url: str, ledger: Ledger, truth: Truth) -> Counter[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ class Entry:
         at, until: seconds of the ledger, from the request to the end of its answer.
         line: the conversation, or the session's id.
         parent: the reply that it goes on from.
-        saved: what the client was told; None of a stream, whose headers leave before that is known.
+        saved: what the client was told: by a header, or at the end of a stream.
         reasons: of the prompt, as told; and those that the replies before it were told.
         prompt, text: what was asked and answered.
         sent, sampled, logprobs, versions: what the answer said of the tokens; of a session what its worker knows.
@@ -41,7 +40,7 @@ class Entry:
     outcome: Outcome = "waiting"
     why: str = ""
     router: str = ""
-    saved: bool | None = None
+    saved: bool = True
     reasons: frozenset[str] = frozenset()
     recorded: str = ""
     text: str = ""
@@ -63,7 +62,7 @@ class Entry:
 
     def __str__(self) -> str:
         """Return it in one line of a story."""
-        saved = {True: "saved", False: "NOT SAVED", None: "-"}[self.saved]
+        saved = "saved" if self.saved else "NOT SAVED"
         told = f"{len(self.sent)}+{len(self.sampled)} tokens {self.finish}" if self.outcome == "answered" else self.why
         on = f" on {self.parent.rid[:8]}" if self.parent is not None else ""
         return (
@@ -137,13 +136,6 @@ class Ledger:
         with self._lock:
             self.faults.append(found)
         return found
-
-    def troubled(self, since: float, until: float, words: Sequence[str], after: float = 0.0) -> bool:
-        """Return whether there was a fault of these words in a time; each counts for some seconds after its end."""
-        return any(
-            fault.at <= until and (fault.until or until) + after >= since and any(word in fault.what for word in words)
-            for fault in self.faults
-        )
 
     def story(self, wrong: Wrong) -> str:
         """Return the shortest story of something wrong: the replies that it builds on, and the faults of that time."""

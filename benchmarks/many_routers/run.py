@@ -129,7 +129,7 @@ def _complaints(folder: Path) -> Counter[str]:
     for log in folder.glob("*.log"):
         for line in log.read_text(errors="replace").splitlines():
             if " ERROR " in line or line.startswith("Traceback"):
-                found[re.sub(r"[0-9a-f]{8,}|\d+", "#", line.split("ERROR")[-1])[:120]] += 1
+                found[re.sub(r"[0-9a-f]{8,}|\d+", "#", line.split("ERROR")[-1])[:200]] += 1
     return found
 
 

@@ -21,6 +21,7 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES
+from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from middleware_hub.trajectories.groups import Groups
 from router.engines.events import event_index
 from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
@@ -238,7 +239,7 @@ class Responder:
         head = self._with_headers(start, "pending")
         head["headers"] = [pair for pair in head["headers"] if pair[0] != b"content-length"]
         if self._memory is not None and self._memory.away:
-            head["headers"].append((b"x-radix-saved", b"no"))
+            head["headers"].append(NOT_SAVED)
         return head
 
     def event(self, data: bytes) -> bytes | Raw:
@@ -256,7 +257,7 @@ class Responder:
         verdicts = self.close()
         head = self._with_headers(start, verdicts[0].header if len(verdicts) == 1 else summary(verdicts))
         if self._memory is not None and not await self._saved():
-            head["headers"].append((b"x-radix-saved", b"no"))
+            head["headers"].append(NOT_SAVED)
         return head, body
 
     def close(self) -> list[Verdict]:
@@ -270,10 +271,14 @@ class Responder:
         return self._verdicts
 
     def acknowledged(self, send: Send) -> Send:
-        """Return a `send` that lets a message go when the store has all that is recorded by then."""
+        """Return a `send` that lets a message go when all that is recorded is saved, or the stream has told that it is not."""
+        told = False
 
         async def sending(message: Message) -> None:
-            await self._saved()
+            nonlocal told
+            if not await self._saved() and self._streaming and not told:
+                told = True
+                message = {**message, "body": NOT_SAVED_COMMENT + message.get("body", b"")}
             await send(message)
 
         return sending

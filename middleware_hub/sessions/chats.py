@@ -22,6 +22,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import TurnGeneration
+from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from router.engines.sglang.worker_request import new_rid
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, first_values, text_of
@@ -162,6 +163,8 @@ class _ChatReply:
         for index, generation in enumerate(generations if answers else ()):
             if generation.answer is None:  # what has come of it must not look complete
                 out.append(stream.finish(index, Answer(generation_id=generation.id, finish="abort")))
+        if not self._saved(generations):
+            out.append(NOT_SAVED_COMMENT)
         out.append(stream.end(answers) if answers else stream.failed(self._exchange.failure))
         self._client.stop_watching()
         await self._send({"type": "http.response.body", "body": b"".join(out), "more_body": False})
@@ -187,20 +190,21 @@ class _ChatReply:
         namespace = session.tenant, self._asked.get(b"x-radix-namespace", b"").decode("latin-1")
         return word or affinity.of_chat(namespace, self._request.messages)
 
+    def _saved(self, named: list[TurnGeneration]) -> bool:
+        """Return whether these turns, and those before them, are in the store as far as is known."""
+        log = self._session.log
+        return all(one.saved for one in named) and (log is None or not log.unsaved)
+
     def _headers(self, named: list[TurnGeneration], recorded: str) -> HeaderList:
-        first, names, saved = self._exchange.generations[0], [], True
-        for generation in named:
-            names.append(generation.id)
-            saved = saved and generation.saved
+        first = self._exchange.generations[0]
         headers: HeaderList = [
-            (b"x-generation-id", ", ".join(names).encode("latin-1")),
+            (b"x-generation-id", ", ".join(one.id for one in named).encode("latin-1")),
             (b"x-radix-reused-tokens", b"%d" % first.prompt.reused),
             (b"x-radix-prompt-tokens", b"%d" % first.prompt.tokens),
             (b"x-radix-recorded", recorded.encode("latin-1", "replace")),
         ]
-        log = self._session.log
-        if not saved or (log is not None and log.unsaved):
-            headers.append((b"x-radix-saved", b"no"))
+        if not self._saved(named):
+            headers.append(NOT_SAVED)
         if self._session.lasting:
             headers.append((b"x-session-id", self._session.id.encode("latin-1")))
         headers.append((affinity.HEADER, self._affinity()))

@@ -21,7 +21,7 @@ from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
-from middleware_hub.store.errors import StoreError, StoreUnreachableError
+from middleware_hub.store.errors import NOT_SAVED, StoreError, StoreUnreachableError
 from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 from router.http.bodies import read_json
@@ -146,7 +146,7 @@ def signs(session: Session) -> HeaderList:
     reasons = (STORE_UNREACHABLE, session.unread), (UNKNOWN_REPLY, bool(session.lost))
     told = ", ".join(name for name, holds in reasons if holds).encode()
     return [
-        *([(b"x-radix-saved", b"no")] if session.log is not None and session.log.unsaved else []),
+        *([NOT_SAVED] if session.log is not None and session.log.unsaved else []),
         *([(b"x-radix-reasons", told)] if told else []),
     ]
 

@@ -1,8 +1,18 @@
-"""What a store can refuse, and what to do about it."""
+"""What a store can refuse, what to do about it, and how a reply tells that it was not saved."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from router.errors import RouterError
+
+NOT_SAVED: Final = (b"x-radix-saved", b"no")
+"""The header of a reply that was sent although the store did not take it."""
+NOT_SAVED_COMMENT: Final = b": x-radix-saved: no\n\n"
+"""The same in a stream, before its last event: a comment, which readers of server-sent events leave out.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+"""
 
 
 class StoreError(RouterError):

@@ -23,6 +23,7 @@ from msgspec import Raw
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store.errors import NOT_SAVED
 from middleware_hub.trajectories.answers import described
 from middleware_hub.trajectories.claims import Claims, Wanted
 from middleware_hub.trajectories.groups import Groups
@@ -144,7 +145,7 @@ class Calls:
         await journal.read_on()
         given = [_rewarded(journal, one) for one in ([fields] if several is None else several)]
         saved = await self._settling.reward(journal, given)
-        more = [] if saved else [(b"x-radix-saved", b"no")]
+        more = [] if saved else [NOT_SAVED]
         answer: dict[str, Any] = {"rewarded": len(given)}
         known = _REWARD if several is None else _REWARD | {"rewards"}
         ignored = sorted({name for one in (fields, *(several or ())) for name in one} - known)

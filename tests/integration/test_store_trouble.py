@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
+from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_killed_routers import TOLD, Answered
+from tests.support import templates
 from tests.support.client import Answer, call
 from tests.support.engine_server import free_port
 from tests.support.fleet import until
@@ -27,8 +31,8 @@ def worker() -> Iterator[EmbeddedWorker]:
         yield made
 
 
-def router(worker: EmbeddedWorker, store: Path | str, folder: Path, name: Name = "qwen") -> Program:
-    flags = ["--tokenizer-path", str(vocabulary(name)), "--store", f"sqlite:{store}", "--verify-rate", "1"]
+def router(worker: EmbeddedWorker, store: Path | str, folder: Path, *more: str, name: Name = "qwen") -> Program:
+    flags = ["--tokenizer-path", str(vocabulary(name)), "--store", f"sqlite:{store}", "--verify-rate", "1", *more]
     return Program("router", "--worker-urls", worker.url, *flags, folder=folder)
 
 
@@ -94,7 +98,7 @@ class TestRefusedAtStart:
         with router(worker, f"{stored}/store/", stored) as first:
             first.wait_until_up()
             before = (stored / "store" / NAME).stat().st_size
-            self.refused(router(worker, f"{stored}/store/", tmp_path, "mistral-v1"), "another tokenizer")
+            self.refused(router(worker, f"{stored}/store/", tmp_path, name="mistral-v1"), "another tokenizer")
             assert (stored / "store" / NAME).stat().st_size == before
             (said,) = talk(first.url, 1)
             said.check(retrieve(first.url, said.text))
@@ -158,6 +162,47 @@ def test_no_room_for_a_while(worker: EmbeddedWorker, tmp_path: Path) -> None:
         made.wait_until_up()
         for one in said:
             one.check(retrieve(made.url, one.text))
+
+
+def test_a_stream_tells_before_its_last_event_that_it_is_not_saved(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    """Its head was sent before that was known. Clients of both dialects read the stream as always."""
+    template = str(templates.folder() / "qwen2_5.jinja")
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 9, "model": "m"}
+    streams = {
+        "/generate": {"text": "Go on: ", "sampling_params": {"max_new_tokens": 9}, "stream": True},
+        "/generate batch": {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 9}, "stream": True},
+        "/v1/completions": {"prompt": "Go on: ", "max_tokens": 9, "model": "m", "stream": True},
+        "/sessions/s/v1/chat/completions": {**asked, "stream": True},
+        "/sessions/s/v1/messages": {**asked, "stream": True},
+    }
+
+    def events(url: str, path: str) -> list[bytes]:
+        answer = call(url + path.split()[0], streams[path])
+        assert answer.status == 200, answer.content
+        return answer.content.strip().split(b"\n\n")
+
+    with router(worker, f"{tmp_path}/store/", tmp_path, "--chat-template", template) as made:
+        made.wait_until_up()
+        assert call(f"{made.url}/sessions", {"session_id": "s"}).status == 201
+        for path in streams:
+            assert NOT_SAVED_COMMENT.strip() not in events(made.url, path), path
+        limit_files(made, (tmp_path / "store" / f"{NAME}-wal").stat().st_size)
+        for path in streams:
+            found = events(made.url, path)
+            assert found.count(NOT_SAVED_COMMENT.strip()) == 1, path
+            assert b"[DONE]" in found[-1] or b"message_stop" in found[-1]
+        openais = openai.OpenAI(base_url=f"{made.url}/sessions/s/v1", api_key="none")
+        pieces = list(
+            openais.chat.completions.create(**{**streams["/sessions/s/v1/chat/completions"], "max_tokens": 5})
+        )
+        assert pieces[-1].choices[0].finish_reason == "length"
+        claude = anthropic.Anthropic(base_url=f"{made.url}/sessions/s", api_key="none")
+        with claude.messages.stream(model="m", max_tokens=5, messages=asked["messages"]) as stream:
+            assert stream.get_final_message().stop_reason == "max_tokens"
+        limit_files(made, None)
+        until(lambda: "takes writes again" in made.log, "what waited is handed over", 15)
+        for path in streams:
+            assert NOT_SAVED_COMMENT.strip() not in events(made.url, path), path
 
 
 def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path: Path) -> None:
