@@ -9,6 +9,9 @@ import msgspec
 from middleware_hub.client.errors import InconsistentAnswerError, refused
 from middleware_hub.client.wire import Reply, read_reply
 
+_SAVED = "x-radix-saved"
+_COMMENT = b": x-radix-saved:"
+
 
 class StreamReader:
     """Reads one stream, in any of the forms that workers send it in."""
@@ -16,7 +19,9 @@ class StreamReader:
     def __init__(self, headers: Mapping[str, str]) -> None:
         from router.engines.sglang.stream import StreamedReply  # it takes numpy: whoever never streams need not load it
 
-        self._headers = headers
+        self._headers = {
+            name: value for name, value in headers.items() if name != _SAVED
+        }  # a comment says it at the end
         self._reply = StreamedReply(added=[])
 
     @property
@@ -26,6 +31,8 @@ class StreamReader:
 
     def feed(self, line: bytes) -> str:
         """Take a line; return what it adds to the text. Raises RefusedError for an error in the place of an event."""
+        if line.startswith(_COMMENT):
+            self._headers[_SAVED] = line[len(_COMMENT) :].strip().decode("latin-1")
         if not line.startswith(b"data:"):
             return ""
         self._reply.feed(line[5:].strip())

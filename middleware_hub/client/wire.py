@@ -101,6 +101,11 @@ class Reply:
         return self.headers.get("x-radix-recorded", "")
 
     @property
+    def saved(self) -> bool:
+        """Return False if the router says that its store did not take the reply (yet): other routers do not know it."""
+        return self.headers.get("x-radix-saved") != "no"
+
+    @property
     def trajectory(self) -> Trajectory | None:
         """Return the whole sequence, if `return_trajectory` was asked for."""
         found = self.meta_info.get("trajectory")

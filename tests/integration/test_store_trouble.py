@@ -12,6 +12,7 @@ import anthropic
 import openai
 import pytest
 
+from middleware_hub.client import Client
 from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_killed_routers import TOLD, Answered
@@ -176,6 +177,12 @@ def test_a_stream_tells_before_its_last_event_that_it_is_not_saved(worker: Embed
         "/sessions/s/v1/messages": {**asked, "stream": True},
     }
 
+    def saved(url: str) -> tuple[bool, bool]:
+        with Client(url) as client:
+            *_, last = client.stream("Go on: ", {"max_new_tokens": 9})
+            assert last.last is not None
+            return last.last.saved, client.generate("Go on: ", {"max_new_tokens": 9}).saved
+
     def events(url: str, path: str) -> list[bytes]:
         answer = call(url + path.split()[0], streams[path])
         assert answer.status == 200, answer.content
@@ -191,6 +198,7 @@ def test_a_stream_tells_before_its_last_event_that_it_is_not_saved(worker: Embed
             found = events(made.url, path)
             assert found.count(NOT_SAVED_COMMENT.strip()) == 1, path
             assert b"[DONE]" in found[-1] or b"message_stop" in found[-1]
+        assert saved(made.url) == (False, False)
         openais = openai.OpenAI(base_url=f"{made.url}/sessions/s/v1", api_key="none")
         pieces = list(
             openais.chat.completions.create(**{**streams["/sessions/s/v1/chat/completions"], "max_tokens": 5})
@@ -203,6 +211,7 @@ def test_a_stream_tells_before_its_last_event_that_it_is_not_saved(worker: Embed
         until(lambda: "takes writes again" in made.log, "what waited is handed over", 15)
         for path in streams:
             assert NOT_SAVED_COMMENT.strip() not in events(made.url, path), path
+        assert saved(made.url) == (True, True)
 
 
 def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path: Path) -> None:
