@@ -81,6 +81,14 @@ class Sources(NamedTuple):
     groups: Ledgers
 
 
+class _Sessions(NamedTuple):
+    """A tenant's sessions in memory. `change` has grown if anything happened in them since the last look."""
+
+    found: list[Session]
+    tokens: int
+    change: int
+
+
 class Api:
     """See the top of this file."""
 
@@ -95,7 +103,7 @@ class Api:
         self._texts = None if tree is None else Texts(tree.forest, sources.tokenizer.spell_prompt, groups.standing)
         self._standings = Standings(groups, lambda: () if tree is None else tree.forest.roots)
         self._stored = None if sources.sessions is None else StoredSessions(sources.sessions, SessionConversation)
-        self._session_changes: dict[str, tuple[tuple[float, ...], int]] = {}
+        self._session_changes: dict[str, tuple[tuple[int, int, float], int]] = {}
         self._drifts = Drifts(sources.tokenizer)
         self._runs = RunReports(self._vocabulary, self._drifts, sources.behind)
         self._branches = Branches(self._vocabulary, self._drifts)
@@ -141,8 +149,20 @@ class Api:
     async def _shelf(self, tenant: str) -> Shelf:
         return Shelf(0) if self._texts is None else await self._texts.shelf(tenant)
 
-    def _sessions_of(self, tenant: str) -> list[Session]:
-        return [] if self._sources.sessions is None else self._sources.sessions.of(tenant)
+    async def _sessions(self, tenant: str, stored: int = 0) -> _Sessions:
+        """Look through a tenant's sessions in memory. `stored` is how many more are known to be in the store."""
+        source, slices = self._sources.sessions, TimeSlices()
+        found = [] if source is None else source.of(tenant)
+        tokens, samples, used = 0, 0, 0.0
+        for one in found:
+            tokens, samples, used = tokens + one.tokens, samples + one.samples, max(used, one.used)
+            await slices.pause()
+        state = len(found) + stored, samples, used
+        known, number = self._session_changes.get(tenant, (None, 0))
+        if known != state:
+            number += 1
+            self._session_changes[tenant] = state, number
+        return _Sessions(found, tokens, number)
 
     async def _list(self, tenant: str, scope: Scope, send: Send) -> None:
         query = Query(scope, PARAMETERS)
@@ -151,20 +171,21 @@ class Api:
             await self._look_in_store(tenant, wanted.name, query.exactly("namespace") or "")
         stored, more = ([], False) if self._stored is None else await self._stored.of(tenant)
         entered = await self._standings.look(tenant)
-        shelf, sessions = await self._shelf(tenant), self._sessions_of(tenant)
-        change = shelf.changes + self._change_of_sessions(tenant, sessions, len(stored)) + entered
+        sessions = await self._sessions(tenant, len(stored))
+        shelf = await self._shelf(tenant)
+        change = shelf.changes + sessions.change + entered
         if since == change:
             headers = [(b"cache-control", b"no-store"), *GUARDS]
             await send({"type": "http.response.start", "status": 204, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
             return
-        listed: list[Conversation] = [*map(SessionConversation, sessions), *stored]
+        listed: list[Conversation] = [*map(SessionConversation, sessions.found), *stored]
         found, cursor = await find(wanted, shelf.newest_first, listed, self._vocabulary)
         remembered = {
             "conversations": len(shelf.order) + len(listed),
             "sessions": len(listed),
             "more": more,
-            "tokens": shelf.tokens + sum(session.tokens for session in sessions),
+            "tokens": shelf.tokens + sessions.tokens,
             "processes": self._processes,
         }
         await self._answer(send, {"conversations": found, "next": cursor, "remembered": remembered, "change": change})
@@ -184,19 +205,6 @@ class Api:
             for place in sorted(places)[:MOST_NAMESPACES]:
                 if reply and tree.reply(place, reply) is None:
                     await memory.cover(place, " ", [reply])
-
-    def _change_of_sessions(self, tenant: str, sessions: Iterable[Session], stored: int = 0) -> int:
-        """Return a number that has grown if anything happened in a tenant's sessions since the last look."""
-        state = (
-            float(sum(1 for _ in sessions) + stored),
-            float(sum(session.samples for session in sessions)),
-            max((session.used for session in sessions), default=0.0),
-        )
-        known, number = self._session_changes.get(tenant, ((), 0))
-        if known != state:
-            number += 1
-            self._session_changes[tenant] = state, number
-        return number
 
     async def _conversation(self, tenant: str, name: str) -> Conversation:
         """Return a conversation by its id. Raises NotFoundError."""
@@ -256,14 +264,14 @@ class Api:
 
     async def _run(self, tenant: str, scope: Scope) -> dict[str, Any]:
         Query(scope, ())
-        shelf, sessions = await self._shelf(tenant), self._sessions_of(tenant)
+        sessions = await self._sessions(tenant)
+        shelf = await self._shelf(tenant)
 
         def everything() -> tuple[int, Iterable[Conversation]]:
-            listed = [SessionConversation(session) for session in sessions]
+            listed = [SessionConversation(session) for session in sessions.found]
             return len(shelf.order) + len(listed), joined((one for _, one in shelf.newest_first(None)), listed)
 
-        change = shelf.changes + self._change_of_sessions(tenant, sessions)
-        return await self._runs.report(tenant, change, everything)
+        return await self._runs.report(tenant, shelf.changes + sessions.change, everything)
 
     # Explain -----------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
+from operator import itemgetter
 from typing import Any
 
 from middleware_hub.inspector.conversations.chain import Chain, Pieces, matches
@@ -20,6 +21,8 @@ STEP = 0.002
 SEARCH_SECONDS = 2.0
 """After this long a call answers with what it has, and a cursor to go on from."""
 MOST_LISTED = 500
+SORTED = 500
+"""Sessions that are put in order in one step."""
 FILTERS = ("kind", "group", "namespace", "version", "exact", "reason", "reward_min", "reward_max", "since", "until")
 PARAMETERS = (*FILTERS, "limit", "cursor", "text", "id", "token_ids", "changed_since")
 
@@ -27,6 +30,8 @@ Key = tuple[int, str]
 """When a conversation was last added to, in nanoseconds since 1970, and its id."""
 Listed = Callable[[Key | None], Iterable[tuple[Key, Conversation]]]
 """Returns conversations behind a place in the list, newest first."""
+
+_key = itemgetter(0)
 
 
 class TimeSlices:
@@ -115,7 +120,7 @@ async def find(
     found: list[dict[str, Any]] = []
     slices = TimeSlices()
     last: Key | None = None
-    for key, conversation in _newest_first(wanted, texts, sessions):
+    for key, conversation in await _newest_first(wanted, texts, sessions, slices):
         if len(found) == wanted.limit or (last is not None and slices.over):
             assert last is not None
             return found, f"{last[0]}~{last[1]}"
@@ -129,18 +134,19 @@ async def find(
     return found, None
 
 
-def _newest_first(
-    wanted: Wanted, texts: Listed, sessions: Sequence[Conversation]
+async def _newest_first(
+    wanted: Wanted, texts: Listed, sessions: Sequence[Conversation], slices: TimeSlices
 ) -> Iterator[tuple[Key, Conversation]]:
-    """Yield conversations behind the cursor. What changes meanwhile is left out, or comes at its new place."""
+    """Return the conversations after the cursor. What changes meanwhile is left out, or comes at its new place."""
     ways: list[Iterable[tuple[Key, Conversation]]] = []
     if wanted.kind != "session":
         ways.append(texts(wanted.cursor))
-    if wanted.kind != "text":
-        listed = [((one.updated, one.id), one) for one in sessions]
-        listed.sort(key=lambda pair: pair[0], reverse=True)
+    for start in range(0, len(sessions) if wanted.kind != "text" else 0, SORTED):
+        listed = [((one.updated, one.id), one) for one in sessions[start : start + SORTED]]
+        listed.sort(key=_key, reverse=True)
         ways.append([pair for pair in listed if wanted.cursor is None or pair[0] < wanted.cursor])
-    return merge(*ways, key=lambda pair: pair[0], reverse=True)
+        await slices.pause()
+    return merge(*ways, key=_key, reverse=True)
 
 
 async def _holds(conversation: Conversation, wanted: Wanted, vocabulary: Pieces, slices: TimeSlices) -> bool:
