@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from middleware_hub.inspector.conversations.conversation import Branch, Conversation, Opened
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.store.errors import StoreUnreachableError
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,13 @@ class StoredSessions:
                     return
                 known = survey.found.get(name)
                 if known is None or known.events != events:
-                    known = await self._read(tenant, name, events)
+                    try:
+                        known = await self._read(tenant, name, events)
+                    except StoreUnreachableError:
+                        raise
+                    except RouterError as error:
+                        known = None
+                        logger.warning("the session %s in the store cannot be read, and is not listed: %s", name, error)
                 if known is not None:
                     seen[name] = survey.found[name] = known
                 await asyncio.sleep(0)

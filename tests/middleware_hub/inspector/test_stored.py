@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from middleware_hub.inspector.conversations.stored import StoredSessions
+from middleware_hub.store.errors import DamagedRecordError
 
 
 class Kept:
@@ -30,15 +31,18 @@ class Kept:
 
 
 class Archive:
-    """One session, which is in the store."""
+    """Two sessions in the store. The first one cannot be read."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def listed(self, tenant: str) -> AsyncIterator[tuple[str, int]]:
+        yield "0", 1
         yield "a", 1
 
     async def find(self, tenant: str, session_id: str) -> Any:
+        if session_id == "0":
+            raise DamagedRecordError("it cannot be read whole")
         self._registry.read.append(Kept())
         self._registry.tokens += Kept.tokens
         return self._registry.read[-1]
@@ -54,7 +58,7 @@ class Registry:
         self.read: list[Kept] = []
 
     def find(self, tenant: str, session_id: str) -> Any:
-        return self.held
+        return self.held if session_id == "a" else None
 
 
 def test_what_was_read_is_given_back_and_what_others_use_is_left_alone() -> None:
