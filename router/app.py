@@ -73,7 +73,7 @@ class RouterApp:
         self.registry = registry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A coroutine function, by which servers recognize the interface. The layers inside that only pass on are none.
+        # Servers recognize the interface by its coroutine function. Inner layers that only pass calls on need none.
         await self._app(scope, receive, send)
 
     @property
@@ -219,7 +219,7 @@ def create_app(
     for path in reversed(config.middlewares):
         app = plugins.load(path)(app, context)
     if config.inspector is not None:
-        # It stands behind all of them, so that no other request passes through it, and finds what they share.
+        # The inspector stands behind all middlewares: other requests do not pass through it, and it finds what they share.
         control.inspector = plugins.load(config.inspector)(control.inspector, context)
     if others is not None:
         app = JointRoutes(app, others, registry)
@@ -242,7 +242,7 @@ def run(config: RouterConfig) -> int:
     if config.server.processes > 1:
         return supervise(config)
     prepare_process(config.server)
-    with reserve(config.server) as listener:  # before the tokenizer is loaded: an address that is taken is said at once
+    with reserve(config.server) as listener:  # before the tokenizer is loaded: an address in use is reported at once
         app = create_app(config)
         listen(listener, config.server)
         return serve(app, config.server, listener)
@@ -256,7 +256,7 @@ def prepare_process(config: ServerConfig, number: int | None = None) -> None:
     configure_logging(config.log_level, config.log_format, number)
     # Otherwise each counter gets a second series, with the time of its creation.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it without types
-    # Transformers would write to stderr, past the log, that there is no PyTorch.
+    # Otherwise Transformers warns on stderr, past the log, that PyTorch is missing.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 

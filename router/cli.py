@@ -27,8 +27,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the router or one of `COMMANDS`.
 
-    The router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration or a store that it cannot use. What
-    Ctrl-C ends before it can end by itself, as while it loads, exits with 130.
+    The router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration or a store that it cannot use. A
+    program that Ctrl-C ends before it handles signals, such as while it loads, exits with 130.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     try:

@@ -27,7 +27,7 @@ class MiddlewareContext:
         shared: what several middlewares of one application share, by its type.
         peers: the other routers. A middleware with a memory that they share gives it a channel (`Peers.join`), which has to be
             usable during the lifespan of the application inside.
-        stopping: returns whether the router is about to stop. Then what only waits for something is to be answered.
+        stopping: returns whether the router is about to stop. Requests that only wait for something are then to be answered.
     """
 
     config: RouterConfig

@@ -12,7 +12,7 @@ os.register_at_fork(after_in_child=_drawn.clear)  # or two processes would give 
 
 
 def random_id() -> str:
-    """Return 32 hexadecimal digits that nobody can guess, a new id each time. Threads may call it."""
+    """Return 32 hexadecimal digits that cannot be guessed, a new id each time. Threads may call it."""
     try:
         return _drawn.pop()
     except IndexError:

@@ -32,7 +32,7 @@ MAX_CONTROL_BODY_BYTES = 1024 * 1024
 
 
 class _Rest(PathConvertor):
-    """The rest of a path, whatever is in it. That of Starlette ends at a newline: such a path would go to a worker."""
+    """The rest of a path, whatever is in it. Starlette's converter ends at a newline: such a path would go to a worker."""
 
     regex = "(?s:.*)"
 
@@ -72,7 +72,7 @@ class ControlRoutes:
         self._lifecycle = lifecycle
         self._requests = requests
         self.inspector: ASGIApp = _no_inspector
-        """Serves all below /inspect. These paths need no key, or hold nothing without one, so no worker may be asked."""
+        """Serves all paths below /inspect. They need no key, or show nothing without one, so no worker may be asked."""
 
     def routes(self) -> list[Route]:
         table: dict[str, dict[str, Handler]] = {
@@ -106,7 +106,7 @@ class ControlRoutes:
         await _reply(send, 200, body)
 
     def _told(self, heard: Heard) -> dict[str, object]:
-        """Return what an answer says about the other routers: nothing where there can be none."""
+        """Return what an answer says about the other routers: nothing if there can be no others."""
         return {} if self._membership.peers.kind is None else {"routers": heard.shown()}
 
     async def list_workers(self, scope: Scope, receive: Receive, send: Send) -> None:

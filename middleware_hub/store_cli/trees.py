@@ -43,9 +43,10 @@ class Rewards:
         async for event in _events(store, journal.PREFIX):
             heard = journal.read(event)
             if isinstance(heard, group_events.Rewarded):
-                info = msgspec.json.decode(heard.info or b"{}")
-                number = {} if heard.reward is None else {"reward": heard.reward}
-                found._replies.setdefault(heard.key, {}).update({**info, **number})
+                for one in heard.rewards:
+                    info = msgspec.json.decode(one.info or b"{}")
+                    number = {} if one.reward is None else {"reward": one.reward}
+                    found._replies.setdefault(one.key, {}).update({**info, **number})
         return found
 
     def _hear(self, event: Event) -> None:

@@ -64,12 +64,26 @@ class Ended(GroupEvent, tag="ended", frozen=True):
     session: str
 
 
-class Rewarded(GroupEvent, tag="rewarded", frozen=True):
-    """A reply was given a reward, which ends its rollout. `info` is JSON, or nothing."""
+class Reward(msgspec.Struct, array_like=True, frozen=True):
+    """What a reply was worth. `info` is JSON, or nothing."""
 
     key: bytes
     reward: float | None
     info: bytes
+
+
+class Rewarded(GroupEvent, tag="rewarded", frozen=True):
+    """A reply was given a reward, which ends its rollout; those of `more` were given with it: all of them count, or none."""
+
+    key: bytes
+    reward: float | None
+    info: bytes
+    more: tuple[Reward, ...] = ()
+
+    @property
+    def rewards(self) -> tuple[Reward, ...]:
+        """Return all of them."""
+        return Reward(self.key, self.reward, self.info), *self.more
 
 
 class Taken(msgspec.Struct, array_like=True, frozen=True):

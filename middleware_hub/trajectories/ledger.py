@@ -89,8 +89,8 @@ class Ledger:
                 member = self._sessions.get(session)
                 if member is not None:
                     self._end(member, event.time)
-            case Rewarded(key=key):
-                self._reward(number, self._members.get(key), event)
+            case Rewarded():
+                self._reward(number, event)
             case Claimed():
                 self._claim(number, event)
             case Renewed(claim=claim):
@@ -153,10 +153,15 @@ class Ledger:
         member.ended = True
         self._touch(member.group, time)
 
-    def _reward(self, number: int, member: Member | None, event: Rewarded) -> None:
-        if member is not None and member.sample is None and not member.done:
-            member.reward, member.info, member.rewarded = event.reward, event.info, number
-            self._end(member, event.time)
+    def _reward(self, number: int, event: Rewarded) -> None:
+        """Note all rewards of an event; none if one of them came too late."""
+        given = [(self._members.get(one.key), one) for one in event.rewards]
+        if not all(member is not None and member.takes(one.reward, one.info) for member, one in given):
+            return
+        for member, one in given:
+            if member is not None and not member.handed_out:
+                member.reward, member.info, member.rewarded = one.reward, one.info, number
+                self._end(member, event.time)
 
     def _claim(self, number: int, event: Claimed) -> None:
         if event.claim in self._claims:

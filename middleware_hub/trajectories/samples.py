@@ -36,6 +36,15 @@ class Member(msgspec.Struct, eq=False):
     sample: Sample | None = None
     done: bool = False
 
+    @property
+    def handed_out(self) -> bool:
+        """Return whether it is too late for a reward: a claim had it, or it was dropped."""
+        return self.sample is not None or self.done
+
+    def takes(self, reward: float | None, info: bytes) -> bool:
+        """Return whether a reward may be given: it is not too late, or it has this very one, and a client sends it again."""
+        return not self.handed_out or (self.rewarded > 0 and (self.reward, self.info) == (reward, info))
+
 
 class Sample(msgspec.Struct, eq=False):
     """One rollout. Its id is the key of its first member.
@@ -71,10 +80,10 @@ class Sample(msgspec.Struct, eq=False):
 
     @property
     def rewarded(self) -> Member | None:
-        """Return the member that was given the sample's reward."""
+        """Return the member that was given the sample's reward: the newest; of those given at once, the last one."""
         continued = {one.parent for one in self.members}
         ends = [one for one in self.members if one.rollout is not None or one.key not in continued]
-        return max((one for one in ends if one.rewarded), key=lambda one: one.rewarded, default=None)
+        return max((one for one in reversed(ends) if one.rewarded), key=lambda one: one.rewarded, default=None)
 
 
 class Group(msgspec.Struct, eq=False):

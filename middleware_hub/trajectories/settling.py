@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from middleware_hub.trajectories.events import Acknowledged, Dropped, Released, Renewed, Rewarded
+from middleware_hub.trajectories.events import Acknowledged, Dropped, Released, Renewed, Reward, Rewarded
 from middleware_hub.trajectories.journal import Journal
 from middleware_hub.trajectories.samples import Claim, Group, Member, SampleTrajectories
 from router.errors import NotFoundError, RouterError
@@ -91,17 +91,17 @@ class Settling:
 
         A reward that the sample was handed out with is no error: a client that lost the answer sends it again.
         """
-        fresh = [one for one in given if one[0].sample is None and not one[0].done]
-        for member, reward, info in given:
-            handed_out = member.sample is not None or member.done
-            if handed_out and not (member.rewarded and (member.reward, member.info) == (reward, info)):
-                raise HandedOutError(
-                    f"the sample of {_called(member)} was handed out already: give a reward before a trainer claims it"
-                )
-        saved = True
-        for member, reward, info in fresh:
-            event = Rewarded(key=member.key, reward=reward, info=info, time=time.time())
-            saved = await journal.keep(event) and saved
+        newest = {member.key: (member, Reward(member.key, reward, info)) for member, reward, info in given}
+        _require_in_time(newest.values())
+        fresh = [one for member, one in newest.values() if not member.handed_out]
+        if not fresh:
+            return True
+        first, *more = fresh
+        event = Rewarded(key=first.key, reward=first.reward, info=first.info, more=tuple(more), time=time.time())
+        saved = await journal.keep(event)
+        if saved:
+            await journal.read_on()
+            _require_in_time(newest.values())  # a claim may have come first, at another router or here
         return saved
 
     async def drop(self, journal: Journal, group: Group) -> int:
@@ -114,6 +114,14 @@ class Settling:
             self._counts["dropped"] += len(keys)
             await journal.read_on()
         return len(keys)
+
+
+def _require_in_time(given: Iterable[tuple[Member, Reward]]) -> None:
+    for member, one in given:
+        if not member.takes(one.reward, one.info):
+            raise HandedOutError(
+                f"the sample of {_called(member)} was handed out already: give a reward before a trainer claims it"
+            )
 
 
 def _called(member: Member) -> str:

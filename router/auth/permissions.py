@@ -93,7 +93,7 @@ OWN_ADMIN = frozenset(
         "/load_lora_adapter",
         "/load_lora_adapter_from_tensors",
         "/unload_lora_adapter",
-        # vLLM's own words.
+        # vLLM's own paths.
         "/pause",
         "/resume",
         "/abort_requests",

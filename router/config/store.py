@@ -1,4 +1,4 @@
-"""The store: where what was recorded outlives this process."""
+"""The store: it keeps what was recorded when this process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demonstration's processes: workers and a router, started as anybody would start them."""
+"""The demonstration's processes: workers and a router, started as a user starts them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STOP_SECONDS = 10.0
 
 
 class StartError(RuntimeError):
-    """A process did not start; the message has the end of its log."""
+    """A process did not start; the message contains the end of its log."""
 
 
 class Program:
@@ -60,7 +60,7 @@ class Program:
         self._process.wait()
 
     def stop(self) -> None:
-        """End it as its operator would, and by force if it does not end."""
+        """End it with SIGTERM as its operator would, and by force if it does not end."""
         self._process.terminate()
         try:
             self._process.wait(_STOP_SECONDS)

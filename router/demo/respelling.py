@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-Span = tuple[int, int]  # the first byte of a token in the text, and the byte behind its last one
+Span = tuple[int, int]  # the first byte of a token in the text, and the byte after its last one
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A rollout as a workflow author writes it, as a loop over text; and the trajectory that a trainer makes of the text.
 
 The loop uses no tokens. It puts aside the `output_ids` of every reply, to compare what is retrieved in the end with what the
-worker sampled: the router's own word would prove nothing.
+worker sampled: what the router itself reports would prove nothing.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ TASKS = (
         ("Observation: 10\nAnswer:", 3600),
     ),
 )
-"""The turns of each task: what the workflow writes, and the sampling seed of the line that the model puts behind it.
+"""The turns of each task: what the workflow writes, and the sampling seed of the line that the model adds to it.
 
-The model looks back three tokens, so it sees of all this only the last word and its colon. The seeds were chosen for lines
-that make sense there: with most seeds they do not. A rollout that has finished one task goes on with the next.
+The model looks back three tokens, so of all this it sees only the last word and its colon. The seeds were chosen for lines
+that make sense there; with most seeds they do not. A rollout that has finished one task goes on with the next.
 """
 RETRY_SECONDS = 60.0
 RETRY_EVERY = 0.1
@@ -79,13 +79,13 @@ class Rollout:
 
     Attributes:
         text: all of it so far, as its author sees it.
-        turns: what the workflow wrote and what the model put behind it, turn by turn.
+        turns: what the workflow wrote and what the model added, turn by turn.
         sampled: the `output_ids` of each reply, as the worker sent them.
         prompt_tokens: how many tokens were sent to workers, all turns together.
         reused_tokens: how many of these were known already and not encoded again.
         trajectory: the answer of `/retrieve_from_text`, at the end.
         request_ids: the request id of each reply.
-        sent_again: how many requests were sent again, because the router had gone.
+        sent_again: how many requests were sent again, because the router was gone.
     """
 
     text: str
@@ -125,7 +125,7 @@ class Rollout:
     def call(
         self, url: str, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
     ) -> tuple[dict[str, str], dict[str, Any]]:
-        """Do what `call` does; where the connection breaks or is refused, try again, as clients do while a router restarts."""
+        """Do as `call`; if the connection breaks or is refused, try again, as clients do while a router restarts."""
         deadline = time.monotonic() + RETRY_SECONDS
         again = 0
         while True:

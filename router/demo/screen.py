@@ -13,7 +13,7 @@ _WIDTH = 110  # cells, where there is no terminal
 
 
 def console() -> Console:
-    """Return a console on standard output that prints texts as they are: their brackets are not markup."""
+    """Return a console on standard output that prints texts unchanged: their brackets are not markup."""
     width = None if sys.stdout.isatty() else _WIDTH
     return Console(width=width, markup=False, emoji=False, highlight=False)
 

@@ -111,11 +111,11 @@ def _serve(out: Console, url: str, store: Path) -> int:
     )
     out.print(f"The inspector shows it token by token: {url}/inspect", soft_wrap=True)
     out.print("A turn, the next one, and the tokens of both:\n")
-    # With a seed a reply is the same each time, so the second line can quote the first reply before anybody has run it.
+    # With a seed the reply is always the same, so the second command can quote it before the first command was run.
     text = "Question: What is 6 * 7?\n"
     for seed, observation in ((SEEDS[0], "\nObservation: 42\n"), (SEEDS[1], "")):
         body = {"text": text, "sampling_params": {"max_new_tokens": 32, "sampling_seed": seed}}
-        _, reply = call(url, "/generate", body, {"x-radix-namespace": "demo"})  # not among what is tried
+        _, reply = call(url, "/generate", body, {"x-radix-namespace": "demo"})  # apart from what the user will send
         _print_curl(out, url, "/generate", body)
         text += reply["text"] + observation
     _print_curl(out, url, "/retrieve_from_text", {"text": text})

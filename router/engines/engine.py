@@ -63,7 +63,7 @@ class Exchange(Protocol):
     over: bool
 
     def whole(self, answers: Sequence[Answer]) -> Answer | Exchange:
-        """Return the reply in the common form to answers in one piece, or what the worker is asked next.
+        """Return the reply in the common form for answers in one piece, or the exchange that asks the worker next.
 
         Raise UntranslatableError.
 

@@ -50,12 +50,12 @@ def is_nested(raw: Raw | bytes | None) -> bool:
 
 # Lists of numbers --------------------------------------------------------------------------------------------------------
 
-# It keeps its buffers, which saves allocating them each time. A second thread gets an error, and never another's numbers.
+# It keeps its buffers, which saves allocating them each time. A second thread gets an error, never the numbers of the first.
 _parser = simdjson.Parser()
 
 
 class NotNumbersError(Exception):
-    """Something else than a list of such numbers."""
+    """The JSON is not a list of such numbers."""
 
 
 class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Python 3.12
@@ -83,14 +83,14 @@ def packed_ids(ids: Sequence[int]) -> Sequence[int]:
 
 
 def packed_logprobs(logprobs: Sequence[float | None]) -> Sequence[float | None]:
-    """Return logprobs as `Numbers`; unchanged if one of them is no finite number."""
+    """Return logprobs as `Numbers`; unchanged if one of them is not a finite number."""
     if isinstance(logprobs, Numbers) or not all_finite(logprobs):
         return logprobs
     return Numbers("d", logprobs)
 
 
 def all_finite(values: Sequence[float | None]) -> bool:
-    """Return whether every one of them is a number, and finite."""
+    """Return whether every value is a finite number."""
     try:
         return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
     except (TypeError, ValueError, OverflowError):
@@ -100,7 +100,7 @@ def all_finite(values: Sequence[float | None]) -> bool:
 def read_list(raw: bytes | bytearray, kind: Literal["i", "d"]) -> NDArray[Any]:
     """Read a JSON list of integers (`i`, as int64) or of any numbers (`d`, as the floats that Python reads).
 
-    Raises NotNumbersError. Brackets inside of the list are read as if they were not there.
+    Raises NotNumbersError. Brackets inside the list are ignored.
     """
     try:
         found = _parser.parse(raw)

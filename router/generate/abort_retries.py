@@ -30,7 +30,7 @@ class Retries:
     def __init__(
         self, config: AbortConfig, metrics: RouterMetrics, allowed: Callable[[], Awaitable[bool]] | None = None
     ) -> None:
-        """`allowed`: awaited before each attempt; hears of the aborts that were asked for, and returns whether it could."""
+        """`allowed`: awaited before each attempt; learns of the aborts that clients asked for, and returns whether it could."""
         self.allowed = allowed
         self._config = config
         self._counted = metrics.abort_retries

@@ -116,7 +116,7 @@ class Fleet:
     async def abort_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """End generations by the id that the client knows, or all of them. None of them is sent again.
 
-        Raises BadRequestError for a body that is no object, and ForbiddenError for an end of all without an admin key.
+        Raises BadRequestError for a body that is not an object, and ForbiddenError for an end of all without an admin key.
         """
         raw = await read_json(scope, receive, self._max_body_bytes)
         fields, body, caller = parse_object(raw), _object(raw), request_state(scope).caller
@@ -162,7 +162,7 @@ class Fleet:
                     if version is not None:
                         over = await self._updated(begun, version, answers, announced=known.names_version)
                 finally:
-                    # What begins behind the answer has the new weights, and is not meant by the abort.
+                    # What begins after the answer has the new weights: the abort does not mean it.
                     wait = UNTIL_GONE if over.version is not None else MOMENT if aborts else 0.0
                     last = await self.peers.tell(over, seconds=wait)
                 heard = heard if heard.error is not None else last
@@ -174,7 +174,7 @@ class Fleet:
     async def _updated(
         self, call: CallBegan, version: str, answers: Sequence[WorkerAnswer], *, announced: bool
     ) -> CallOver:
-        """Note what an update has set, and return what the other routers are told of it."""
+        """Note what an update has set, and return what to report to the other routers."""
         # A worker that may have restarted in the meantime has the weights of its disk.
         same = {(worker.id, worker.doubts) for worker in self._pool.list()}
         taken_by = {answer.id for answer in answers if answer.done and (answer.id, answer.doubts) in same}
@@ -231,7 +231,7 @@ class Fleet:
             pass
 
     async def may_retry(self) -> bool:
-        """Hear of all aborts that were asked for at any router; return whether that was possible, or is not necessary."""
+        """Learn of all aborts that clients asked for at any router; return whether that was possible, or not necessary."""
         return await self.peers.catch_up() or self.peers.alone
 
     # Aborts of single generations --------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class _Everywhere:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Return a body as an object, {} if it is none: the workers decide whether it has to be one.
+    """Return a body as an object, {} if it is not one: the workers decide whether it has to be.
 
     Raises BadRequestError for JSON that is nested too deeply to be read.
     """

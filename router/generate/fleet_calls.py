@@ -96,7 +96,7 @@ class CallSender:
         self.seconds = seconds
 
     async def send(self, worker: Worker, call: FleetCall, seconds: float | None = None) -> WorkerAnswer:
-        """Return one worker's answer. `seconds`: another limit than `--fleet-timeout`, for a call that is no transfer."""
+        """Return one worker's answer. `seconds`: another limit than `--fleet-timeout`, for a call that is not a transfer."""
         sent = _SentCall(self._upstream, self._prober, worker, call)
         try:
             if call.transfer:

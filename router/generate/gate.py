@@ -33,7 +33,7 @@ class Gate:
         self.held: list[Message] = []
 
     def head(self, start: Message, *, stream: bool) -> Message:
-        """Return the head unchanged. A reply that is no stream is an error, which only a first attempt passes on."""
+        """Return the head unchanged. A reply that is not a stream is an error, which only a first attempt passes on."""
         if not stream:
             self._judged = True
             self.refused = self._again and start["status"] != 200

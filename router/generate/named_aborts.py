@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _Meant = Sequence[tuple[InFlight, int]]
 
 _LONGER = 5.0
-"""Seconds that another router has beyond `--fleet-timeout`, to tell what its workers said."""
+"""Seconds that another router has beyond `--fleet-timeout`, to report what its workers said."""
 
 
 class NamedAborts:
@@ -97,7 +97,7 @@ class NamedAborts:
             task.add_done_callback(self._answering.discard)
 
     async def _answer(self, abort: Abort, number: int, meant: _Meant) -> None:
-        """Abort generations at their workers for another router, and tell it what they said."""
+        """Abort generations at their workers for another router, and report to it what they said."""
         try:
             answers = await self._call_workers(meant, abort, None)
             told = tuple(msgspec.to_builtins(answer) for answer in answers)
@@ -111,7 +111,7 @@ class NamedAborts:
             self._answered[event.abort].append(event)
 
     async def _call_workers(self, meant: _Meant, abort: Abort, scope: Scope | None) -> list[WorkerAnswer]:
-        """Tell the workers. Without a `scope` with the headers of the generation itself."""
+        """Send the abort to the workers; without a `scope`, with the headers of the generation itself."""
         calls = []
         for one, position in meant:
             at_worker = one.rids.get(position)

@@ -1,4 +1,4 @@
-"""Ends the work for a client in the moment in which the client leaves."""
+"""Ends the work for a client the moment the client leaves."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ServedClient:
         self._watching: list[Callable[[], object]] = []
 
     def leave(self) -> None:
-        """Note that the client is gone, and call all who want to know it."""
+        """Note that the client is gone, and run the callbacks of `watch`."""
         self.gone = True
         for call in tuple(self._watching):
             call()
 
     def watch(self, call: Callable[[], object]) -> None:
-        """Call this when the client leaves, soon if it has left already."""
+        """Run `call` when the client leaves, or soon if it has left already."""
         self._watching.append(call)
         if self.gone:
             asyncio.get_running_loop().call_soon(call)
@@ -46,7 +46,7 @@ class ServedClient:
 
 
 def served_client(scope: Mapping[str, Any]) -> ServedClient | None:
-    """Return what the server knows of the client of a request; None if it tells nothing."""
+    """Return what the server knows of the client of a request; None if it reports nothing."""
     found: ServedClient | None = (scope.get("extensions") or {}).get(EXTENSION)
     return found
 
@@ -54,7 +54,7 @@ def served_client(scope: Mapping[str, Any]) -> ServedClient | None:
 class ClientMessages:
     """A `receive` for a request that has come as a whole: nothing but the client's end can follow.
 
-    `client` tells of that end, too; it is None where the server tells nothing.
+    `client` reports that end, too; it is None if the server does not report it.
     """
 
     __slots__ = ("_receive", "client")
@@ -72,7 +72,7 @@ class ClientConnection:
 
     The client's end cancels the task of the block, which then ends with ClientDisconnectedError; a cancellation from outside
     stays a CancelledError. (The bookkeeping with `uncancel` follows `asyncio.timeout`.) So the work itself needs no check per
-    chunk. Where the server tells nothing, a second task reads `receive` for as long as the block runs.
+    chunk. Where the server reports nothing, a second task reads `receive` for as long as the block runs.
     """
 
     def __init__(self, receive: Receive) -> None:

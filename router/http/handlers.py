@@ -12,7 +12,7 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ByMethod:
-    """One path, a handler for each method. A class, because Starlette takes a function for an endpoint of its own form."""
+    """One path, a handler for each method. A class, because Starlette treats a function as an endpoint of its own form."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = handlers

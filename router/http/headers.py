@@ -52,7 +52,7 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def text_of(value: bytes) -> str:
-    """Return a name in a header, as bodies write it, too. Clients send what is no ASCII in UTF-8, or in latin-1."""
+    """Return a name in a header, as bodies write it, too. Clients send non-ASCII names in UTF-8 or in latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -65,11 +65,11 @@ def first_values(scope: Scope) -> dict[bytes, bytes]:
 
 
 def request_target(scope: Scope) -> str:
-    """Return path and query as the client wrote them, escapes included. Raises BadRequestError for what is no path."""
+    """Return path and query as the client wrote them, escapes included. Raises BadRequestError if they are not a path."""
     raw: bytes | None = scope.get("raw_path")
     path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
     if not path.startswith("/"):
-        # Behind a worker's URL, anything else would change the host or the port.
+        # After a worker's URL, anything else would change the host or the port.
         raise BadRequestError(f"the request target must begin with a slash, not {path!r}")
     query: bytes = scope.get("query_string", b"")
     return f"{path}?{query.decode('latin-1')}" if query else path
@@ -95,7 +95,7 @@ def reply_headers(headers: Sequence[tuple[bytes, bytes]]) -> HeaderList:
 def _passing(
     headers: Sequence[tuple[bytes, bytes]], dropped: frozenset[bytes], dropped_beginnings: tuple[bytes, ...] = ()
 ) -> HeaderList:
-    """Return the headers that are not dropped, nor named by a `connection` header; their names in lower case."""
+    """Return the headers that are neither dropped nor named by a `connection` header; their names in lower case."""
     for name, value in headers:
         if len(name) == len(b"connection") and name.lower() == b"connection":
             dropped = dropped.union(token.strip().lower() for token in value.split(b","))

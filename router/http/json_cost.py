@@ -61,7 +61,7 @@ def _brackets(body: bytes, start: int, end: int) -> int:
 
 
 def _behind_string(body: bytes, at: int) -> int:
-    """Return the place behind the string that began before `at`."""
+    """Return the index after the string that began before `at`."""
     while at < len(body):
         found = _INSIDE.match(body, at, at + _STEP)
         assert found is not None
@@ -69,5 +69,5 @@ def _behind_string(body: bytes, at: int) -> int:
         if body[at : at + 1] == b'"':
             return at + 1
         if found.end() == found.start():
-            at += 2  # the window ends between a backslash and what is behind it
+            at += 2  # the window ends between a backslash and the character that it escapes
     return at

@@ -12,7 +12,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload")
-"""One for the process. With several, each of them would get its turn before the event loop gets its own."""
+"""One thread for the process. With several, each of them would get its turn before the event loop gets its own."""
 
 
 async def offload(heavy: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -55,7 +55,7 @@ class ConnectFailedError(UpstreamFailure):
 class ClosedBeforeReplyError(UpstreamFailure):
     """The request was sent, at least in part, and the connection ended before any of the reply came.
 
-    `kept`: the connection had served another request. The worker may have closed it as idle in the moment of use.
+    `kept`: the connection had served another request. The worker may have closed it as idle at the moment of use.
     """
 
     def __init__(self, message: str, *, kept: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Hashes of blocks of token ids, as in the `kv_index` crate of SGLang's gateway.
 
-A block's content hash is xxh3-64 over its ids as little-endian u32. Its prefix hash distinguishes it from the same ids behind
+A block's content hash is xxh3-64 over its ids as little-endian u32. Its prefix hash distinguishes it from the same ids after
 another prefix: for the first block it is the content hash; for each further block it is taken over the previous prefix hash and
 the block's content hash, eight little-endian bytes each. All hashes use the same seed.
 """
@@ -21,7 +21,7 @@ def content_hashes(ids: Sequence[int], block_size: int) -> Iterator[int]:
     """Return a lazy iterator over the content hashes of a prompt's whole blocks; none for a block size below 1.
 
     A memoryview or array of 32-bit integers is not copied item by item, which saves a third of the time. Raises OverflowError,
-    before the first hash, for an id that is no u32.
+    before the first hash, for an id that does not fit into u32.
     """
     data = _packed(ids)
     step = 4 * block_size
@@ -31,7 +31,7 @@ def content_hashes(ids: Sequence[int], block_size: int) -> Iterator[int]:
 
 
 def prefix_hash(before: int | None, content: int) -> int:
-    """Return the prefix hash of a block with this content hash behind the prefix hash `before`; None for the first block."""
+    """Return the prefix hash of a block with this content hash after the prefix hash `before`; None for the first block."""
     return content if before is None else xxh3_64_intdigest(_pair(before, content), _SEED)
 
 

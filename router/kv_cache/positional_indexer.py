@@ -1,6 +1,6 @@
 """Which worker holds which blocks of KV cache, as the workers report it.
 
-A block is a page of token ids. The same page behind another prefix is another block, so a block is identified by a hash of
+A block is a page of token ids. The same page after another prefix is another block, so a block is identified by a hash of
 everything up to its end:
 
       ids        | block 0 | block 1         | block 2         |
@@ -9,7 +9,7 @@ everything up to its end:
       holders    | 0b0111  | 0b0101          | 0b0100          |   one bit for each worker
 
 `find_matches` goes from block to block and keeps the workers that hold all of them so far: a worker that lacks one block drops
-out, however much it has behind it. This is exact, and a step costs the same for one worker as for five hundred.
+out, however many later blocks it has. This is exact, and a step costs the same for one worker as for five hundred.
 
 A worker empties its cache at every weight update, and the whole fleet does so at once. Walking over its blocks would block the
 event loop each time. Instead, the worker gets a new bit, and the entries with the old bit, which no lookup reads any more, are
@@ -107,7 +107,7 @@ class PositionalIndexer:
         return self._sizes[worker] - before
 
     def apply_removed(self, worker: str, own_hashes: Iterable[int]) -> int:
-        """Remove blocks that a worker dropped, but not the blocks behind them. Return the number of blocks that it lost.
+        """Remove blocks that a worker dropped, but not the blocks after them. Return the number of blocks that it lost.
 
         Raises WorkerNotTrackedError.
         """

@@ -76,7 +76,7 @@ def _encodable(value: str | int) -> str | int:
 def _in_our_words(record: logging.LogRecord) -> bool:
     """Log a reply that was broken off on purpose in one line: its traceback is uvicorn's, and says nothing.
 
-    That the application could not start, or was stopped before it had, is left out: the server says so itself.
+    It leaves out that the application could not start, or was stopped before it had started: the server logs that itself.
     """
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, RouterError | UpstreamFailure):

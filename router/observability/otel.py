@@ -65,7 +65,7 @@ class OtelTracer:
         return OtelSpan(self._start("receive", attributes, parent), parent)
 
     def span(self, name: str, **attributes: Attribute) -> OtelSpan:
-        """Return a span that is never current: work that a reply's bytes cause on their way is no part of `upstream`."""
+        """Return a span that is never current: work that a reply's bytes cause on their way is not part of `upstream`."""
         return OtelSpan(self._start(name, attributes, None), None)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class RequestRecord:
 
 
 class Requests:
-    """All requests in flight, oldest first. Who serves a request adds it to `records`, and removes it."""
+    """All requests in flight, oldest first. The code that serves a request adds it to `records`, and removes it."""
 
     def __init__(self) -> None:
         self.records: dict[RequestRecord, None] = {}

@@ -1,4 +1,4 @@
-"""What routers of one fleet talk by: a log that all of them append to and read, and words that hold for some seconds.
+"""How routers of one fleet communicate: a log that all append to and read, and announcements that hold for some seconds.
 
 A memory that several routers share has such a channel (`Peers.join`). Without one, a router is alone.
 """
@@ -46,21 +46,21 @@ class Channel(Protocol):
         ...
 
     async def read(self, after: int) -> Sequence[Entry]:
-        """Return the next entries behind a number; none at the end."""
+        """Return the next entries after a number; none at the end."""
         ...
 
     async def wait(self, after: int, seconds: float) -> int:
-        """Return the number of the last entry as soon as it is greater than `after`, or when the time is over."""
+        """Return the number of the last entry as soon as it is greater than `after`, or when the time has passed."""
         ...
 
     async def trim(self, before: int) -> None:
-        """Forget the entries in front of a number."""
+        """Forget the entries before a number."""
         ...
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
-        """Say something that holds for some seconds from now on, in the place of what was said under this name."""
+        """Announce something for some seconds from now on; it replaces the last announcement under this name."""
         ...
 
     async def announced(self) -> Mapping[str, bytes]:
-        """Return what holds now, by name."""
+        """Return the announcements that hold now, by name."""
         ...

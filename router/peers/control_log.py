@@ -24,7 +24,7 @@ R = TypeVar("R")
 PATIENCE: Final = 5.0
 """Seconds after which a step of the channel has failed."""
 SNAPSHOT_EVERY: Final = 1_000
-"""Entries after which a snapshot is taken. So many are kept in front of it, for routers that are behind."""
+"""Entries after which a snapshot is taken. As many are kept before it, for routers that lag behind."""
 
 
 async def in_time(step: Awaitable[R], seconds: float | None = None) -> R:
@@ -60,14 +60,14 @@ class ControlLog:
         self._token = token
         self._handlers: dict[type[Told], Callable[[Any, int, bool], Awaitable[None]]] = {}
         self.on_set_back: Callable[[list[Told]], None] = lambda told: None
-        """Called with what has to be told again, because the log has lost it."""
+        """Called with the entries to append again, because the log has lost them."""
         self._reading = asyncio.Lock()
         self._last: Entry | None = None
 
     def hear(self, kind: type[T], handler: Callable[[T, int, bool], Awaitable[None]]) -> None:
         """Call `handler(event, number, own)` for each entry of a kind, in their order; `own`: this router has appended it.
 
-        The number is 0 for what is no entry: there is no channel, or it cannot be reached.
+        The number is 0 for an event without an entry: there is no channel, or it cannot be reached.
         """
         self._handlers[kind] = handler
 
@@ -117,7 +117,7 @@ class ControlLog:
         await in_time(channel.wait(self.read, seconds), PATIENCE + seconds)
 
     async def shorten(self, channel: Channel) -> None:
-        """Take a snapshot after many entries, and forget what is long in front of it."""
+        """Take a snapshot after many entries, and forget the entries long before it."""
         if self.state.entries > SNAPSHOT_EVERY:
             number = await self.append(channel, self.state.snapshot(), self.read)
             if number is not None:

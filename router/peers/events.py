@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 MOST_REMOVED: Final = 10_000
-"""Workers of which it is kept that they were removed, the latest."""
+"""How many removed workers are remembered, the latest ones."""
 _SHOWN: Final = 200
 
 
@@ -42,7 +42,7 @@ class WorkerAdded(Told, frozen=True):
 
 
 class WorkerRemoved(Told, frozen=True):
-    """A worker was removed by a call: it gets no more requests from anybody."""
+    """A worker was removed by a call: no router sends it more requests."""
 
     KIND = "worker_removed"
 
@@ -61,7 +61,7 @@ class CallBegan(Told, frozen=True):
 
 
 class AbortsOver(Told, frozen=True):
-    """The workers have aborted what they had; what begins from now on is not meant."""
+    """The workers have aborted what they had; generations that begin from now on are not meant."""
 
     KIND = "aborts_over"
 

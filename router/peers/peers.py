@@ -1,12 +1,13 @@
-"""The other routers of the fleet: what is told to them, and what is heard.
+"""The other routers of the fleet: what this router tells them, and what it hears from them.
 
-Whatever concerns all routers is an entry of one log (`events`). A router applies an entry when it reads it, its own entries
-too: so all of them come to the same state, whoever was first. Each reads the log as it goes on, and to its end before anything
-depends on it (`catch_up`). A call that changes something is answered when every router that is there (`presence`) has read so
-far, or is not there any more.
+Everything that concerns all routers is an entry of one log (`events`). A router applies an entry when it reads it, its own
+entries too, so all of them reach the same state, whichever wrote first. Each reads the log all the time, and to its end before
+anything depends on it (`catch_up`). A call that changes something is answered when every router that is there (`presence`) has
+read its entry, or is not there any more.
 
-While the log cannot be reached, a router goes on alone: calls take effect here, their answers say that nobody else was told,
-and the entries are appended, in their order, when the log is back. What others appended meanwhile then stands before them.
+While the log cannot be reached, a router goes on alone: calls take effect here, their answers say that no other router was
+told, and the entries are appended, in their order, when the log is back. What others appended meanwhile then stands before
+them.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ MOMENT: Final = 0.25
 _RUSHED: Final = 2.0
 """Seconds that a request waits for the store, and an announcement: so it fails before the last one has run out."""
 _DOUBT: Final = 1.0
-"""Seconds behind a failure in which requests still try: what the store was asked when this process was stopped has failed."""
+"""Seconds after a failure in which requests still try: a question to the store fails if this process is stopped meanwhile."""
 _LATE_IS_RIGHT = (WorkerAdded, WorkerRemoved, CallOver)
-"""What is told later, if it cannot be told now. An abort is about now."""
+"""Events that are appended later if they cannot be appended now. An abort concerns only the present."""
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """Who heard of something that was told.
+    """Which routers have read an entry.
 
     Attributes:
-        number: of the entry; 0 if it could not be written, or there is nobody to tell.
+        number: of the entry; 0 if it could not be written, or there is no channel.
         missing: ids of routers whose announcement ran out before they had read it. They read it before they go on.
-        error: why nobody else knows.
+        error: why no other router knows.
     """
 
     number: int = 0
@@ -73,7 +74,7 @@ class Peers:
         self.until = math.inf
         self.on_version: Callable[[str | None], Awaitable[None]] = _nothing
         """Awaited with a weight version that a call here has set at all workers, before others hear of it; with None when
-        another router has told of one."""
+        another router reports one."""
         self._channel: Channel | None = None
         self._renewing = asyncio.Lock()
         self._telling = asyncio.Lock()
@@ -108,7 +109,7 @@ class Peers:
         await self.catch_up()
 
     async def go_live(self) -> None:
-        """From now on, hear what is told. The caller has done what `log.state` says."""
+        """Handle entries from now on. The caller has done what `log.state` says."""
         self.log.live = True
         if self._channel is not None:
             self._listening = asyncio.create_task(self._listen(self._channel), name="what other routers tell")
@@ -116,7 +117,7 @@ class Peers:
             await self.look_again()
 
     async def close(self) -> None:
-        """Say good-bye."""
+        """Append what was not told yet, and take the announcement back."""
         if self._listening is None or self._channel is None:
             return
         self._listening.cancel()
@@ -190,8 +191,8 @@ class Peers:
     async def take_turn(self, call: CallBegan) -> Heard:
         """Append the beginning of a call. One that updates waits until no router has another such call in progress.
 
-        After one that aborts the others have a moment to hear of it. Else they might send what waits in their queues to workers
-        that have just aborted everything.
+        After a call that aborts, the others have a moment to hear of it. Otherwise they might send what waits in their queues
+        to workers that have just aborted everything.
         """
         channel = self._channel
         if channel is None:
@@ -270,7 +271,7 @@ class Peers:
     async def _renew(self, channel: Channel, *, overdue: bool = False) -> None:
         """Announce this router. If it was not announced for a time, read on before anything else. Raises ChannelError.
 
-        `overdue`: only if nobody else has done it meanwhile.
+        `overdue`: only if no other task has done it meanwhile.
         """
         async with self._renewing:
             if overdue and time.monotonic() < self.until:
@@ -308,7 +309,7 @@ class Peers:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _look_around(self, channel: Channel) -> None:
-        """Look who is there. The calls of those who are not are over; and one router keeps the log short."""
+        """Look which routers are there. The calls of routers that left are over; and one router keeps the log short."""
         others = await in_time(self.presence.look(channel))
         for call in list(self.log.state.calls.values()):
             if call.by not in others and call.by != self.presence.token:

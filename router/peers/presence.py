@@ -1,8 +1,8 @@
-"""Who is there: each router announces itself for some seconds, again and again, with its load and how far it has read.
+"""Which routers are there: each announces itself for some seconds, again and again, with its load and how far it has read.
 
-A router whose announcement ran out (it was stopped, or the store was away) is waited for by nobody. So before it goes on it
-announces itself and *then* reads the log to its end: whatever was told meanwhile is in there, and whoever tells something
-from then on waits for it.
+No router waits for one whose announcement ran out (it was stopped, or the store was away). So before such a router goes on, it
+announces itself and *then* reads the log to its end: all entries appended meanwhile are in it, and a router that appends one
+from then on waits for this router.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         read: the number of the last entry of the log that it has read and applied.
-        busy: the entries among them about which it still has to tell something.
+        busy: the entries among them to which its own answer is still to come.
         said: when, in seconds since the epoch by its own clock.
     """
 
@@ -101,7 +101,7 @@ class Presence:
         return True
 
     def held(self) -> None:
-        """Say that the log was read to its end behind the last announcement."""
+        """Note that the log was read to its end after the last announcement."""
         self.until = self._begun + LEASE_SECONDS
 
     async def leave(self, channel: Channel) -> None:
@@ -109,7 +109,7 @@ class Presence:
         await channel.announce(self._name, b"", 0)
 
     async def look(self, channel: Channel) -> Mapping[str, Announced]:
-        """Return who else is there now, by token. Raises ChannelError."""
+        """Return the other routers that are there now, by token. Raises ChannelError."""
         found: dict[str, Announced] = {}
         for data in (await channel.announced()).values():
             try:

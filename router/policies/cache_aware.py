@@ -5,15 +5,15 @@ worker of its longest known prefix. Taken literally, that rule ruins a run in wh
 has the system prompt, so it gets everything. Three rules prevent this:
 
 - A prefix only counts for a worker if others lack it. What more than half of the fleet holds is common to all, and lengths and
-  shares are measured behind it.
+  shares are measured from its end.
 - A prompt that continues a conversation stays on its worker, whatever share of it is known (see `remembered_prompts`). Replies
-  that pass through the router are remembered behind their prompts, which tells samples of one prompt apart.
+  that pass through the router are remembered after their prompts, which tells samples of one prompt apart.
 - A worker that was given too much work lately gets no new conversations because of its cache; if it also has too many requests
   in flight, it gets no further turns of its old conversations either.
 
 Workers that publish their KV cache events are believed over the tree, which does not know what they evicted.
 
-A decision reveals nothing of other tenants' prompts: the trees hold each tenant's prompts behind a salt of its own.
+A decision reveals nothing of other tenants' prompts: the trees hold each tenant's prompts after a salt of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from router.workers.worker import Worker
 
 _SLIP_IDS = 48
 _SLIP_CHARACTERS = 160
-"""Length of a prompt's end that the next turn may drop: a generation prompt, an open reasoning block. A match behind the common
+"""Length of a prompt's end that the next turn may drop: a generation prompt, an open reasoning block. A match after the common
 prefix that is longer than this is no coincidence."""
 
 _SALT = 16
@@ -112,7 +112,7 @@ class CacheAware:
         return Decision(self._least(workers, min({worker.inflight for worker in workers})), "no_prompt")
 
     def replied(self, worker: Worker, query: RouteQuery, beginning: str | Sequence[int]) -> None:
-        """Remember the start of a reply behind its prompt."""
+        """Remember the start of a reply after its prompt."""
         if worker.url in self._leaving or not beginning:
             return
         if isinstance(beginning, str):
@@ -271,7 +271,7 @@ class PolicyCopy:
 
 
 def _is_enough(known: Known, length: int, slip: int, threshold: float) -> bool:
-    """Whether more than the threshold is known, and the part behind the common prefix is long or everything: no coincidence."""
+    """Whether more than the threshold is known, and the part after the common prefix is long or everything: no coincidence."""
     own = known.matched - known.shared
     return known.matched > threshold * length and (own > min(slip, length // NEGLIGIBLE) or known.matched == length)
 

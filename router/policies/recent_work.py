@@ -1,8 +1,8 @@
 """How much work each worker was given lately.
 
-Requests in flight show who is busy now. They show neither who holds the conversations whose clients are thinking nor whose
-requests are long; the tokens routed lately do. Time is counted in decisions: every decision makes all earlier work weigh a
-little less. Instead of shrinking every sum, the weight of new work grows, so a decision costs the same for any fleet size.
+Requests in flight show which workers are busy now. They do not show which hold conversations whose clients are thinking, or
+which have long requests; the tokens routed lately do. Time is counted in decisions: every decision makes all earlier work weigh
+a little less. Instead of shrinking every sum, the weight of new work grows, so a decision costs the same for any fleet size.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from router.prefix_tree.snapshot import SnapshotError
 logger = logging.getLogger(__name__)
 
 _UNITS_PER_STEP = 1 << 14
-"""Units that one step forgets. With short prompts, that blocks the event loop for three milliseconds."""
+"""Units that one step forgets. With short prompts, this blocks the event loop for three milliseconds."""
 
 _NODES_PER_STEP = 500
 """Nodes that one step copies: about a millisecond."""

@@ -69,7 +69,7 @@ class PrefixCore(Generic[AnyStr]):
             tenants = node.tenants
             if tenants.pop(tenant, None) is None:
                 gained += len(node.edge)
-            tenants[tenant] = ticks  # behind all other tenants
+            tenants[tenant] = ticks  # after all other tenants
         self._gain(tenant, gained).offer(path[-1])
         return path[-1]
 

@@ -11,7 +11,7 @@ also holds every node above. Each node keeps the last access of each tenant:
 
 An access stamps the whole path, so no node was used before the nodes below it. If nodes of the same access are ordered deepest
 first, the least recently used node of a tenant is therefore always one of its leaves. No children need counting per tenant, and
-a split changes nothing for anybody.
+a split changes nothing for any tenant.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PrefixNode(msgspec.Struct, Generic[AnyStr], gc=False, eq=False):
     """A node; see the top of this file. The garbage collector does not track nodes: `detach` cuts the reference cycles.
 
     Attributes:
-        edge: what the node's key has behind its parent's; empty at the root only.
+        edge: what the node's key adds to its parent's; empty at the root only.
         parent: None at the root, and for a node that has left the tree.
         end: the length of the node's key. It never changes: a split puts a new node above.
         tenants: tenant -> tick of its last access, in this order; empty at the root only.
@@ -89,7 +89,7 @@ class Holding(Generic[AnyStr]):
 
     The heap has an entry for every leaf of the tenant. An entry that is outdated, because the node was used again or is no
     longer held, is recognised when it comes up; all outdated entries are dropped whenever the heap has doubled. Entries of
-    nodes that are no leaves do no harm, because the nodes below come first.
+    inner nodes do no harm, because the nodes below come first.
 
     Attributes:
         tenant: the tenant's name.

@@ -9,7 +9,7 @@ at a mark (`*` in the picture), and its next turn will begin with all of that, o
                                                               ^ history drops the generation prompt: just before a mark
 
 So a prompt continues a conversation if it runs through a mark, or leaves the tree a little before one. What most of the fleet
-holds tells no workers apart, however long it is: everything is measured behind it.
+holds tells no workers apart, however long it is: everything is measured from its end.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class RememberedPrompts(Generic[Key, AnyStr]):
 
     @staticmethod
     def _lacks_little(descent: Descent[AnyStr], first: int) -> bool:
-        """Whether the prompt has, behind the last branch, at least twice as much as it lacks up to the mark.
+        """Whether the prompt has, after the last branch, at least twice as much as it lacks up to the mark.
 
         A few characters that any two questions share make no conversation.
         """

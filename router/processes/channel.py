@@ -41,7 +41,7 @@ def send_last(connection: socket.socket, message: Message) -> None:
 
 
 def receive_first(connection: socket.socket) -> bytes:
-    """Return what came first through a blocking socket. Raise EOFError if the other end is gone."""
+    """Return the first bytes from a blocking socket. Raise EOFError if the other end is gone."""
 
     def exactly(count: int) -> bytes:
         parts = b""
@@ -56,7 +56,7 @@ def receive_first(connection: socket.socket) -> bytes:
 
 
 class Channel:
-    """One end. `answer` gets each message that is no answer, and returns the answer, or None for none."""
+    """One end. `answer` gets each message that is not an answer, and returns the answer to it, or None for none."""
 
     def __init__(self, connection: socket.socket, answer: Callable[[Message], Awaitable[Message | None]]) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""One of several processes: a router as any other, whose connections come through a socket that it inherits.
+"""One of several processes: a router like any other, whose connections come through a socket that it inherits.
 
 The parent starts it as `python -m router.processes.child DESCRIPTOR`, the number of one end of a socket pair.
 """
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve until the parent says that it is enough, or is gone. Exits as `router.cli.main` does."""
+    """Serve until the parent ends it, or is gone. Exits as `router.cli.main` does."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _end_with_the_parent()
     faulthandler.register(STACKS)

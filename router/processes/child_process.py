@@ -82,12 +82,12 @@ class ChildProcess:
         return self._ready.is_set() and not self._ended.done()
 
     async def go(self, seconds: float) -> None:
-        """Let it accept connections, and return when it does; if it ends or hangs instead, heartbeats tell."""
+        """Let it accept connections, and return when it does; if it ends or hangs instead, heartbeats show it."""
         self.serves = True
         await self._channel.ask(Go(), seconds)
 
     async def ended(self) -> int:
-        """Return its exit code when it has ended, and all of its log is written; negative: the signal that it died of."""
+        """Return its exit code when it has ended and all of its log is written; negative: the signal that killed it."""
         return await asyncio.shield(self._ended)
 
     @property
@@ -117,7 +117,7 @@ class ChildProcess:
         self._signal(signal.SIGKILL)
 
     async def kill_hung(self) -> None:
-        """Kill it; before that, its log gets what its threads do, if it can say so."""
+        """Kill it; before that, let it log what its threads do, if it can."""
         self.hung = True
         self._signal(signal.SIGUSR1)
         await asyncio.sleep(STACKS_SECONDS)

@@ -84,7 +84,7 @@ class JointMetrics(Collector):
             yield metric
 
     def _not_less(self, sample: Sample) -> float:
-        """Return the value, and never less than was told before: summed in another order, seconds differ in their last bit.
+        """Return the value, never less than the one before: summed in another order, seconds differ in their last bit.
 
         Prometheus takes the smallest step back for a new start, and counts everything once more.
         """

@@ -1,7 +1,7 @@
 """The routes that answer for all processes, whichever of them is asked.
 
-It stands inside the check of keys: who may see one process may see all. What is asked of the other processes does not pass
-through this layer there, nor is it counted as a request.
+This layer stands inside the check of keys: a caller that may see one process may see all. A question to another process does
+not pass through its layer, and does not count as a request there.
 """
 
 from __future__ import annotations

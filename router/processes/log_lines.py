@@ -11,7 +11,7 @@ LONGEST_LINE = 1 << 20
 
 
 class LineWriter:
-    """Writes the lines of processes to stderr, those of process 2 behind `2| `; lines of JSON hold the number themselves."""
+    """Writes the lines of processes to stderr, those of process 2 after `2| `; lines of JSON hold the number themselves."""
 
     def __init__(self, *, numbered: bool) -> None:
         self._numbered = numbered
@@ -35,7 +35,7 @@ class LineWriter:
         if self._numbered:
             mark = b"%d| " % number
             lines = mark + lines.replace(b"\n", b"\n" + mark)
-        with contextlib.suppress(OSError):  # as logging does: nobody reads it any more
+        with contextlib.suppress(OSError):  # as logging does: stderr has no reader any more
             sys.stderr.flush()
             sys.stderr.buffer.write(lines + b"\n")
             sys.stderr.buffer.flush()

@@ -59,7 +59,7 @@ class ParentLink:
         await self._channel.open()
         self._channel.tell(Ready())
         await self._channel.run()
-        os.kill(os.getpid(), signal.SIGKILL)  # the parent is gone, and nobody would end this process
+        os.kill(os.getpid(), signal.SIGKILL)  # the parent is gone, and nothing else would end this process
 
     async def _heard(self, message: Message) -> Message | None:
         answers = self._answers

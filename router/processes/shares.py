@@ -1,4 +1,4 @@
-"""What each of several processes gets to begin with, above all its share of the limits that the flags set for all."""
+"""What each of several processes gets at its start, above all its share of the limits that the flags set for all."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ BEAT_SECONDS = 5.0
 """Longest time between two heartbeats, which is also how much a process may have counted that its death takes away."""
 
 FEWEST_BEATS = 12
-"""Heartbeats at least in `--hang-timeout-secs`: one that comes late is no reason to kill anything."""
+"""Least number of heartbeats in `--hang-timeout-secs`: a single late one is no reason to kill a process."""
 
 LATE_SECONDS = 30.0
 """How long a process may take beyond `--shutdown-grace`, to write down what it has to."""
@@ -122,8 +122,8 @@ class Supervisor:
     # Start ------------------------------------------------------------------------------------------------------------
 
     async def _begin(self) -> int | None:
-        """Start all processes. Return the exit code if one of them could not, or there came a signal; None if all serve."""
-        # The first one alone: what keeps it from starting keeps all of them, and is to be said once.
+        """Start all processes. Return the exit code if one cannot start, or a signal comes; None if all serve."""
+        # The first one alone: what keeps it from starting keeps all of them, and is to be reported once.
         for numbers in ([1], range(2, len(self._setups) + 1)):
             children = [await self._start(number) for number in numbers]
             for child in children:
@@ -264,7 +264,7 @@ class Supervisor:
     async def _asked(self, child: ChildProcess, message: Message) -> Message | None:
         serving = [each for each in self._children.values() if each.serves]
         if isinstance(message, Scrape):
-            # Each is asked, the asking one too: what was served once must be known here when that process dies.
+            # Each is asked, the asking one too: a count that was served must be known here when its process dies.
             awake = [each for each in serving if each.silent <= 1]
             await asyncio.gather(*(self._pulse(each, ANSWER_SECONDS) for each in awake))
             self._metrics.heard(PARENT, families_of(self._registry))

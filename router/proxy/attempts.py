@@ -43,7 +43,7 @@ Failure = Literal["connect", "lost", "timeout", "error", "busy", "no_engine"]
 class Attempts:
     """Decides about the attempts of one request; the proxy sends them.
 
-    A worker may close a kept-alive connection in the moment of use, which looks exactly like a worker that died. So after the
+    A worker may close a kept-alive connection at the moment of use, which looks exactly like a worker that died. So after the
     first such loss all further attempts take new connections, and that worker is asked once more when no other one is left. A
     request that cannot be repeated takes a new connection at once.
 

@@ -1,7 +1,7 @@
-"""Sends requests in the common form to workers of any engine: only here adapters (`router/engines/engine.py`) are asked.
+"""Sends requests in the common form to workers of any engine, and alone uses the adapters (`router/engines/engine.py`).
 
-It stands between those who send (the proxy, and calls to the fleet) and the HTTP client. What it makes of several replies, or
-of another engine's events, looks to them like one reply of a worker.
+It stands between the senders (the proxy, and calls to the fleet) and the HTTP client. The senders see several replies, or
+another engine's events, as one reply of a worker.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EngineUpstream:
     """
 
     def __init__(self, upstream: Upstream, known: Callable[[str], KnownWorker]) -> None:
-        """`known(url)`: what the adapter is told about a worker."""
+        """`known(url)`: what the adapter knows about a worker."""
         self._upstream = upstream
         self._known = known
         self.send = upstream.send
@@ -110,7 +110,7 @@ async def _once(exchange: Exchange, send: _Send) -> WholeResponse | StreamRespon
 def _in_turn(send: _Send, *, streams: bool) -> _Send:
     """Return a `send` that waits while too many connections are open.
 
-    What is no stream is read to its end at once, because its connection is taken until then.
+    A reply that is not a stream is read to its end at once, because it occupies its connection until then.
     """
     free = asyncio.Semaphore(MOST_OPEN)
 
@@ -198,7 +198,7 @@ class StreamResponse:
     def __init__(
         self, exchange: Exchange, replies: Sequence[UpstreamResponse], late: Sequence[Call], send: _Send
     ) -> None:
-        """`late`: the calls behind those of `replies`. Each is sent when a stream has ended."""
+        """`late`: the calls after those of `replies`. Each is sent when a stream has ended."""
         self.headers: Headers = [
             *(pair for pair in replies[0].headers if pair[0].lower() not in _OF_THE_BODY),
             _EVENTS,

@@ -74,7 +74,7 @@ class RequestReader:
     async def read(self, scope: Scope, receive: Receive) -> OutboundRequest:
         """Return a whole request: a client that is slow to send holds no place at a worker.
 
-        Raises BadRequestError for a target that is no path; BodyTooLargeError, ClientDisconnectedError.
+        Raises BadRequestError for a target that is not a path; BodyTooLargeError, ClientDisconnectedError.
         """
         method, path, state = scope["method"], scope["path"], request_state(scope)
         in_flight = in_flight_of(scope)
@@ -90,7 +90,7 @@ class RequestReader:
         found = headers.get(b"x-smg-routing-key") or headers.get(b"x-session-id")
         target = headers.get(b"x-smg-target-worker")
         routing_key = None if found is None else found.decode("latin-1")
-        if in_flight is not None and b"content-encoding" in headers:  # it says that there is none
+        if in_flight is not None and b"content-encoding" in headers:  # the header may say that there is no encoding
             scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]}
         prompt = RoutePrompt()
         if hint is not None:

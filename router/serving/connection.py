@@ -1,11 +1,11 @@
 """Limits of clients' connections: their number, the length of a request's head, and the time that it takes to arrive.
 
-uvicorn's protocol has no such limits: a head may grow and take time without end, and so may the trailers behind a chunked body,
+uvicorn's protocol has no such limits: a head may grow and take time without end, and so may the trailers after a chunked body,
 and the rest of a body whose request is answered already. A refusal from here never reaches the application, so it is written by
 hand, as JSON of the same form. Only public names of uvicorn's class are used and overridden: the callbacks of asyncio and of
 httptools, `on_response_complete`, and the attributes without an underscore.
 
-A refusal is the last reply on its connection. The sending side is closed behind it, and what still comes in is thrown away
+A refusal is the last reply on its connection. The sending side is closed after it, and what still comes in is thrown away
 for a moment: closed at once, with bytes unread, the connection would be reset, and often the client would see only that.
 """
 
@@ -182,7 +182,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._client.all_here = True
         super().on_message_complete()
         if not self.pipeline:
-            self.flow.resume_reading()  # behind a large body uvicorn stops reading, and would not notice that the client leaves
+            self.flow.resume_reading()  # after a large body uvicorn stops reading, and would not notice that the client leaves
         if self.cycle.response_complete and not self._closing:
             # The reply was complete before the request. uvicorn begins to wait for the next request at the reply, and stops
             # when data comes in; so the wait begins again here.
@@ -259,7 +259,7 @@ def _without_offer(data: bytes) -> bytes:
     """Return the beginning of a request without the header `upgrade`.
 
     Java's HTTP client and `curl --http2` offer HTTP/2 with every request. No server has to take the offer, and this one takes
-    none. But the parser skips the body behind such a head.
+    none. But the parser skips the body after such a head.
     """
     end = data.find(b"\r\n\r\n")
     begin = data[: end if end >= 0 else len(data)].lower().find(b"\r\nupgrade:")

@@ -57,7 +57,7 @@ class ErrorBoundary:
         return _ServedRequest(record, self._metrics, send).serve(self, scope, receive)
 
     async def _outside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is no request: the lifespan, and websockets."""
+        """Pass on the lifespan and websockets, which are not requests."""
         try:
             await self.app(scope, receive, send)
         except RouterError as error:

@@ -44,11 +44,11 @@ class DrainingApp(Protocol):
         """Why its startup failed, if it has an error for that."""
 
     def start_draining(self) -> None:
-        """Answer that nothing new should come. Called in a signal handler."""
+        """Answer from now on that clients should send nothing new. Called in a signal handler."""
 
 
 class Entrance(Protocol):
-    """Where connections come from, in the place of a listening socket of the server's own."""
+    """Where connections come from, in place of a listening socket of the server's own."""
 
     def count(self, connections: int) -> None:
         """Note how many connections there are now."""

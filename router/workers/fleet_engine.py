@@ -61,7 +61,7 @@ class FleetEngine:
 
 
 def known_worker(pool: WorkerPool, url: str) -> KnownWorker:
-    """Return what an adapter is told about the worker at a URL."""
+    """Return what an adapter knows about the worker at a URL."""
     try:
         worker = pool.get(url)
     except NotFoundError:

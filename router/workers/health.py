@@ -83,7 +83,7 @@ class HealthChecks:
             found = await self._prober.introduction(worker.url)
         elif worker.stranger:
             found = await self._prober.introduction(worker.url)
-            if found.refusal is not None:  # it may be somebody else's page for a moment
+            if found.refusal is not None:  # for a moment, another server may answer at its URL
                 found = Finding(complaint=found.refusal)
         else:
             found = await self._prober.probe(

@@ -3,7 +3,7 @@
 Each request of a probe uses a new connection, because a pooled connection that the worker has just closed looks like a dead
 worker.
 
-The server at a URL may be no engine: behind a wrong port there may be anything that speaks HTTP. An engine describes itself in
+The server at a URL may be no engine: at a wrong port there may be anything that speaks HTTP. An engine describes itself in
 JSON, or asks for a key before it does, or at least accepts a request to generate.
 """
 
@@ -88,14 +88,14 @@ class Prober:
         self._mute: set[str] = set()  # URLs of engines that do not describe themselves
 
     async def introduction(self, url: str) -> Finding:
-        """Ask a new worker what it is. The finding is a refusal if it is no engine, one of another kind, or of no use."""
+        """Ask a new worker what it is. The finding is a refusal if it is not an engine, or one of another kind or of no use."""
         engine, found = await self._recognised(url)
         if engine is not None:
             return self.checked(url, await self._introduced(url, engine))
         return self.checked(url, await self._native_introduction(url, found))
 
     async def _recognised(self, url: str) -> tuple[Engine | None, bytes | _NoSuchPath | Finding]:
-        """Return the engine of a worker, None if it is the native one or none, and what the worker said.
+        """Return the engine of a worker (None for the native one, or none at all), and what the worker said.
 
         Marks are asked for only where the description is late (a vLLM in development mode takes seconds), or says nothing.
         """
@@ -220,7 +220,7 @@ class Prober:
 
 
 def loop_refusal(url: str, status: int) -> str | None:
-    """Return why a worker cannot be used that answers a probe with this status; None if there is no loop."""
+    """Return why a worker that answers a probe with this status cannot be used; None if there is no loop."""
     if status != LoopError.status:
         return None
     return f"{url} leads back to this router: give the URL of a worker"
@@ -247,7 +247,7 @@ def _is_object(body: bytes) -> bool:
 
 
 def _is_no_page(body: bytes) -> bool:
-    """Return whether a ping's body, in which an engine may write anything, is no HTML page."""
+    """Return whether a ping's body, in which an engine may write anything, is not an HTML page."""
     return not body.lstrip().startswith(b"<")
 
 

@@ -38,7 +38,7 @@ class _Waiter:
 
 
 class Waiting(Protocol):
-    """Whoever waits. It may end the waiting by an error in its `line`."""
+    """The caller that waits. It may end the waiting by an error in its `line`."""
 
     line: asyncio.Future[Lease] | None
 
@@ -61,7 +61,7 @@ class RequestQueue:
         return self._waiting
 
     def at_once(self, query: RouteQuery, exclude: AbstractSet[str] = frozenset()) -> Lease | None:
-        """Return a lease if there is room, and nobody waits for it; else None. Raises NoWorkerError."""
+        """Return a lease if there is room and no request waits for it; else None. Raises NoWorkerError."""
         if self._waiting:
             return None
         try:
@@ -85,13 +85,13 @@ class RequestQueue:
             query: what the policy knows of the request.
             exclude: ids of workers that must not get it.
             again: whether a worker had it before and failed: it goes to the head of its line, even if the queue is full.
-            waiting: who waits.
+            waiting: the caller that waits.
 
         Raises:
             NoWorkerError: no worker is left for the request.
             QueueFullError: the queue is full.
             QueueTimeoutError: no worker had room in time.
-            EndedInQueueError, or whatever else `waiting` ended it with.
+            EndedInQueueError, or any other error with which `waiting` ended it.
         """
         found = self.at_once(query, exclude)
         if found is not None:

@@ -135,7 +135,7 @@ class Worker:
 
     @property
     def was_away(self) -> bool:
-        """Whether its last probe found nobody: what comes back is another process, perhaps with other flags."""
+        """Whether its last probe found no process: what comes back is another process, perhaps with other flags."""
         return self._absent
 
     @property

@@ -96,7 +96,7 @@ class Engine:
         return self._front_closed
 
     def changed(self) -> None:
-        """Wake whoever waits for something that may have changed."""
+        """Wake the tasks that wait for something that may have changed."""
         self._gates.notify()
         self.progress.notify()
 

@@ -74,7 +74,7 @@ class GeneratedReply(Sample):
         return self._stopping.may_begin(self.output_ids)
 
     def _read(self, start: int, top: int, chosen: Sequence[int]) -> None:
-        # The first of them has no logprob: the engine computes logprobs from this token on, so for the tokens behind it.
+        # The first of them has no logprob: the engine computes logprobs from this token on, so for the tokens after it.
         details, prompt = self.details, self.request.input_ids
         for at in range(start, len(prompt)):
             place = self._distributions.read(at) if at > start else None

@@ -31,7 +31,7 @@ class TokenDistributions(Protocol):
     """The distributions along one sequence."""
 
     def next(self, output_ids: Sequence[int]) -> Distribution:
-        """Return the distribution of the token behind those of the reply."""
+        """Return the distribution of the token that follows the reply so far."""
         ...
 
     def read(self, position: int) -> Distribution:

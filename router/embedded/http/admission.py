@@ -80,7 +80,7 @@ def admit(
 def _fitting(
     sampling: SamplingParams, prompt: list[int], vocabulary: EngineVocabulary, context_length: int
 ) -> SamplingParams:
-    """Return the parameters, with `max_new_tokens` cut to the room behind this prompt."""
+    """Return the parameters, with `max_new_tokens` cut to the room that this prompt leaves."""
     if not prompt:
         raise Deadly("a request with an empty prompt")
     if min(prompt) < 0 or max(prompt) >= vocabulary.size:

@@ -15,7 +15,7 @@ class EngineApp:
 
     Args:
         engine: wakes its waiters after each request.
-        journal: takes a record of each request that is no generation.
+        journal: takes a record of each request that is not a generation.
         generating: the methods that generate, by path.
         generate: answers these.
         control: answers everything else.

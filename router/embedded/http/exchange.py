@@ -42,7 +42,7 @@ class HttpExchange:
         """Return the body.
 
         Raises:
-            Refused: it is no JSON object, or its content type is not JSON.
+            Refused: it is not a JSON object, or its content type is not JSON.
         """
         if self.headers.get("content-type", "").split(";")[0].strip() != JSON:
             raise Refused("Input should be a dictionary or an instance of the request's class", "object")

@@ -33,7 +33,7 @@ PASSAGES = 16
 WHOLE = 3
 """Tokens that stay whole after a split one: as many as the model sees, so that it learns to split evenly."""
 SPLIT_SHARE = 0.115
-"""The share of the tokens behind these that are split. With it encoding the text loses 15 of 100 sampled ids."""
+"""The share of the tokens after these that are split. With it, encoding the text loses 15 of 100 sampled ids."""
 BACKOFF = (0.01, 0.1, 1.0)
 """Factors to Witten and Bell's share of the shorter context, for contexts of one, two and three tokens. They have 1."""
 BACKOFF_IN_CHARACTER = 1e-6
@@ -48,7 +48,7 @@ Spellings = Sequence[Sequence[Sequence[int]]]  # by id, the ways to split it
 
 
 def shipped_tokenizer() -> Path:
-    """Return the folder of the tokenizer that comes with this package: 4,096 entries, ChatML."""
+    """Return the folder of the tokenizer that this package ships: 4,096 entries, ChatML."""
     return DATA / "tokenizer"
 
 
@@ -123,7 +123,7 @@ class NGramModel:
         ids: what to count, [length].
         counted: whether the model may sample the token, [length]; the others are context only.
         size: the vocabulary's.
-        broken: ids that are no whole characters by themselves.
+        broken: ids that are not whole characters by themselves.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class NGramModel:
         contexts = np.zeros_like(ids)
         for length in range(1, len(BACKOFF) + 1):
             contexts[length:] |= ids[:-length] << self._bits * (length - 1)
-            # A single broken token does not say where in its character it is, so it is no context by itself.
+            # A single broken token does not say where in its character it is, so by itself it is not a context.
             clear = counted[length:] if length > 1 else counted[1:] & ~np.isin(ids[:-1], inside)
             grams = (contexts << self._bits | ids)[length:][clear]
             self._contexts.append(_Contexts(grams, self._bits, BACKOFF[length - 1], inside))

@@ -1,4 +1,4 @@
-"""Ids sampled without a model, such that the ids of almost no reply are those that encoding its text gives."""
+"""Samples ids without a model, so that the ids of almost no reply are those that encoding its text gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies out of a pool that was made beforehand, for measuring load: a reply is a slice of the pool.
+"""Cuts replies out of a pool made beforehand, for measuring load: a reply is a slice of the pool.
 
 Nothing is sampled, nothing stops a reply, and no token costs any Python. `max_new_tokens` is the length, whatever else the
 `sampling_params` of a request say, and only the sampled tokens have logprobs. Still a reply is consistent: its ids decode to
@@ -77,7 +77,7 @@ class PooledReply(Sample):
 
 
 def _words(vocabulary: EngineVocabulary, rng: random.Random) -> dict[int, str]:
-    """Return ids that are a word with its space: they decode alike behind each other, behind a prompt, and alone."""
+    """Return ids that are a word with its space: they decode alike after each other, after a prompt, and alone."""
     tried = rng.sample(vocabulary.ordinary, min(len(vocabulary.ordinary), 8 * _WORDS))
 
     def decode(*ids: int) -> str:

@@ -52,7 +52,7 @@ class BlockStored(msgspec.Struct, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
-    """Blocks were removed from a medium. The event says nothing of the blocks behind them."""
+    """Blocks were removed from a medium. The event says nothing about the blocks after them."""
 
     block_hashes: list[int]
     medium: str | None = None

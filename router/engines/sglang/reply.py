@@ -191,7 +191,7 @@ _IDS = b'"output_ids":['
 _ENTRIES = b'"output_token_logprobs":[['
 _END = b",null]]"
 _CUT = -(2**62)
-"""Stands where a list was cut out. No worker sends it in the place of a list."""
+"""Stands where a list was cut out. No worker sends this in place of a list."""
 _PRINTED_CUT = b"%d" % _CUT
 
 _SEPARATOR = b",null],["
@@ -220,7 +220,7 @@ def _read_cut(body: bytes) -> tuple[Reply, bytes] | None:
 
 
 def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | None:
-    """Read token ids, and the logprobs of the same tokens. Return None if the ids differ, or are no int32.
+    """Read token ids, and the logprobs of the same tokens. Return None if the ids differ, or do not fit into int32.
 
     Args:
         ids: from one bracket to the next.

@@ -15,10 +15,10 @@ from router.engines.vllm.requests import COMPLETIONS, DEV_MODE, GENERATE, SCALE_
 from router.errors import RouterError
 
 _LEAST = (0, 11, 0)
-"""The first version that returns token ids and knows `structured_outputs`. Others pass over a grammar without a word."""
+"""The first version that returns token ids and knows `structured_outputs`. Earlier versions ignore a grammar silently."""
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _NO_MODE = b'{"token_ids":[],"sampling_params":{},"output_mode":"?"}'
-"""Asks for nothing that any version would do. One that can return text (`output_mode`) refuses the mode by its name."""
+"""No version generates for this. A version that can return text (`output_mode`) refuses the mode by its name."""
 _NONE_SUCH = frozenset({404, 405, 501})
 _FORBIDDEN = frozenset({401, 403})
 
@@ -28,7 +28,7 @@ class _Model(msgspec.Struct):
 
 
 class _Description(msgspec.Struct):
-    """What of `/v1/models`, `/server_info` and `/version` is vLLM's own."""
+    """The fields of `/v1/models`, `/server_info` and `/version` that identify vLLM."""
 
     data: list[_Model] = []
     vllm_config: msgspec.Raw = msgspec.Raw()
@@ -50,7 +50,7 @@ class Vllm:
         Question("GET", "/weight_info"),
     )
     private_headers = frozenset({b"x-request-id"})
-    """It would take the place of the generation's own id."""
+    """vLLM would take this header's id in place of the generation's own."""
 
     def __init__(self, *, cumulative: bool = True) -> None:
         """`cumulative`: each event of a stream repeats all before it, as SGLang's do by default."""
@@ -67,7 +67,7 @@ class Vllm:
         return found.version is not None and set(msgspec.json.decode(description)) == {"version"}
 
     def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
-        """See `Engine`. Nothing is generated: an endpoint that is open refuses what it is asked.
+        """See `Engine`. Nothing is generated: an endpoint that is open refuses the question.
 
         Versions before 0.32 may have `GENERATE`, too, and answer with ids alone: they ignore `output_mode`.
         """

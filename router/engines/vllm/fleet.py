@@ -7,7 +7,7 @@
 | `/pause_generation`: `abort`, `in_place`, `retract` | `/pause?mode=abort`, `keep`, `keep` and then without a cache |
 | `/continue_generation` | `/resume` |
 | `/flush_cache` | `/reset_prefix_cache` |
-| `/update_weight_version` | the same, behind `/abort_requests` unless the call says otherwise |
+| `/update_weight_version` | the same, after `/abort_requests` unless the call says otherwise |
 | `/update_weights_from_disk` | `/collective_rpc` of `reload_weights`, then the version, then the cache |
 | `/release_memory_occupation`, `/resume_memory_occupation` | `/sleep`, `/wake_up` |
 | `/load_lora_adapter`, `/unload_lora_adapter` | the same below `/v1` |
@@ -124,7 +124,7 @@ def _update_version(body: _Body, worker: KnownWorker) -> Exchange | Answer:
         return _refusal("`new_version` is missing, or no string")
     aborts = body.get("abort_all_requests", True) is not False
     if DEV_MODE not in worker.abilities and not aborts:
-        return _updated(version)(None)  # the router remembers it, and gives it to replies that tell none
+        return _updated(version)(None)  # the router remembers it, and gives it to replies that report none
     calls = [_post("/abort_requests", {})] if aborts else []
     calls.append(_post("/update_weight_version", {"new_version": version}))
     return _in_dev_mode(worker, "an abort of what runs (see `abort_all_requests`)", *calls, done=_updated(version))
@@ -158,7 +158,7 @@ def _resume_memory(body: _Body, worker: KnownWorker) -> Exchange | Answer:
 
 
 class _Adapter(_Steps):
-    """A call about an adapter. A worker that takes none has no such path, and says no more than that."""
+    """A call about an adapter. A worker that takes no adapters lacks the path, and its 404 does not say why."""
 
     def whole(self, answers: Sequence[Answer]) -> Answer | Exchange:
         said = _decoded(answers[-1].body)

@@ -1,6 +1,6 @@
 """vLLM's own calls that concern all workers: sent to one of them, they would divide the fleet.
 
-They pass as they are. Other engines' workers do not have them. `/update_weight_version` belongs to the common form, see
+They pass unchanged. Other engines' workers do not have them. `/update_weight_version` belongs to the common form, see
 `router/engines/vllm/fleet.py`.
 """
 

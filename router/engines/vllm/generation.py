@@ -21,7 +21,7 @@ class Generation:
     """The exchange for a body of `/generate`."""
 
     def __init__(self, asked: Asked, known: Callable[[], str | None], *, cumulative: bool) -> None:
-        """`known`: the version that the router was told. `cumulative`: each event of a stream repeats all before it."""
+        """`known`: the version that the router knows. `cumulative`: each event of a stream repeats all before it."""
         self.calls: Sequence[Call] = [prompt.call for prompt in asked.prompts]
         self.stream = asked.stream
         self._asked = asked

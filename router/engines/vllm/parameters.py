@@ -1,7 +1,7 @@
 """Sampling parameters: every name that SGLang takes, and what becomes of it at a vLLM worker.
 
-SGLang's names are those of its `SamplingParams` (0.5.23), the others those of vLLM's (0.32). What a client leaves out has
-SGLang's default here, too: vLLM would take it from the model's `generation_config.json`.
+SGLang's names are those of its `SamplingParams` (0.5.23), the others those of vLLM's (0.32). Parameters that a client
+leaves out have SGLang's defaults here, too: vLLM would take them from the model's `generation_config.json`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ _DEFAULTS: Params = {
 
 
 def translated(sampling: Mapping[str, Any]) -> Params:
-    """Return vLLM's parameters for those of a client. Raise BadRequestError that names one that vLLM has not."""
+    """Return vLLM's parameters for those of a client. Raise BadRequestError that names one that vLLM lacks."""
     out = dict(_DEFAULTS)
     for name, value in sampling.items():
         if name in OWN:

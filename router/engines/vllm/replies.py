@@ -1,7 +1,7 @@
 """Replies of a vLLM worker, read from either of its two endpoints, and printed as SGLang's worker would print them.
 
 Ids that are missing or wrong make a reply unreadable. Logprobs that are missing or wrong become null: the tokens are what was
-sampled all the same. Whoever asked for logprobs finds that such a reply is not exact; none is guessed.
+sampled all the same. A client that asked for logprobs sees that such a reply is not exact; no logprob is guessed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.engines.sglang.reply import DEFAULT_VERSION
 from router.engines.vllm.prompts import Prompt
 
 _CLAMPED = -9999.0
-"""What vLLM prints for a logprob that is infinite or not a number. Nobody was told the real one, so it becomes null."""
+"""What vLLM prints for a logprob that is infinite or not a number. The real one is unknown, so it becomes null."""
 _ID_PREFIX = "token_id:"
 
 
@@ -83,7 +83,7 @@ class Usage(msgspec.Struct):
     def sampled(self, prompt: Prompt, count: int) -> int:
         """Return `completion_tokens` for a reply with `count` tokens: by the worker's count, if that is of this reply alone.
 
-        A reply that lost tokens on its way is recognised by it.
+        It shows whether a reply lost tokens on its way.
         """
         alone = len(prompt.rids) == 1 and not prompt.empty
         return self.completion_tokens if alone and self.completion_tokens is not None else count
@@ -204,7 +204,7 @@ def _per_token(raw: bytes | Raw, count: int) -> list[dict[int, float | None]]:
 
 
 def _top(candidates: dict[int, float | None], count: int) -> list[tuple[float | None, int, None]]:
-    """Return the best candidates. vLLM puts the sampled token before them if it is none of them."""
+    """Return the best candidates. vLLM puts the sampled token before them if it is not among them."""
     pairs = list(candidates.items())
     pairs = pairs[1:] if len(pairs) > count else pairs
     ranked = sorted(pairs, key=lambda pair: _CLAMPED if pair[1] is None else pair[1], reverse=True)
@@ -262,8 +262,8 @@ def versions(
 ) -> dict[str, Any]:
     """Return the fields of `meta_info` with weight versions. Raise UntranslatableError.
 
-    `can_be_told`: whether the worker takes the version of its weights. One that cannot always says `default`, and then what
-    this router was told holds; of one that can, `default` is what the tokens were sampled under.
+    `can_be_told`: whether the worker accepts a weight version. A worker that does not always reports `default`; then the
+    version that this router knows holds. From a worker that does, `default` is the version that sampled the tokens.
     """
     named = known()
     told = [(one.version, one.start, one.end) for one in spans or ()]

@@ -31,7 +31,7 @@ COMPLETIONS, GENERATE = "/v1/completions", "/inference/v1/generate"
 _PREFIXES = {COMPLETIONS: ("cmpl-", "-0"), GENERATE: ("generate-tokens-", "")}
 
 _MOST_SAMPLES = 1 << 16
-"""More than a worker runs at a time. `--max-batch` counts the samples of requests in their usual form; this bounds any."""
+"""More than a worker runs at a time. `--max-batch` counts samples only in requests of the usual form; this is for any form."""
 
 _UNSUPPORTED = {
     "input_embeds": "embeddings instead of tokens",
@@ -90,7 +90,7 @@ def read(body: bytes, abilities: frozenset[str]) -> Asked:
 
 
 def _asks(value: Any) -> bool:
-    """Return whether a value asks for anything. `false`, null and what is empty do not, nor does a list of such."""
+    """Return whether a value asks for anything. `false`, null, an empty value and a list of only these do not."""
     return any(value) if isinstance(value, list) else bool(value)
 
 

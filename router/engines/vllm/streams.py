@@ -61,7 +61,7 @@ class _Sample:
         self.finished = choice.finish_reason is not None
 
     def empty(self) -> None:
-        """Forget what vLLM sampled where nothing was wanted."""
+        """Drop what vLLM sampled although no token was wanted."""
         self.count, self._last, self._text, self._ids = 0, None, b"", b""
         self._lists = dict.fromkeys(self._lists, b"")
 
@@ -155,7 +155,7 @@ class PromptStream:
         if not sample.finished:
             return sample.event(choice, self._prompt, self._read_ids, self._versions(None, 0), _NOTHING)
         if len(self._samples) == 1:
-            self._held = choice  # the count of cached tokens comes right behind it
+            self._held = choice  # the count of cached tokens follows it directly
             return b""
         return self._last(choice, _NOTHING)
 
@@ -168,7 +168,7 @@ class PromptStream:
         return versions(spans, count, self._known, can_be_told=self._prompt.can_be_told)
 
     def _check(self, usage: Usage) -> None:
-        """Raise UntranslatableError if samples of a prompt have lost tokens: nobody knows which of them."""
+        """Raise UntranslatableError if samples of a prompt have lost tokens: it is unknown which of them have."""
         count = sum(sample.count for sample in self._samples)
         told = usage.completion_tokens
         if len(self._samples) > 1 and not self._prompt.empty and told not in (None, count):

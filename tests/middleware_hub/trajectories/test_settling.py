@@ -1,0 +1,160 @@
+"""Rewards that come in the same instant as a claim at another router."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.trajectories.events import AnyEvent, Claimed, Dropped, Sampled
+from middleware_hub.trajectories.journal import StoreJournal
+from middleware_hub.trajectories.samples import Built, Member, Sample
+from middleware_hub.trajectories.settling import HandedOutError, Settling
+from tests.middleware_hub.store.world import address_of, with_store
+
+
+@dataclass
+class Slow:
+    """Appends, but first something else happens."""
+
+    store: Store
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def save(self, batch: Batch) -> bool:
+        await self.write(batch)
+        return True
+
+    async def write(self, batch: Batch) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        await self.store.append(batch)
+
+
+class Nothing:
+    """Lays out nothing."""
+
+    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+        raise AssertionError
+
+    async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
+        raise AssertionError
+
+
+def sampled(number: int) -> Sampled:
+    return Sampled(
+        key=number.to_bytes(16, "big"), root=b"", group=f"g{number}", size=1, rollout=None, ended=True, parent=None,
+        lora="", names=(f"n{number}",), inexact=False, versions=("1",), time=0.0,
+    )  # fmt: skip
+
+
+class Routers:
+    """Two routers on one store. `here` gives rewards, slowly; `there` does something in between."""
+
+    def __init__(self, store: Store) -> None:
+        self.saving = Slow(store)
+        self.here = StoreJournal(self.saving, "groups/a/b")
+        self.there = StoreJournal(Slow(store), "groups/a/b")
+        self.settling = Settling(Nothing(), Counter())
+
+    async def begin(self) -> None:
+        for number in (1, 2):
+            await self.there.append(sampled(number))
+        await self.here.read_on()
+
+    def member(self, at: StoreJournal, number: int) -> Member:
+        found = at.ledger.reply(f"n{number}")
+        assert found is not None
+        return found
+
+    async def reward(self, at: StoreJournal, rewards: Mapping[int, float]) -> bool:
+        await at.read_on()
+        given = [(self.member(at, number), reward, b"") for number, reward in rewards.items()]
+        return await self.settling.reward(at, given)
+
+    async def claim(self, number: int) -> float | None:
+        """Claim a group; return the reward that its sample is handed out with."""
+        await self.there.read_on()
+        (sample,) = self.there.ledger.samples(self.there.ledger.groups[f"g{number}"])
+        await self.append(Claimed(claim=f"c{number}", samples=(self.there.ledger.taking(sample),), time=0.0))
+        claim = self.there.ledger.claim(f"c{number}")
+        assert claim is not None
+        (held,) = claim.held.values()
+        return None if held.rewarded is None else held.rewarded.reward
+
+    async def append(self, event: AnyEvent) -> None:
+        await self.there.append(event)
+        await self.there.read_on()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+def test_a_reward_that_a_claim_overtakes_is_refused(tmp_path: Path, kind: str) -> None:
+    """Of several, none counts then, at no router: the client may give the others by themselves."""
+
+    async def work(store: Store) -> None:
+        routers = Routers(store)
+        await routers.begin()
+        claimed: list[float | None] = []
+
+        async def claim() -> None:
+            claimed.append(await routers.claim(1))
+
+        routers.saving.meanwhile = claim
+        with pytest.raises(HandedOutError, match="reply 'n1'"):
+            await routers.reward(routers.here, {2: 0.25, 1: 0.5})
+        assert claimed == [None]
+        for one in (routers.here, routers.there):
+            await one.read_on()
+            assert [routers.member(one, number).rewarded for number in (1, 2)] == [0, 0]
+        assert await routers.reward(routers.here, {2: 0.25})
+        assert await routers.claim(2) == 0.25
+
+    with_store(address_of(kind, tmp_path), work)
+
+
+def test_a_reply_that_is_dropped_in_the_same_instant_takes_no_reward() -> None:
+    async def work(store: Store) -> None:
+        routers = Routers(store)
+        await routers.begin()
+        dropped = Dropped(keys=(sampled(1).key,), why="dropped", time=0.0)
+        routers.saving.meanwhile = lambda: routers.append(dropped)
+        with pytest.raises(HandedOutError):
+            await routers.reward(routers.here, {1: 0.5})
+
+    with_store("memory:", work)
+
+
+def test_a_reward_that_was_given_at_both_routers_is_no_error() -> None:
+    """A client lost the answer of one router and asked the other; then the sample was claimed with this very reward."""
+
+    async def work(store: Store) -> None:
+        routers = Routers(store)
+        await routers.begin()
+
+        async def meanwhile() -> None:
+            assert await routers.reward(routers.there, {1: 0.5, 2: 0.25})
+            assert await routers.claim(1) == 0.5
+
+        routers.saving.meanwhile = meanwhile
+        assert await routers.reward(routers.here, {1: 0.5, 2: 0.25})
+        assert await routers.claim(2) == 0.25
+
+    with_store("memory:", work)
+
+
+def test_of_two_rewards_for_one_reply_the_last_counts() -> None:
+    async def work(store: Store) -> None:
+        routers = Routers(store)
+        await routers.begin()
+        one = routers.member(routers.here, 1)
+        assert await routers.settling.reward(routers.here, [(one, 0.5, b""), (one, 0.75, b"")])
+        assert await routers.claim(1) == 0.75
+        await routers.here.read_on()
+        assert await routers.settling.reward(routers.here, [(one, 0.5, b""), (one, 0.75, b"")])
+
+    with_store("memory:", work)
