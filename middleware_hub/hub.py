@@ -28,6 +28,8 @@ from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
 
+RECORDED = b"x-radix-recorded"
+
 
 class Hub:
     """One for each application. Its tokenizer may be shared with other applications.
@@ -184,8 +186,9 @@ def unrecorded(send: Send, reason: str) -> Send:
 
     async def send_with_reason(message: Message) -> None:
         if message["type"] == "http.response.start":
-            extra = (b"x-radix-recorded", f"no; {reason}".encode("latin-1", "replace"))
-            message = {**message, "headers": [*message["headers"], extra]}
+            others = [pair for pair in message["headers"] if pair[0] != RECORDED]
+            extra = (RECORDED, f"no; {reason}".encode("latin-1", "replace"))
+            message = {**message, "headers": [*others, extra]}
         await send(message)
 
     return send_with_reason

@@ -53,6 +53,15 @@ logger = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 0.002
 """How long a step of the collection may hold up the event loop."""
+OTHER_PATHS = (
+    *(f"/v1/{call}" for call in ("chat/completions", "completions", "messages", "responses")),
+    "/api/chat",
+    "/api/generate",
+    "/invocations",
+    "/vertex_generate",
+)
+"""Paths of workers that sample. What comes here was not turned into a `/generate` by the middleware of sessions."""
+OTHER_PATH = "other_path"
 
 
 class RadixTreeMiddleware:
@@ -82,6 +91,7 @@ class RadixTreeMiddleware:
             "/retrieve_from_text": ByMethod({"POST": self._retrieve}),
             "/radix_tree/explain": ByMethod({"POST": self._explain}),
             "/radix_tree/stats": ByMethod({"GET": self._stats}),
+            **dict.fromkeys(OTHER_PATHS, self._elsewhere),
         }
         context.registry.register(GroupsCollector(hub.groups.counts, hub.groups.held))
         sequences = Sequences(self.tree, self.memory, lambda: hub.sessions)
@@ -212,6 +222,11 @@ class RadixTreeMiddleware:
         """Send a request on as it came. Its reply only gains the header that says why it is not recorded."""
         self.metrics.replies.counts["no", reason] += 1
         await self.app(with_body(scope, body), Replay(body, receive), unrecorded(send, reason))
+
+    async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send on what a worker samples for at a path of its own. Its reply gains the same header."""
+        self.metrics.replies.counts["no", OTHER_PATH] += 1
+        await self.app(scope, receive, unrecorded(send, OTHER_PATH))
 
     @staticmethod
     def _namespace(scope: Scope, lora_path: str = "") -> Namespace:

@@ -198,6 +198,13 @@ RAW: list[tuple[str, bytes]] = [
 ]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/api/chat", "/api/generate", "/invocations", "/vertex_generate"])
+def test_a_path_of_a_worker_that_samples_says_that_nothing_is_recorded(served: Stack, path: str) -> None:
+    answer = served.post(path, {"model": "m", "input": "Hello"})
+    assert answer.headers["x-radix-recorded"] == "no; other_path"
+    assert "x-radix-recorded" not in served.get("/v1/models").headers
+
+
 @pytest.mark.parametrize("path", ["/generate", "/retrieve_from_text", "/radix_tree/explain"])
 @pytest.mark.parametrize("raw", [pytest.param(raw, id=name) for name, raw in RAW])
 def test_what_is_no_json_object_is_refused(served: Stack, path: str, raw: bytes) -> None:
