@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, Generic, TypedDict, TypeVar
 
 from middleware_hub.client.claims import Claim, ClaimOptions
@@ -83,7 +85,7 @@ class ExportOptions(TypedDict, total=False):
 
 
 Prompt = str | Sequence[int]
-"""A text, or ids."""
+"""A text, or ids: a list, or an array of integers."""
 
 
 def generate(prompt: Prompt, sampling: Mapping[str, Any] | None, options: GenerateOptions) -> Operation[Reply]:
@@ -107,7 +109,7 @@ def stream(prompt: Prompt, sampling: Mapping[str, Any] | None, options: Generate
 def _generate_call(
     prompts: Sequence[Prompt], sampling: Mapping[str, Any] | None, n: int, options: GenerateOptions, *, single: bool
 ) -> Call:
-    if not prompts or not all(prompts):
+    if not len(prompts) or not all(len(prompt) for prompt in prompts):
         raise ValueError("a prompt is empty")
     kinds = {isinstance(prompt, str) for prompt in prompts}
     if len(kinds) != 1:
@@ -115,7 +117,7 @@ def _generate_call(
     params = dict(sampling or {})
     if (n != 1 or "n" in params) and params.setdefault("n", n) != n:
         raise ValueError(f"`sampling_params` has n={params['n']}: say it as the argument `n`")
-    values = list(prompts) if kinds == {True} else [list(prompt) for prompt in prompts]
+    values = list(prompts) if kinds == {True} else [_ids(prompt) for prompt in prompts]
     body: dict[str, Any] = {"text" if kinds == {True} else "input_ids": values[0] if single else values}
     body["sampling_params"] = params
     for name in ("lora_path", "rid"):
@@ -146,6 +148,10 @@ def _generate_call(
             raise ValueError(f"{len(parent)} parents for {len(prompts)} prompts: name one for each, or None")
         headers["x-radix-parent"] = ", ".join(name or "" for name in parent)
     return Call("POST", "/generate", body, headers, samples=True)
+
+
+def _ids(prompt: Sequence[Any]) -> list[int]:
+    return [index(one) for one in prompt]  # an array's integers are none of JSON's
 
 
 def retrieve(
@@ -221,7 +227,20 @@ def settle(what: str, claimed: Claim | str, **more: Any) -> Operation[dict[str, 
 
 
 def reward(request_id: str, value: float | None, info: Mapping[str, Any] | None) -> Operation[dict[str, Any]]:
-    return rewards([{"request_id": request_id, "reward": value, **({} if info is None else {"reward_info": info})}])
+    """Return a reward, which may be of any type that makes a float. Raises ValueError if it is not finite."""
+    if value is not None:
+        value = finite({"reward": float(value)})["reward"]
+    return rewards(
+        [{"request_id": request_id, "reward": value, **({} if info is None else {"reward_info": finite(info)})}]
+    )
+
+
+def finite(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return fields of a reward. Raises ValueError for a number that JSON does not have: it would be sent as null."""
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"`{name}` is {value}: a reward must be a finite number")
+    return fields
 
 
 def rewards(given: Sequence[Mapping[str, Any]]) -> Operation[dict[str, Any]]:

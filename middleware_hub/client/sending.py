@@ -47,7 +47,7 @@ class Sending:
     """
 
     def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
-        self.urls = tuple(url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls))
+        self.urls = tuple(url.strip().rstrip("/") for url in ([urls] if isinstance(urls, str) else urls))
         if not self.urls or not all(url.startswith(("http://", "https://")) for url in self.urls):
             raise ValueError(f"a router's address begins with http:// or https://, not {urls!r}")
         self.retries = options.get("retries") or Retries()

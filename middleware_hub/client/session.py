@@ -50,7 +50,7 @@ class SessionCalls:
         return found
 
     def reward_call(self, reward_info: Mapping[str, Any], branch: str | None) -> Operation[dict[str, Any]]:
-        body = {"reward_info": reward_info, **({} if branch is None else {"branch": branch})}
+        body = {"reward_info": operations.finite(reward_info), **({} if branch is None else {"branch": branch})}
         return operations.in_session("POST", self.id, "/reward_info", body)
 
     def finalize_call(self, options: ExportOptions) -> Operation[Cover]:

@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -34,6 +35,8 @@ class Client:
 
     def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
         self.asynchronous = AsyncClient(urls, **options)
+        self._closed = False
+        self._beginning = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tito-client", daemon=True)
         self._thread.start()
@@ -49,20 +52,45 @@ class Client:
 
     def close(self) -> None:
         """Close all connections, and end the thread."""
-        if not self._loop.is_closed():
-            self._wait(self.asynchronous.close())
+        _open.discard(self)
+        if not self._thread.is_alive():  # closed already, or this is a fork
+            return
+        with self._beginning:
+            closed, self._closed = self._closed, True
+        if not closed:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-        _open.discard(self)
+
+    async def _end(self) -> None:
+        """End what other threads wait for: for a loop that has stopped they would wait for ever."""
+        waited_for = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waited_for:
+            task.cancel()
+        await asyncio.gather(*waited_for, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+        await self.asynchronous.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._begin(work)
         try:
             return future.result()
+        except CancelledError:
+            raise RuntimeError("this client was closed while a request was under way") from None
         except BaseException:  # also Ctrl-C: what is under way ends, and its worker stops
             future.cancel()
             raise
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._thread.is_alive():
+            with self._beginning:  # nothing begins behind `_end`
+                if not self._closed:
+                    return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise RuntimeError(
+            "this client was closed, or it was made before a fork and its thread is in the other process: make another client"
+        )
 
     @property
     def url(self) -> str:

@@ -21,6 +21,8 @@ REFUSED: Final = frozenset({408, 429, 503})
 PASSING: Final = frozenset({502, 504})
 """Statuses that may be gone the next time, if it is harmless to ask again."""
 MAX_ERROR_TEXT: Final = 500
+MOST_DOUBLINGS: Final = 64
+"""Of the wait between attempts: a float has an end, and a client that asks for hours comes there."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Retries:
 
     def wait(self, attempt: int) -> float:
         """Return the seconds to wait after so many failed attempts."""
-        return float(min(self.longest, self.first * 2 ** (attempt - 1)))
+        return float(min(self.longest, self.first * 2 ** min(attempt - 1, MOST_DOUBLINGS)))
 
 
 def may_go_again(call: Call, status: int) -> bool:

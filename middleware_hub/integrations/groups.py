@@ -6,8 +6,10 @@ Only on demand: the trainers' own loops hold their groups themselves, and a grou
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol
 
 from middleware_hub.client.errors import RefusedError
@@ -57,5 +59,5 @@ class Group:
 
 
 def as_number(reward: object) -> float | None:
-    """Return a reward as a float; None if it is no number."""
-    return float(reward) if isinstance(reward, int | float) else None
+    """Return a reward as a float, also one of numpy's; None if it is no number, or not finite."""
+    return float(reward) if isinstance(reward, Real) and math.isfinite(reward) else None

@@ -232,7 +232,7 @@ def replies_to_add(
         expected: request ids. Unknown names are left out.
     """
     held = [turn.span for turn in first.turns if turn.end - turn.start == len(turn.span)]
-    found = (None if any(span.named(name) for span in held) else tree.reply(namespace, name) for name in expected)
+    found = (tree.reply(namespace, name) for name in _not_among(expected, held))
     return chains_to_add(first, [one for one in found if one is not None])
 
 
@@ -276,14 +276,19 @@ class SharedMask:
 def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:
     """Add the reason `edited_turn` if a sequence holds only a part of a listed reply: its caller expects all tokens."""
     cut = [turn.span for turn in found.turns if turn.end - turn.start < turn.span.visible]
-    if any(span.named(name) for span in cut for name in expected):
+    if len(_not_among(expected, cut)) < len(expected):
         return replace(found, reasons=(*found.reasons, EDITED_TURN))
     return found
 
 
 def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
     """Return the listed replies of which a sequence has no token."""
-    there = {name for turn in found.turns for name in turn.span.request_ids}
+    return _not_among(expected, [turn.span for turn in found.turns])
+
+
+def _not_among(expected: Iterable[str], spans: Iterable[TokenSpan]) -> list[str]:
+    """Return the listed names that none of these replies has. Both may be thousands."""
+    there = {name for span in spans for name in span.request_ids}
     return [name for name in expected if there.isdisjoint(names_of(name))]
 
 

@@ -1,0 +1,169 @@
+"""The client where it ends, and where a trainer gives it what trainers have: arrays, rewards that are no numbers."""
+
+from __future__ import annotations
+
+import math
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from middleware_hub.client import Client, Retries, Session
+from middleware_hub.integrations.groups import as_number
+from tests.support.stack import Stack, stack
+
+ROOT = Path(__file__).parents[2]
+FEW = {"max_new_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Stack]:
+    with stack("qwen", styles=("cumulative",)) as made:
+        yield made
+
+
+@pytest.fixture
+def client(served: Stack, space: str) -> Iterator[Client]:
+    with Client(f" {served.url}/ ", namespace=space) as made:
+        yield made
+
+
+class Silent:
+    """A router that takes connections, and answers nothing."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening.settimeout(30)
+        self._taken: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+
+    def take(self) -> None:
+        """Wait for a request."""
+        taken, _ = self._listening.accept()
+        self._taken.append(taken)
+        assert taken.recv(1)
+
+    def close(self) -> None:
+        for one in (*self._taken, self._listening):
+            one.close()
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_other_threads_wait_for_ends_with_the_client() -> None:
+    """Also what would be sent again after its connection broke: the thread that sends it ends."""
+    router = Silent()
+    client = Client(router.url, retries=Retries(attempts=1000))
+    works: list[Callable[[], Any]] = [
+        lambda: client.generate("Hi", FEW),
+        lambda: client.claim(wait_seconds=60),
+        lambda: list(client.stream("Hi", FEW)),
+    ]
+    said: list[str] = []
+
+    def run(work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except RuntimeError as error:
+            said.append(str(error))
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+        router.take()
+    client.close()
+    for thread in threads:
+        thread.join(30)
+    router.close()
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(said) == len(works)
+    assert all("closed" in one for one in said), said
+
+
+def test_a_closed_client_says_so(served: Stack) -> None:
+    client = Client(served.url)
+    pieces = client.stream("Hi", FEW)
+    next(pieces)
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="make another client"):
+        client.generate("Hi", FEW)
+    with pytest.raises(RuntimeError, match="make another client"):
+        next(pieces)
+
+
+FORKS = """
+import os, signal, sys
+from middleware_hub.client import Client
+
+client = Client(sys.argv[1])
+print(len(client.generate("Hi", {"max_new_tokens": 4}).output_ids), flush=True)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    try:
+        client.generate("Hi")
+    except RuntimeError as error:
+        print(error, flush=True)
+    client.close()
+    with Client(sys.argv[1]) as own:
+        print(len(own.generate("Hi", {"max_new_tokens": 4}).output_ids), flush=True)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+print(status, len(client.generate("Hi", {"max_new_tokens": 4}).output_ids), flush=True)
+"""
+
+
+def test_a_fork_of_a_client_says_so_instead_of_waiting_for_ever(served: Stack) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS, served.url],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    first, said, own, last = done.stdout.splitlines()
+    assert (first, own, last) == ("4", "4", "0 4")
+    assert "before a fork" in said
+
+
+# -- what is given -----------------------------------------------------------------------------------------------------
+
+
+def test_arrays_of_ids_are_prompts(served: Stack, client: Client) -> None:
+    ids = np.array([9707, 1052])
+    client.generate(ids, FEW)  # type: ignore[arg-type] # no Sequence, and what trainers have
+    client.generate_batch([ids, list(ids)], FEW)  # type: ignore[list-item]
+    assert [record.input_ids for record in served.workers[0].log[-3:]] == [[9707, 1052]] * 3
+    with pytest.raises(TypeError):
+        client.generate([9707.5], FEW)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, np.float32("nan")])
+def test_a_reward_that_is_not_finite_is_not_sent_as_none(client: Client, reward: Any) -> None:
+    """JSON has no such numbers: the trainer would get a sample without a reward."""
+    with pytest.raises(ValueError, match="finite"):
+        client.reward("reply", reward)
+    with pytest.raises(ValueError, match="finite"):
+        client.reward("reply", 1.0, {"part": float(reward)})
+    with Session(client) as session, pytest.raises(ValueError, match="finite"):
+        session.reward({"reward": float(reward)})
+    assert as_number(reward) is None
+
+
+@pytest.mark.parametrize("reward", [1, True, 0.5, np.float32(0.5), np.int64(3)])
+def test_a_reward_of_any_number_arrives(client: Client, reward: Any) -> None:
+    reply = client.generate("Hi", FEW, group_id="g", group_size=1)
+    client.reward(reply.id, reward)
+    (sample,) = client.claim()
+    assert sample.reward == as_number(reward) == reward
+
+
+def test_a_client_that_waits_for_hours_goes_on_waiting() -> None:
+    retries = Retries(attempts=10**6)
+    assert retries.wait(1) == retries.first
+    assert retries.wait(retries.attempts) == retries.longest
