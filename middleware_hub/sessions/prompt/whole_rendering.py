@@ -162,9 +162,7 @@ class WholeRendering:
 
 
 def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
-    """Return what joins and splices need of a tokenizer. `stop_literals` are the literals with which the template ends
-    turns.
-    """
+    """Return what joins and splices need of a tokenizer. `stop_literals` are those that end a template's turns."""
     spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
     literals = {*stop_literals, tokenizer.special_tokens_map.get("eos_token")}
     stops = [i for i in tokenizer.vocabulary.special_ids if tokenizer.vocabulary.literal(i) in literals]

@@ -260,9 +260,7 @@ class MessageMemo:
 
 
 def _place(body: bytes, listed: Sequence[Raw]) -> int:
-    """Return where the first message begins. If its text is also elsewhere, the result may be wrong; then the mark is not
-    found.
-    """
+    """Return where the first message begins. If its text is also elsewhere, this may be wrong; then the mark is not found."""
     return body.find(bytes(listed[0]), max(0, body.find(b'"messages"')))
 
 
