@@ -1,8 +1,8 @@
-"""`RadixTreeMiddleware`: text in, exact tokens out, as pure ASGI around the router's proxy.
+"""`RadixTreeMiddleware`: from texts to exact tokens, as pure ASGI around the router's proxy.
 
 A `/generate` is read and parsed once. Its text is matched and the tail encoded, and the body goes onward with ids in place of
 the prompt. On the way back the same bytes go to the client and into the recorder. A request that cannot be recorded passes
-through as it is, and its reply says so in `x-radix-recorded`.
+through unchanged, and its reply says so in `x-radix-recorded`.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class RadixTreeMiddleware:
         return prompt
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
-        """Send a request on as it came. Its reply only gains the header that says why it is not recorded."""
+        """Pass on a request unchanged. Its reply only gains the header that says why it is not recorded."""
         self.metrics.replies.counts["no", reason] += 1
         await self.app(with_body(scope, body), Replay(body, receive), unrecorded(send, reason))
 
@@ -258,7 +258,7 @@ class RadixTreeMiddleware:
             asyncio.get_running_loop().call_soon(self._collect, context=contextvars.Context())
 
     def _collect(self) -> None:
-        """Make one step of the collection. The event loop turns between steps."""
+        """Make one step of the collection. The event loop runs between steps."""
         before = self.tree.stats.evicted["never_retrieved"]
         more = self.tree.collect(seconds=COLLECT_SECONDS)
         lost = self.tree.stats.evicted["never_retrieved"] - before
@@ -269,7 +269,7 @@ class RadixTreeMiddleware:
             asyncio.get_running_loop().call_later(COLLECT_SECONDS, self._collect)
 
     async def _new_version(self, version: str | None) -> None:
-        """Note that a call has set the version of all workers. It is the current one. None: another router has noted one."""
+        """Note that a call has set the version of all workers, now the current one. None: another router has noted one."""
         if version is not None:
             self.tree.clock.set(version)
             self.recorder.judge.workers.set_everywhere(version)
@@ -341,6 +341,6 @@ class RadixTreeMiddleware:
 
 
 def _parents(given: str, prompts: int) -> list[str | None]:
-    """Return the parent of each prompt. One name counts for all prompts; several must be as many as there are prompts."""
+    """Return the parent of each prompt. One name counts for all prompts; a list must have one name for each."""
     names = [name.strip() or None for name in given.split(",")] if given and prompts > 1 else []
     return names if len(names) == prompts else [given or None] * prompts

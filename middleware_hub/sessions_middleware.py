@@ -180,7 +180,7 @@ class SessionsMiddleware:
             if place not in TURNS:
                 send = _answering(send, affinity.given(first_values(scope)) or session.id.encode("latin-1"))
             serving = ByMethod(handlers)(scope, receive, send)
-            session.visitors += 1  # it is not dropped meanwhile
+            session.visitors += 1  # the session is not dropped meanwhile
             try:
                 await serving
             finally:
@@ -218,9 +218,9 @@ class SessionsMiddleware:
             await send_dialect_error(error, dialect, send)
 
     async def _session_of(self, scope: Scope) -> Session:
-        """Return the session that `x-session-id` names, else the memory of chats without one.
+        """Return the session that `x-session-id` names, else the memory of chats without a session.
 
-        Without implicit sessions, a name that is no session's only routes.
+        Without implicit sessions, a name of no session is used for routing only.
         """
         tenant, name = request_state(scope).caller.tenant, header(scope, b"x-session-id")
         if name:

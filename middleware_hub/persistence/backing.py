@@ -1,4 +1,4 @@
-"""What the radix tree's users see of the store behind it."""
+"""The store behind the radix tree, as users of the tree see it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Beside = Callable[[Generation], Sequence[Event]]
 
 
 class Backing(Protocol):
-    """What stands behind a tree that is only a cache: it fills the tree before that is asked, and keeps what is recorded.
+    """The memory behind a tree that is only a cache: it fills the tree before a request asks it, and keeps what is recorded.
 
     `persistence.memory` implements it.
     """
@@ -28,13 +28,13 @@ class Backing(Protocol):
         ...
 
     async def open(self) -> None:
-        """Begin, with the store open."""
+        """Start, with the store open."""
 
     async def close(self) -> None:
-        """Write all that waits."""
+        """Write everything that waits."""
 
     async def matched(self, match: PrefixMatch, parent: str | None, again: Callable[[], PrefixMatch]) -> PrefixMatch:
-        """Return the match of a text, given that of what the tree knows; `again` matches once more."""
+        """Return the match of a text, given the match in the tree as it is now; `again` matches once more."""
         ...
 
     async def cover(
@@ -42,16 +42,16 @@ class Backing(Protocol):
     ) -> bool:
         """Fill the tree with what it needs for a text, and with the replies of these names; return whether that was possible.
 
-        `parent` is the name of a reply that the text has to begin with.
+        `parent` is the name of a reply with which the text has to begin.
         """
         ...
 
     def record(
         self, match: PrefixMatch, context: Context | None, reply: SampledReply, beside: Beside | None = None
     ) -> tuple[Generation, Awaitable[bool]]:
-        """Record a reply in the tree, and begin to save it. The second value tells whether that is acknowledged.
+        """Record a reply in the tree, and begin to save it. The second value tells whether the store has acknowledged it.
 
-        `beside` returns events that are appended in one step with it.
+        `beside` returns events that are appended together with it.
         """
         ...
 
@@ -62,7 +62,7 @@ class Backing(Protocol):
         """
 
     async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
-        """Return what the store has beside a reply under these names; None if it cannot be read."""
+        """Return what the store has besides a reply under these names; None if it cannot be read."""
         ...
 
     def retrieved(self, recall: Recall | None) -> None:

@@ -1,4 +1,4 @@
-"""The store as the channel by which the routers of a fleet talk to each other."""
+"""The store as the channel through which the routers of a fleet talk to each other."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class StoreChannel:
             return [Entry(event.number, event.kind, event.data) for event in found]
 
     async def _read_carefully(self, after: int) -> Sequence[Entry]:
-        """Return the next entry alone. If it cannot be read, only its number is told."""
+        """Return only the next entry. If it cannot be read, return only its number."""
         if not await self._damaged(after):
             (event,) = await self._store.read(LOG, after=after, limit=1)
             return [Entry(event.number, event.kind, event.data)]
-        # Its number may be any behind `after`: those in between were forgotten.
+        # Its number may be any after `after`: the entries in between were forgotten.
         behind = await self._store.wait(LOG, after, 0.0)
         if await self._damaged(behind):
             raise ChannelError("the store is damaged: run `tito-router store verify`")

@@ -1,8 +1,8 @@
-"""What stands between the radix tree and the store: the tree asks nobody, so it is filled before it is asked.
+"""The memory between the radix tree and the store. The tree never asks the store, so it is filled before it is asked.
 
-*The store finds, the tree decides.* Before a text is matched or retrieved, the store is asked for what lies on its path behind
-what the tree knows, and that is put in by the code that records. While nobody else has written, and the tree has let go of
-nothing, there is nothing to ask.
+*The store finds, the tree decides.* Before a text is matched or retrieved, the store is asked for what lies on its path beyond
+what the tree knows, and the code that records puts that into the tree. While no other router has written and the tree has
+dropped nothing, there is nothing to ask.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from middleware_hub.store.records import Mark, Serials
 logger = logging.getLogger(__name__)
 
 TEND_SECONDS = 20.0
-"""How often the size of the store is looked at, and compared with `--store-max-bytes`."""
+"""How often the size of the store is compared with `--store-max-bytes`."""
 _MOST_ROUNDS = 8
 
 
@@ -50,7 +50,7 @@ class Memory:
     Attributes:
         lookups: how often texts were looked up, by result.
         restored: records that came from the store.
-        size: of the store, some seconds ago.
+        size: that of the store, some seconds ago.
         forgotten: conversations, to keep to `max_bytes`; `forgotten_unretrieved` of them were never retrieved.
     """
 
@@ -83,12 +83,12 @@ class Memory:
         return self.saving.away
 
     async def open(self) -> None:
-        """Begin what goes on beside requests."""
+        """Start the background work."""
         self.store.on_loss(self._turns.refill)
         self._tending = asyncio.create_task(self._keep_tending())
 
     async def close(self) -> None:
-        """Write all that waits."""
+        """Write everything that waits."""
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.wait([self._tending])
@@ -99,7 +99,7 @@ class Memory:
     # Before the tree decides -------------------------------------------------------------------------------------------
 
     async def matched(self, match: PrefixMatch, parent: str | None, again: Callable[[], PrefixMatch]) -> PrefixMatch:
-        """Return the match of a text, given that of what the tree knows; `again` matches once more."""
+        """Return the match of a text, given the match in the tree as it is now; `again` matches once more."""
         names = () if parent is None else (parent,)
         try:
             if parent == NO_PARENT:
@@ -109,7 +109,7 @@ class Memory:
             found = await self._look_up(match, path, names)
         except StoreError as error:
             self._unreachable(error)
-            return replace(again(), unasked=True)  # some of it may have been found
+            return replace(again(), unasked=True)  # the tree may have got some of it
         if found:
             match = again()
         return match if match.foreign else replace(match, hashed=path)
@@ -119,7 +119,7 @@ class Memory:
     ) -> bool:
         """Fill the tree with what it needs for a text, and with the replies of these names; return whether that was possible.
 
-        `parent` is the name of a reply that the text has to begin with.
+        `parent` is the name of a reply with which the text has to begin.
         """
         match = self.tree.match(namespace, text, parent=parent)
         try:
@@ -131,7 +131,7 @@ class Memory:
 
     @staticmethod
     def _path(match: PrefixMatch) -> TextPath:
-        """Return the path of a text, from the end of what is known of it."""
+        """Return the path of a text, from the end of its known part."""
         line = match.continues
         stored = None if line is None or match.unknown_parent or match.foreign else line.span.stored
         path = TextPath(match.namespace, match.text, None if stored is None else stored.state)
@@ -140,7 +140,7 @@ class Memory:
         return path
 
     async def _look_up(self, match: PrefixMatch, path: TextPath, names: Sequence[str]) -> bool:
-        """Fill the tree with what lies behind a match; return whether there was anything."""
+        """Fill the tree with what lies beyond a match; return whether there was anything."""
         whole, line = not self.tree.stats.evicted_tokens, match.continues
         known_from = 0 if line is None or match.unknown_parent or match.foreign else line.span.text_end
         known, changes = Relied(self.tree.stored), self._changes
@@ -161,9 +161,9 @@ class Memory:
         if self.saving.incomplete:
             raise StoreUnreachableError("a router that died has left replies that are not in the store yet")
         if lost:
-            # Without this the text of lost tokens would read as context, and be called exact.
+            # Without this the text of lost tokens would look like context, and be called exact.
             raise DamagedRecordError(f"{lost} records cannot be read: run `tito-router store verify`")
-        return self._changes != changes  # also where another request has brought what this one was not brought again
+        return self._changes != changes  # true also if another request has added records that this look-up left out
 
     async def bring(self, records: Mapping[bytes, bytes]) -> None:
         """Fill the tree with these replies, given by the ids of their records and their roots, as far as the store has them.
@@ -177,7 +177,7 @@ class Memory:
                 await self._restore(await self.store.get(lacking, known=known, roots=roots), known)
 
     async def _hear(self) -> None:
-        """Hear of weight versions, if others have written."""
+        """Read new weight versions, if other routers have written."""
         others = self.store.others()
         if others not in (0, self._others):
             await self._versions.read()
@@ -186,7 +186,7 @@ class Memory:
     async def _restore(self, found: Found, known: Relied) -> int:
         """Put records into the tree, and return how many cannot be read.
 
-        What they need, or rely on, may have been collected while they were read: then it is read again.
+        The tree may have collected what they need while they were read: then that is read again.
         """
         records, marks, damaged = found.records, found.marks, found.damaged
         self._serials.saw(max((record.serial for record in records), default=0))
@@ -217,7 +217,7 @@ class Memory:
         return generation, saved
 
     async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
-        """Return what the store has beside a reply under these names; None if it cannot be read."""
+        """Return what the store has besides a reply under these names; None if it cannot be read."""
         if span.stored is None:
             return {}
         try:
@@ -231,20 +231,20 @@ class Memory:
         """Note that a conversation was retrieved: it may be forgotten before others."""
         span = None if recall is None else recall.cut.span
         if span is not None and span.stored is not None:
-            # The store leaves out marks of what it does not have yet.
+            # The store ignores marks of what it does not have yet.
             self._turns.when_there(span.stored.root, self._retrieved)
 
     def _retrieved(self, root: bytes) -> None:
         self.store.note([Mark(root, 0, retrieved=True)])
 
     async def write_versions(self) -> None:
-        """Write down that the workers were given another weight version."""
+        """Write down that all workers were set to another weight version."""
         events = self._versions.news()
         if events:
             await self.saving.append(Batch(events=events))
 
     async def read_versions(self) -> None:
-        """Hear of the weight versions that other routers have written down, and write down what could not be written."""
+        """Read the weight versions that other routers have written, and write what could not be written before."""
         try:
             await self._versions.write()
             await self._versions.read()
@@ -254,7 +254,7 @@ class Memory:
     # The size of the store ---------------------------------------------------------------------------------------------
 
     async def _keep_tending(self) -> None:
-        """Look at the size of the store now and then, and forget what is too much."""
+        """Check the size of the store now and then, and forget what exceeds the limit."""
         while True:
             try:
                 if self._max_bytes is not None:
@@ -274,7 +274,7 @@ class Memory:
             )
 
     async def stats(self) -> dict[str, Any]:
-        """Return the size of the store, and what happened to it since the start, for `/radix_tree/stats`."""
+        """Return the size of the store and its counts since the start, for `/radix_tree/stats`."""
         saving = self.saving
         try:
             size = asdict(await self.store.stats())

@@ -1,4 +1,4 @@
-"""Conversations that are known here although the store has forgotten or lost them: their records, made again from the spans."""
+"""Conversations that are here although the store has forgotten or lost them: their records are made again from the spans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _ASKED: Final = 500
 """Records that are asked for at once."""
 _NEWEST: Final = 200
-"""Replies that show whether a store has lost what finds replies: at each of many nodes there is something of some of them."""
+"""Replies that show whether a store has lost its indexes: each of many nodes has something of some of them."""
 _AT_ONCE: Final = 32
 """Replies that are appended at once."""
 
@@ -37,11 +37,11 @@ def whole_chain(
     apart: Callable[[TokenSpan, TextPath, TokenSpan | None], tuple[bool, TextEnd | None]],
     only: Collection[bytes] | None = None,
 ) -> Batch:
-    """Return a batch with the records of the whole chain of a reply, of which `batch` was to append the end.
+    """Return a batch with the records of a reply's whole chain; `batch` was meant to append the end of that chain.
 
     Args:
-        keep: is told the id of each span's record.
-        extras: returns what this process still has beside a reply. What else was beside it is forgotten.
+        keep: called with each span and the id of its record.
+        extras: returns what this process still has besides a reply. The rest of it is forgotten.
         apart: `Spelling.apart`.
         only: the ids of the records that are wanted; None for all.
     """
@@ -51,7 +51,7 @@ def whole_chain(
     blobs = {(blob.record, blob.name): blob for blob in batch.blobs}
     chain: list[tuple[TokenSpan, TokenSpan | None]] = []
     line: TokenSpan | None = None
-    # From the end up, because a context is on the line of the reply behind it.
+    # From the end up, because a context is on the line of the reply after it.
     for span, _ in links(generation.span, generation.span.count):
         if isinstance(span.owner, Generation):
             line = None if span.owner.continues is None else span.owner.continues.span
@@ -91,7 +91,7 @@ def whole_chain(
 
 
 class Refilling:
-    """Appends what a tree knows and a store has lost, whoever recorded it.
+    """Appends what a tree knows and a store has lost, whichever router recorded it.
 
     Args:
         stored: the spans of the tree, by the ids of their records.
@@ -110,7 +110,7 @@ class Refilling:
         self._chain = chain
 
     async def run(self, store: Refill) -> None:
-        """Raises StoreUnreachableError."""
+        """Append it. Raises StoreUnreachableError."""
         roots = {record: span.stored.root for record, span in self._stored.items() if record not in self._unsettled}
         lacking = await self._lacking(store, roots) if await self._finds_newest(store, roots) else set(roots)
         found = [self._stored[record].owner for record in lacking if record in self._stored]
@@ -119,7 +119,7 @@ class Refilling:
             batches = []
             for generation in lost[at : at + _AT_ONCE]:
                 if generation.span.stored.id not in lacking or generation.span.stored.id not in self._stored:
-                    continue  # another one builds on it, or it was collected meanwhile
+                    continue  # another reply builds on it, or it was collected meanwhile
                 batches.append(self._chain(generation, lacking))
                 lacking.difference_update(record.id for record in batches[-1].records)
             # They are appended in the order in which they are asked for: one may build on another.
@@ -134,7 +134,7 @@ class Refilling:
     async def _finds_newest(self, store: Refill, roots: Container[bytes]) -> bool:
         """Return whether the store finds what was recorded last.
 
-        A server loses the end of what it was given, however long that is. So if it finds these, it finds what is older.
+        A server loses the end of what it was given, short or long. So if it finds these, it finds what is older.
         """
         owners = [span.owner for record, span in self._stored.items() if record in roots]
         replies = nlargest(_NEWEST, (one for one in owners if isinstance(one, Generation)), key=lambda one: one.serial)
@@ -156,7 +156,7 @@ def _text(span: TokenSpan) -> str:
 
 
 def ends_before(span: TokenSpan) -> bool:
-    """Return whether a reply stands behind the whole text of a context: that is then the base of its record."""
+    """Return whether a reply begins after the whole text of a context, which is then the base of its record."""
     before = span.parent
     return (
         before is not None

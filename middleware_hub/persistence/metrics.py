@@ -15,7 +15,7 @@ from middleware_hub.store.protocol import StoreStats
 
 
 class Counts(Protocol):
-    """What is counted of a memory, see `persistence.memory`."""
+    """The counts of a memory, see `persistence.memory`."""
 
     saving: Saving
     lookups: Counter[str]
@@ -26,7 +26,7 @@ class Counts(Protocol):
 
 
 def register(registry: CollectorRegistry, memory: Counts) -> None:
-    """Make the metrics of a memory and its store show up in GET /metrics."""
+    """Add the metrics of a memory and its store to GET /metrics."""
     registry.register(_StoreCollector(memory))
 
 

@@ -1,6 +1,6 @@
-"""What engines said of each token of a retrieved sequence, put together from its replies; see `spans.extras`.
+"""The per-token data of engines for a retrieved sequence, put together from its replies; see `spans.extras`.
 
-It is fetched only for a request that asks for it: from this process, or from the store where one has it.
+It is fetched only for a request that asks for it: from this process, or from the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.http.offload import offload
 
 TOP_P: Final = "top_p"
 UNLIKE_ROWS: Final = "unlike_rows"
-"""The reason where replies of one sequence have rows of different widths: they are not joined."""
+"""The reason if replies of one sequence have rows of different widths: they are not joined."""
 Fetch = Callable[[TokenSpan, Sequence[str]], Awaitable[Mapping[str, Extra] | None]]
 _Found = Sequence[tuple[Turn, Mapping[str, Extra]]]
 
@@ -28,13 +28,13 @@ _Found = Sequence[tuple[Turn, Mapping[str, Extra]]]
 async def per_token_fields(
     here: Extras, fetch: Fetch | None, flat: Trajectory, wanted: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the wanted fields of an answer, and the reasons why they may lack something.
+    """Return the wanted fields of an answer, and the reasons for which they may be incomplete.
 
     A field is null if no reply of the sequence has it.
 
     Args:
         here: what this process has; `fetch` returns what a store has besides, and None if it cannot be read.
-        wanted: of `ROW_FIELDS` and `TOP_P`.
+        wanted: some of `ROW_FIELDS` and `TOP_P`.
     """
     names = [name for one in wanted for name in ((TOP_P_IDS, TOP_P_OFFSETS) if one == TOP_P else (one,))]
     found, reasons = [], []

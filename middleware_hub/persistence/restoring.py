@@ -12,7 +12,7 @@ from middleware_hub.store.protocol import Found
 
 
 class Relied:
-    """The records of a tree, as `Query.known`. It notes which of them a store leaves out because they are there."""
+    """The records of a tree, as `Query.known`. Notes which of them a store leaves out because the tree has them."""
 
     def __init__(self, stored: Container[bytes]) -> None:
         self._stored = stored
@@ -25,15 +25,15 @@ class Relied:
         return True
 
     def gone(self) -> set[bytes]:
-        """Return those that the tree has let go of since."""
+        """Return the records left out that the tree has dropped since."""
         return {record for record in self._relied if record not in self._stored}
 
 
 def restore(tree: RadixTree, found: Found) -> dict[bytes, bytes]:
     """Put what a look-up found into a tree.
 
-    Returns the records that are needed, and are neither found nor in the tree, by id with their roots; what builds on them is
-    left out.
+    Returns the records that are needed but neither found nor in the tree, by id with their roots; what builds on them is left
+    out.
     """
     lacking: dict[bytes, bytes] = {}
     contexts: list[TokenSpan] = []
@@ -64,5 +64,5 @@ def restore(tree: RadixTree, found: Found) -> dict[bytes, bytes]:
             tree.hold(span)
             contexts.append(span)
     for span in contexts:
-        tree.release(span)  # one that nothing builds on goes again
+        tree.release(span)  # a span on which nothing builds is removed again
     return lacking

@@ -1,12 +1,12 @@
-"""Appends to the store that a reply waits for; what the store does not take waits in a file, and is handed over later.
+"""Appends to the store, for which replies wait. What the store does not take waits in a file and is handed over later.
 
     append --- acknowledged in time ---> saved
        |                                                          a second later, or with the next append
        +------ not ----> in the spool (`store.spool`): unsaved ---------> handed over, in order ---> the spool is empty
-       |                    while something is there, all that follows goes there too: it may build on it
-       +------ no room there, either, or the store refuses it ---> lost: said, counted
+       |                    while the spool has a batch, later ones go there too: they may build on it
+       +------ no room there, either, or the store refuses it ---> lost: logged, counted
 
-An append that is not answered goes on behind the client's back, and the hand-over finds what it did (`store.spool.handover`).
+An append that is not answered in time goes on in the background, and the hand-over finds what it did (`store.spool.handover`).
 What is in the file is also in the memory of the process that recorded it, until it is in the store.
 """
 
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
 ADOPT_SECONDS: Final = 5.0
-"""How often a router looks for what a dead one left behind."""
+"""How often a router looks for what a dead router left behind."""
 CLOSE_SECONDS: Final = 5.0
-"""How long the end waits for what is to be handed over."""
+"""How long the shutdown waits for the hand-over."""
 _LOOK_SECONDS: Final = 0.25
 _FEW: Final = 16
-"""Batches that an append hands over itself before its own, instead of waiting for the next attempt."""
+"""Batches that an append hands over before its own instead of waiting for the next attempt."""
 _LOG_EVERY: Final = 60.0
 _MENDS: Final = 100
 
@@ -46,10 +46,10 @@ class Saving:
     """Appends batches in the background.
 
     Args:
-        refuse: what `--store-failure` says: nothing new is recorded while the store does not answer.
+        refuse: set by `--store-failure`: nothing new is recorded while the store does not answer.
 
     Attributes:
-        saved, unsaved: replies that were acknowledged, and that were not when their reply was sent.
+        saved, unsaved: replies that the store had acknowledged when they were sent, and those that it had not.
         seconds: from a batch's recording to its acknowledgement, summed.
     """
 
@@ -94,22 +94,22 @@ class Saving:
 
     @property
     def handed_over(self) -> int:
-        """Return how many replies came into the store later, also those that other routers left behind."""
+        """Return how many replies were handed over later, including those that other routers left behind."""
         return sum(one.handed_over for one in (self._drain, self._adoption) if one is not None)
 
     @property
     def lost(self) -> int:
-        """Return how many were given up, because there was no room for them, or the store refused them."""
+        """Return how many replies were given up, because there was no room for them or the store refused them."""
         return self._lost + sum(one.lost for one in (self._drain, self._adoption) if one is not None)
 
     @property
     def incomplete(self) -> bool:
-        """Return whether the store is known to lack what a router left behind that died: it may belong to any text."""
+        """Return whether the store is known to lack what a dead router left behind: it may belong to any text."""
         return self._adoption is not None and bool(self._adoption.left)
 
     @property
     def away_seconds(self) -> float:
-        """Return how long the store took no writes, all times together."""
+        """Return for how many seconds, summed, the store took no writes."""
         return self._away_seconds + (0.0 if self._since is None else time.monotonic() - self._since)
 
     @property
@@ -118,7 +118,7 @@ class Saving:
         return bool(self._spool.waiting) or self.store.away
 
     def admit(self) -> None:
-        """Raise StoreUnreachableError if nothing new shall be recorded now. To be called before a worker is asked."""
+        """Raise StoreUnreachableError if nothing new shall be recorded now. Call this before a worker is asked."""
         if self._spool.full:
             raise StoreUnreachableError(
                 "the store takes no writes, and there is no more room for what waits for it "
@@ -142,9 +142,9 @@ class Saving:
     async def open(self, folder: SpoolFolder, another: Another) -> None:
         """Take a file in this folder, and hand over what dead routers left behind there, as far as the store takes it.
 
-        That comes before the first request: what waits there would be missing from the answer, and nobody would know.
-        `another` opens the same store once more: what is appended there counts as what others wrote, so it is looked up.
-        Raises BadRequestError if there can be no file.
+        This comes before the first request: an answer would lack what waits there, without any sign of it.
+        `another` makes a second object for the same store: what is appended there counts as written by others, so it is
+        looked up. Raises BadRequestError if there can be no file.
         """
         empty, self._folder, self._spool = self._spool, folder, folder.make()
         empty.close()
@@ -158,7 +158,7 @@ class Saving:
     async def close(self) -> None:
         """Wait until everything is appended. What the store still does not take waits in the file for the next router.
 
-        A second call does nothing.
+        A second call has no effect.
         """
         if self._closed:
             return
@@ -199,13 +199,13 @@ class Saving:
         apart: Callable[[], None] | None = None,
         parts: Sequence[Batch] = (),
     ) -> asyncio.Future[bool]:
-        """Append a batch, or keep it in the spool; the future tells whether it was acknowledged in time. It never fails.
+        """Append a batch, or keep it in the spool; the future tells whether it was acknowledged in time, and never fails.
 
         Args:
             mend: for a batch whose conversation the store has forgotten.
             over: called when the batch is in the store, or given up.
-            apart: called instead of giving it up, if the store refuses a batch whose parts may still be appended.
-            parts: how it waits in the spool, so that no part is refused later because of another one.
+            apart: called instead of giving up a batch that the store refuses, if its parts may still be appended.
+            parts: the parts in which it waits in the spool, so that no part is refused later because of another part.
         """
         return self._begin(Append(batch, mend, over, apart, parts, raises=False))
 
@@ -256,7 +256,7 @@ class Saving:
             self._under_way.over(one)
 
     async def _emptied(self, one: Append) -> bool:
-        """Hand over what waits if that is quick; return whether nothing waits any more."""
+        """Hand over what waits if that is quick; return whether the spool is empty now."""
         if self._stuck or self._handing.locked() or len(self._spool.waiting) > _FEW:
             return False
         await self.hand_over()

@@ -1,12 +1,12 @@
-"""What the ids of a chain spell, where that is not the text it was recorded under.
+"""What the ids of a chain spell, where that differs from the text under which it was recorded.
 
-A client that goes on with ids (a partial rollout, resumed from what was retrieved) asks for the chain that they begin with. The
-tree finds it by the ids; a store finds by text only, so such a chain is entered there under its spelling, too:
+A client that continues with ids (a partial rollout, resumed from what was retrieved) asks for the chain with which they begin.
+The tree finds it by the ids; a store finds by text only, so such a chain is entered there under its spelling, too:
 
     text    "What is 2+2?"  "4"              "And 3+3?"  "6"
     ids      What is 2+2?    4<|im_end|>      And 3+3?    6<|im_end|>      the first end of turn has no text
 
-The spelling of a chain goes on behind that of the reply before it, of which only the end is kept (`TextEnd`).
+The spelling of a chain continues the spelling of the reply before it, of which only the end is kept (`TextEnd`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ODD: Final = SpanFlag.WHOLE | SpanFlag.MISMATCH | SpanFlag.SPLIT | SpanFlag.REC
 _BROKEN: Final = "\ufffd"
 """Stands for half a character, whose other half may follow."""
 _START: Final = 16
-"""Tokens behind which nothing of a chain is spelled as a start is: a BOS, and the space behind it."""
+"""Tokens after which a chain is not spelled like a start any more: a BOS, and the space after it."""
 
 
 class Spelling:
@@ -33,7 +33,7 @@ class Spelling:
 
     Args:
         spell: returns the text of a client's ids.
-        spell_on: returns the text of ids that stand behind others.
+        spell_on: returns the text of ids that follow others.
         special: the ids that a worker may leave out of a text.
     """
 
@@ -43,13 +43,13 @@ class Spelling:
         self._spell = spell
         self._spell_on = spell_on
         ids = [i for i in special if i >= 0]
-        self._special = np.zeros(max(ids, default=-1) + 2, bool)  # the last one stands for all ids behind it
+        self._special = np.zeros(max(ids, default=-1) + 2, bool)  # the last one stands for all ids after it
         self._special[ids] = True
 
     def apart(self, reply: TokenSpan, path: TextPath, line: TokenSpan | None) -> tuple[bool, TextEnd | None]:
         """Return whether the chain of a reply spells its whole text without its hidden tail; if not, where that ends.
 
-        The replies before it are stored. Only what is behind the last one of them is looked at, if its end is known.
+        The replies before it are stored. If the end of the last one is known, only what follows it is checked.
 
         Args:
             path: of the whole text of the reply.
@@ -71,7 +71,7 @@ class Spelling:
         return (True, None) if end.place() == path.end().place() else (False, end)
 
     def _straight(self, span: TokenSpan) -> bool:
-        """Return whether the ids of a span spell its text; not to be known counts as no."""
+        """Return whether the ids of a span spell its text; False if that is unknown."""
         if span.flags & _ODD or span.ends is not None:
             return False
         if not span.sampled:
@@ -111,7 +111,7 @@ class Spelling:
     def _end_before(first: TokenSpan, path: TextPath, line: TokenSpan | None) -> TextEnd | None:
         """Return where the spelling of the reply before a span ends, if that is known and more text may be joined to it.
 
-        It may be if no character is broken at its end, which the next token would complete.
+        More text may be joined if the spelling does not end in a broken character, which the next token would complete.
         """
         span = first.parent
         if span is None or span.stored is None or first.take < span.visible or span.offset + span.visible < _START:

@@ -1,10 +1,10 @@
 """Recorded replies on their way into the store: named at once, and written down together.
 
-    record   a turn gets the ids of its records. What is recorded behind it may build on it from now on
+    record   a turn gets the ids of its records. What is recorded after it may build on it from now on
     later    texts are hashed and records made, of all turns that came in meanwhile: one batch
-    then     each turn hears whether it is saved
+    then     each turn is told whether it is saved
 
-Should the store refuse such a batch, each turn is appended by itself, so that no turn is lost by another one's fault.
+If the store refuses such a batch, each turn is appended by itself, so that no turn is lost because of another.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from middleware_hub.store.records import Blob, Event, Serials, SpanRecord, new_i
 logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 0.02
-"""Seconds for which turns are gathered at most."""
+"""The longest time, in seconds, for which turns are gathered."""
 _ENOUGH: Final = 1 << 18
-"""Bytes of turns that are not gathered any longer."""
+"""Bytes of gathered turns that are appended at once."""
 _A_TURN: Final = 2_000
-"""Bytes that a turn counts beside its tokens and text."""
+"""Bytes that a turn counts besides its tokens and text."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,10 +49,10 @@ class _Turn:
 
     Attributes:
         context: the record of its context, if that is new.
-        base, text: of its own record: `text` begins behind the whole text of `base`.
-        begins: the root of a conversation that begins with it.
-        saved: for whoever waits.
-        events: appended in one step with it.
+        base, text: those of its own record: `text` begins after the whole text of `base`.
+        begins: the root of the conversation that begins with this turn.
+        saved: for the request that waits.
+        events: appended together with it.
     """
 
     match: PrefixMatch
@@ -127,7 +127,7 @@ class Turns:
     ) -> asyncio.Future[bool]:
         """Name the records of a reply, and save it soon; the future says whether the store has acknowledged it.
 
-        `beside` returns events to be appended in one step with it.
+        `beside` returns events to be appended together with it.
         """
         span, line = generation.span, match.continues
         stamp = self._tree.clock.current or ""
@@ -151,7 +151,7 @@ class Turns:
         if begins is not None:
             self._coming.setdefault(begins)
         self._tree.keep(span, name)
-        self._tree.hold(span)  # until it is in the store it cannot come back from there
+        self._tree.hold(span)  # until it is in the store, it cannot be restored from there
         self._unsettled.add(name)
         saved: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         events = () if beside is None else beside(generation)
@@ -161,14 +161,14 @@ class Turns:
         return saved
 
     def when_there(self, root: bytes, work: Callable[[bytes], None]) -> None:
-        """Do something with a conversation of the store, given its root: now, or as soon as it is there."""
+        """Do something with a conversation of the store, given its root: now, or as soon as it is in the store."""
         if root in self._coming:
             self._coming[root] = work
         else:
             work(root)
 
     def _over(self, turn: _Turn) -> None:
-        """A turn is in the store, or was given up."""
+        """Note that a turn is in the store or was given up."""
         span = turn.generation.span
         work = None if turn.begins is None else self._coming.pop(turn.begins, None)
         if work is not None:
@@ -185,7 +185,7 @@ class Turns:
         return whole_chain(tree.keep, generation, own or Batch(), tree.extras.of, self._spelling.apart, only)
 
     def _context(self, match: PrefixMatch, span: TokenSpan, stamp: str) -> SpanRecord:
-        """Return the record of a context. Its id covers all that it is, so it is made before a match adds to the span."""
+        """Return the record of a context. Its id covers all of its content, so it is made before a match adds to the span."""
         line = None if match.continues is None else match.continues.span
         record = record_of(
             span,
@@ -218,7 +218,7 @@ class Turns:
             self._append(_Group(written, batches, self._versions.news()))
 
     def _batch(self, turn: _Turn) -> Batch:
-        """Return what is to be appended of a turn. Those recorded before it have been written."""
+        """Return what is to be appended of a turn. Earlier turns have been written."""
         match, reply, span = turn.match, turn.reply, turn.generation.span
         line = None if match.continues is None else match.continues.span
         text = match.text + reply.text
@@ -273,7 +273,7 @@ class Turns:
     def _mended(self, turns: Sequence[_Turn], batch: Batch, error: MissingRecordError, *, first: bool) -> Batch | None:
         """Return a batch with the whole chains of the turns that lack something, because the store has forgotten it.
 
-        The `first` time it gets only what is missing, because that may be all: a context that several samples share is
+        The `first` time the batch gets only the missing records, which may be enough: a context that several samples share is
         appended with one of them, which may come later than the others.
         """
         missing = set(error.missing)

@@ -1,4 +1,4 @@
-"""Batches on their way to the store, and who waits for them."""
+"""Batches on their way to the store, and their callers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Append:
 
     Attributes:
         mend, over, apart, parts: see `Saving.append`.
-        raises: whether who waits hears of errors; else the answer is False.
+        raises: whether the caller gets errors; else the answer is False.
         answered: whether the batch was acknowledged in time.
-        task: appends it, and may go on behind the answer.
+        task: appends it, and may go on after the answer.
     """
 
     __slots__ = ("answered", "apart", "batch", "begun", "mend", "over", "parts", "raises", "task")
@@ -51,7 +51,7 @@ class Append:
             return
         if error is not None and self.raises:
             self.answered.set_exception(error)
-            self.answered.exception()  # whoever asked may be gone
+            self.answered.exception()  # the caller may be gone
         else:
             self.answered.set_result(saved)
 
@@ -65,7 +65,7 @@ def replies_in(batch: Batch) -> int:
 
 
 def after_all(count: int, over: Over | None) -> Over | None:
-    """Return what is to be called at the end of each of so many parts, and calls `over` at the end of the last one."""
+    """Return a function to be called at the end of each of `count` parts; it calls `over` at the end of the last one."""
     if over is None or count == 1:
         return over
     ends: list[bool] = []
@@ -79,11 +79,12 @@ def after_all(count: int, over: Over | None) -> Over | None:
 
 
 class UnderWay:
-    """Those that are not answered yet, and those that were answered before they had come to an end.
+    """Batches that are not answered yet, or were answered before they ended.
 
     Args:
-        late: called with one that has taken `answer` seconds. It goes on: it is stuck, and cancelled after `give_up` seconds.
-        look: seconds between two looks at the time.
+        late: called with a batch that has taken `answer` seconds. It goes on; after `give_up` seconds it is stuck, and
+            cancelled.
+        look: seconds between two checks of the time.
     """
 
     def __init__(self, late: Callable[[Append], None], answer: float, give_up: float, look: float) -> None:
@@ -105,7 +106,7 @@ class UnderWay:
         self.stuck.discard(one)
 
     async def answered(self) -> None:
-        """Wait until everybody has been answered."""
+        """Wait until every caller has been answered."""
         while self.waited_for:
             await asyncio.wait([one.answered for one in self.waited_for])
             await asyncio.sleep(0)

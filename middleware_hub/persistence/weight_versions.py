@@ -1,9 +1,9 @@
-"""The order of weight versions, written down: staleness and collection go on after a restart as if there had been none.
+"""The order of weight versions, written down: staleness and collection continue after a restart.
 
 What the clock notes (`VersionClock.changes`), and which worker has which version, is a log in the store. It is appended
-together with the reply that brought the news, and read before the first request, and when others have written. The order of the
-log counts: what this process noted is repeated behind what others noted before it. Of replies below the current version that
-two routers got at one moment only one is counted (`FALL_AFTER`): a fall is noticed one reply later.
+together with the reply that brought the news, and read before the first request and when others have written. The order of the
+log counts: what this process noted is repeated after what others noted before it. If two routers get replies below the current
+version at the same moment, only one is counted (`FALL_AFTER`): a fall is noticed one reply later.
 
 A store that was set back may have lost the end of the log. Then it is read from its beginning (not repeating what is known),
 and each process writes down again which versions it knows.
@@ -47,7 +47,7 @@ class VersionLog:
         found = [*self._unwritten, *self._clock.take_changes(), *self._workers.take_changes()]
         self._unwritten = []
         self._unread.append(found)
-        # No two are equal: what waits in the spool and is in the log already is not handed over again.
+        # No two are equal: what waits in the spool is not handed over if the log has it already.
         self._count += 1
         return (Event(LOG, "news", msgspec.msgpack.encode((self._me + self._count.to_bytes(8, "big"), found))),)
 
@@ -64,7 +64,7 @@ class VersionLog:
                 raise
 
     async def read_to(self, last: int) -> None:
-        """Do as `read` does, given the number of the last event. Raises StoreError."""
+        """Do what `read` does, given the number of the last event. Raises StoreError."""
         if last < self._last and not await self._store.read(LOG, after=self._last - 1, limit=1):
             self._last = 0
             self._unread.clear()

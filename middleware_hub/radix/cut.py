@@ -23,7 +23,7 @@ class Cut(NamedTuple):
     take: int
     start: int
     recut: bool = False
-    """The rest begins inside a sampled token whose other half the reader never saw (`cut_in_token`)."""
+    """The rest begins inside a sampled token of which the reader saw only a part (`cut_in_token`)."""
 
     @property
     def tokens(self) -> int:
@@ -32,7 +32,7 @@ class Cut(NamedTuple):
 
     @property
     def sampled_base(self) -> tuple[TokenSpan | None, int, int]:
-        """Return the chain and start without the last contexts: equal bases give a text equal encodings."""
+        """Return the chain and start without the last contexts: on equal bases a text has equal encodings."""
         span, take, start, _ = self
         while span is not None and not span.sampled:
             take, start = span.take, span.start
@@ -50,12 +50,13 @@ def end_of(span: TokenSpan) -> Cut:
 
 
 def resolve_complete(generation: Generation, text: str, position: int) -> Cut | None:
-    """Continue a complete reply that ends at `position` of `text`; None if this text must not continue it."""
+    """Continue a complete reply that ends at `position` of `text`; None if the text must not continue it."""
     span, tail = generation.span, generation.tail
     shown = tail[0].shown if tail else 0
     taken, spelled = spell_tail(tail, text, position) if tail and position < len(text) else (0, position)
     if span.visible + taken == 0 or (span.width == 0 and spelled == position):
-        # Nothing of it is left: an empty reply whose tail is not spelled, or only half a token, which is encoded again.
+        # Nothing of the reply is left: it is empty and its tail is not spelled, or only half a token is left, which is encoded
+        # again.
         return None
     if shown and not taken:
         return Cut(span, span.visible, position - shown, recut=True)
@@ -67,8 +68,8 @@ def resolve_partial(
 ) -> Cut | None:
     """Reuse the tokens of a chain whose text agrees with ours in `limit` characters but not to its end.
 
-    Only tokens behind `line`, the complete generation that is continued anyway, count; None if there are none. Sampled
-    tokens are reused up to the last one that lies wholly inside. Context behind that is reused only up to a compositional
+    Only tokens after `line`, the complete generation that is continued anyway, count; None if there are none. Sampled
+    tokens are reused up to the last one that lies wholly inside. Context after that is reused only up to a compositional
     boundary, and not at all with `boundaries=False`.
     """
     stop = None if line is None else line.span
@@ -81,7 +82,7 @@ def resolve_partial(
         if span is None or span is stop:
             return None
         if span.sampled and take and end <= limit and not span.flags & SpanFlag.MISMATCH:
-            # The recorded chain goes on behind this reply as our text does: keep the part of the reply that it kept.
+            # The recorded chain continues after this reply as our text does: keep the part of the reply that it kept.
             return Cut(span, take, end)
         if child.flags & SpanFlag.FOREIGN:
             return None
@@ -91,7 +92,7 @@ def resolve_partial(
 
 
 def same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
-    """Return a remembered context that ends at `node` and was encoded behind the same sampled tokens."""
+    """Return a remembered context that ends at `node` and was encoded after the same sampled tokens."""
     base = cut.sampled_base
     for span in reversed(node.known_contexts()):
         if not span.flags & (SpanFlag.GIVEN | SpanFlag.LOST) and end_of(span).sampled_base == base:
@@ -109,7 +110,7 @@ def recorded_context(node: RadixNode, cut: Cut, *, any_chain: bool) -> Cut | Non
 
 
 def ends_by(span: TokenSpan, limit: int, start: int, measure: Measure) -> bool:
-    """Return whether no token of a reply ends behind `start` and within `limit`, and its prompt ends at `start` or before."""
+    """Return whether no token of a reply ends after `start` and within `limit`, and its prompt ends at `start` or before."""
     if span.start > start:
         return False
     ends = _ends(span, measure)

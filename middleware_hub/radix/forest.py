@@ -1,4 +1,4 @@
-"""The radix trees of all namespaces: how their nodes and spans come and go, and the running counts of both."""
+"""The radix trees of all namespaces: how nodes and spans are added and removed, and the running counts of both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TreeStats:
     evicted_tokens: int = 0
 
     def forget(self) -> None:
-        """Start again from an empty tree; what was evicted stays counted."""
+        """Reset the counts to an empty tree; evictions stay counted."""
         self.nodes = self.generations = self.spans = self.tokens = self.characters = self.payload = 0
         self.hits = self.misses = 0
 
@@ -41,13 +41,13 @@ class Forest:
     """One radix tree per namespace, the indexes over all of them, and their counts.
 
     Attributes:
-        stored: the spans that a store has, too, by the ids of their records.
-        extras: what engines said of each token of these replies besides.
-        watcher: is called with each reply that came or went; None while the inspector is not in use.
+        stored: the spans that a store has too, by the ids of their records.
+        extras: further per-token data of engines for these replies.
+        watcher: called with each reply that is added or removed; None while the inspector is not in use.
     """
 
     def __init__(self, *, stored: bool = False) -> None:
-        """`stored`: a store has all that is here."""
+        """`stored`: whether a store has everything that is here."""
         self.stats = TreeStats()
         self.leaves = Leaves(stored=stored)
         self.marks = Landmarks()
@@ -111,7 +111,7 @@ class Forest:
         self.add_span(span)
 
     def restore(self, found: StoredSpan, stamp: Stamp, tick: int) -> None:
-        """Put in what a store has. What it builds on is here. `stamp` and `tick` are those of its last hit."""
+        """Put in what a store has. What it builds on is in the tree. `stamp` and `tick` are those of its last hit."""
         span, base = found.span, found.base
         if base is None:
             above = self.root(found.namespace)
@@ -140,7 +140,7 @@ class Forest:
             passed = passed.parent
         parent = _nearest_generation(span)
         if parent is not None and generation.tick > parent.tick:
-            # A hit below counts as a hit here; nobody needed to know while there was something below.
+            # A hit below counts as a hit here; it had no effect while there was something below.
             parent.tick, parent.stamp = generation.tick, generation.stamp
         self.prune(node)
         self.release(span)
@@ -151,7 +151,7 @@ class Forest:
     def note_passes(self, generation: Generation, *, foreign: bool) -> None:
         """Note a new reply in the nodes between it and the reply that it continues.
 
-        The tokens of a `foreign` chain are not where its text has them, so that its context counts as a reply.
+        The tokens of a `foreign` chain are not where its text has them, so its context counts as a reply.
         """
         line, span = generation.continues, generation.span
         top = None if line is None else line.node
@@ -171,7 +171,7 @@ class Forest:
         self.stats.payload += len(span.ids) if span.logprobs is None else len(span.ids) + len(span.logprobs)
 
     def release(self, span: TokenSpan | None) -> None:
-        """Count one user of a span less. A span without users is removed, and so on upward."""
+        """Count one user fewer of a span. A span without users is removed, and so on upward."""
         while span is not None:
             span.users -= 1
             assert span.users >= 0
@@ -209,7 +209,7 @@ class Forest:
             self.stats.nodes -= 1
 
     def each_generation(self) -> Iterator[Generation | None]:
-        """Yield all replies, and None for each node without one. While the forest changes, what is new may be left out."""
+        """Yield all replies, and None for each node without one. While the forest changes, new replies may be left out."""
         for node, _ in every_node(list(self.roots.values())):
             yield from tuple(node.generations()) or (None,)
 

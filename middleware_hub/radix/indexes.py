@@ -23,14 +23,14 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers never vanish
 _MASK = (1 << 64) - 1
 _MOST_WAITING = 64
 _MOST_WAITING_TOKENS = 20_000
-"""A step of the index holds up the event loop no longer than .5 ms."""
+"""A step of the index holds up the event loop for at most .5 ms."""
 _Entry = tuple[int, int, Generation]
 _FEW_ENTRIES = 64
 _SERIAL = attrgetter("serial")
 
 
 class IdsIndex:
-    """Chains by namespace and fingerprint, each with and without its hidden tail. Of equal chains the newest answers."""
+    """Chains by namespace and fingerprint, each with and without its hidden tail. Of equal chains the newest is found."""
 
     def __init__(self) -> None:
         self._powers: NDArray[np.uint64] = np.ones(1, dtype=np.uint64)
@@ -48,7 +48,7 @@ class IdsIndex:
             self._take_in()
 
     def remove(self, generation: Generation) -> None:
-        """Remove a reply; an equal chain takes its place, also one with another text."""
+        """Remove a reply; an equal chain takes its place, even one with another text."""
         if not generation.fingerprints:
             self._take_in()
         chains = self._chains[generation.namespace]
@@ -104,7 +104,7 @@ class IdsIndex:
             less = next(sums)
             generation.fingerprints = ((whole - less) & _MASK,)
             if span.width and 0 < span.visible < span.count:
-                # An empty reply is not there at all without its hidden tail.
+                # Without its hidden tail, an empty reply is not in the index.
                 generation.fingerprints += ((seen - less) & _MASK,)
             chains = self._chains.setdefault(generation.namespace, {})
             for fingerprint in generation.fingerprints:
@@ -131,7 +131,7 @@ class IdsIndex:
 
 
 def _values(ids: bytes) -> NDArray[np.uint64]:
-    """Return what a fingerprint multiplies by the power of a token's place (modulo 2^64, as uint64 wraps)."""
+    """Return the value that a fingerprint multiplies by the power of a token's place (modulo 2^64, as uint64 wraps)."""
     return np.frombuffer(ids, dtype=np.int32).astype(np.uint64) + np.uint64(1)
 
 
@@ -141,7 +141,7 @@ def _run(span: TokenSpan, begin: int) -> tuple[bytes, int]:
 
 
 def _since_last_reply(span: TokenSpan) -> tuple[Generation | None, tuple[bytes, int], tuple[bytes, int]]:
-    """Return the reply before this one, the visible ids behind it in the chain, and those of its own that the chain lacks."""
+    """Return the reply before this one, the visible ids after it in the chain, and its own ids that the chain lacks."""
     parts = [span.ids[: ID_BYTES * span.visible]]
     for part, take in links(span.parent, span.take):
         if isinstance(part.owner, Generation):
@@ -164,7 +164,7 @@ def begins_with(ids: bytes, span: TokenSpan, take: int) -> bool:
 
 
 class ReplyNames:
-    """Replies by namespace and name (the client's `rid`, or SGLang's `meta_info.id`). Of equal names the newest answers."""
+    """Replies by namespace and name (the client's `rid`, or SGLang's `meta_info.id`). Of equal names the newest is found."""
 
     def __init__(self) -> None:
         self._replies: dict[tuple[str, ...], dict[str, Generation | list[Generation]]] = {}
@@ -205,13 +205,13 @@ class Leaves:
     """The replies that may be collected: two heaps by last hit, one of retrieved replies and one of the others.
 
     An outdated entry is not removed, but recognised when it comes up. It is outdated when its generation was hit again, is no
-    leaf any more, was retrieved meanwhile, or is gone. Where everything is retrieved sooner or later nothing comes up in the
-    other heap. So a heap is also purged when it is twice as long as after the last purge, or it would keep removed generations
-    in memory.
+    leaf any more, was retrieved meanwhile, or was removed. If everything is retrieved sooner or later, nothing comes up in the
+    other heap. So a heap is also purged when it is twice as long as after the last purge; otherwise it would keep removed
+    generations in memory.
     """
 
     def __init__(self, *, stored: bool = False) -> None:
-        """`stored`: nothing is lost with a leaf, because a store has it: all are treated as retrieved."""
+        """`stored`: whether a store has all leaves: then nothing is lost with a leaf, and all are treated as retrieved."""
         self.stored = stored
         self._heaps: dict[bool, list[_Entry]] = {True: [], False: []}
         self._kept = {True: 0, False: 0}
@@ -231,7 +231,7 @@ class Leaves:
     def pop(self, outdated: Callable[[Generation], bool]) -> Generation | None:
         """Return the next reply to collect; None if there is none.
 
-        `outdated` says of an unretrieved reply whether it is so old that nobody will retrieve it: those go before all others.
+        `outdated` says whether an unretrieved reply is too old to be retrieved any more: such replies go before all others.
         """
         unretrieved = self._first(retrieved=False)
         kinds = (False,) if unretrieved is not None and outdated(unretrieved) else (True, False)

@@ -1,4 +1,4 @@
-"""The judge of replies: what may be remembered of a worker's reply, with a verdict: rules 1, 6 and 9 of exactness."""
+"""The judge of replies: what part of a worker's reply may be remembered, and a verdict: rules 1, 6 and 9 of exactness."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Verdict(msgspec.Struct):
 
     @property
     def suspicious(self) -> bool:
-        """Whether the log should warn. An empty reply or an error of a worker is nothing unusual."""
+        """Whether the log should warn. An empty reply or an error of a worker is not unusual."""
         return self.reason in (ENGINE_MISMATCH, UNREADABLE, INTERNAL_ERROR)
 
     @property
@@ -81,7 +81,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 class Judge:
-    """Compares replies with what was asked, and finds the weights they come from. It remembers only the weights."""
+    """Compares replies with what was asked, and finds the weights they come from. It keeps no state except the weights."""
 
     def __init__(self, vocabulary: Vocabulary, clock: VersionClock) -> None:
         self.vocabulary = vocabulary
@@ -140,7 +140,7 @@ class Judge:
         return (kept[0][0] if len(kept) == 1 else tuple(kept)), True
 
     def _align(self, reply: Reply, skips_special: bool) -> tuple[Alignment, str]:
-        """Return how the ids lie over the text, and the text. A stream can have two readings; the one that fits counts."""
+        """Return how the ids lie over the text, with the text. A stream can have two readings; the one that fits counts."""
         for text in (reply.text, reply.other_text):
             if text is not None:
                 alignment = align_reply(

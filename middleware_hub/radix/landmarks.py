@@ -1,18 +1,18 @@
 """Places deep in the tree at which the walk of a long text may begin.
 
-A conversation of 5,000 turns is a path of 10,000 nodes, and each of its requests would go down all of them. A landmark is a
+A conversation of 5,000 turns is a path of 10,000 nodes, and each of its requests would walk down all of them. A landmark is a
 node on such a path, kept under a hash of the text around it:
 
     text      |-- block --|-- block --|-- block --|-- block --| go on
-    hashes                h1          h2          h3          h4        each one is the hash of all blocks up to there
+    hashes                h1          h2          h3          h4        each is the hash of all blocks up to there
     landmark                               node, under (root, 3, h3): every text with these three blocks runs through it
 
-A walk that has passed `FAR` nodes looks for its last landmark, and goes on from there; one that passes `FAR` nodes more leaves
-a landmark behind. So a short conversation neither makes landmarks nor hashes anything. They change no answer.
+A walk that has passed `FAR` nodes looks for its last landmark, and goes on from there; a walk that passes `FAR` more nodes
+leaves a landmark. So a short conversation neither makes landmarks nor hashes anything. Landmarks change no answer.
 
 The hash of a string is keyed, and has 64 bits; the node's own edge is compared besides. An entry is outdated when its node was
-removed or merged into the one below, which cuts it from its parent. It is recognised when it comes up, or pushed out as the
-least recently used one.
+removed or merged into the one below, which cuts it from its parent. It is recognised when it comes up, or dropped as the least
+recently used entry.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collections import OrderedDict
 from middleware_hub.radix.node import RadixNode
 
 FAR = 64
-"""A walk of so many nodes takes longer than to look for a landmark."""
+"""A walk of this many nodes takes longer than looking for a landmark."""
 BLOCK = 4_096
 """Characters between two places where landmarks may be."""
 MOST_LANDMARKS = 4_096
-"""How many are kept, of all conversations: one or two megabytes, and the edges of nodes that are gone meanwhile."""
+"""How many are kept, of all conversations: one or two megabytes, and the edges of nodes that were removed meanwhile."""
 
 _Key = tuple[RadixNode, int, int]
 
@@ -43,7 +43,7 @@ class Landmarks:
     def deepest(self, root: RadixNode, text: str, node: RadixNode, position: int) -> tuple[RadixNode, int]:
         """Return the last landmark on the path of a text, and the characters down to its end; if none, what was given.
 
-        `node` is where the text has got to, `position` characters down.
+        The walk of the text has reached `node`, `position` characters down.
         """
         if not self._nodes:
             return node, position
@@ -62,7 +62,7 @@ class Landmarks:
         return node, position
 
     def place(self, root: RadixNode, text: str, node: RadixNode, position: int) -> None:
-        """Make a landmark of the last node that ends within whole blocks of a text, which has got to `node`."""
+        """Make a landmark of the last node that ends within whole blocks of a text whose walk has reached `node`."""
         hashes = _hashes(text, position)
         above: RadixNode | None = node
         while above is not None and position > len(hashes) * BLOCK:

@@ -1,7 +1,7 @@
 """Which recorded chain a text continues: rule 3 of exactness. Only reads.
 
-A text is first walked down the tree. What is continued is the longest complete reply on its path, or the reply that the
-request names. Behind it, whole tokens of a chain that the text leaves midway are reused too (see `cut`).
+A text is first walked down the tree. The longest complete reply on its path is continued, or the reply that the request names.
+After it, whole tokens of a chain that the text leaves midway are reused too (see `cut`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 
 MOST_CANDIDATES = 16
-"""How many chains that a text could cut are tried: nodes, and replies of one text."""
+"""How many of the chains that a text could cut are tried: nodes, and replies of one text."""
 
 _REASONS = (
     "cut_in_token",
@@ -65,11 +65,11 @@ class Path(NamedTuple):
             node = node.parent
 
     def candidates(self, line: Generation | None, floor: int) -> Iterator[tuple[Generation, int]]:
-        """Yield generations behind `line` that leave the path above `floor`, with the characters agreed, furthest first.
+        """Yield generations after `line` that leave the path above `floor`, with the characters agreed, furthest first.
 
         Of those that leave it in the same place the newest come first. There may be 100,000 siblings, so this ends after
-        `MOST_CANDIDATES`: few chains differ in their tokens before they differ in their text. Where no reply runs, they do
-        not differ at all, and the newest is enough: what it reuses of another reply, that reply has itself, further up.
+        `MOST_CANDIDATES`: few chains differ in their tokens before they differ in their text. Where no reply runs, they do not
+        differ at all, and the newest is enough: what it reuses of another reply is in that reply itself, further up.
         """
         seen: set[Generation] = set()
         visits = MOST_CANDIDATES
@@ -103,7 +103,7 @@ class Path(NamedTuple):
     def longest_complete(self, request_id: str | None, limit: int | None = None) -> tuple[Cut, Generation | None]:
         """Return the longest complete reply that this text may continue, the newest of equal texts.
 
-        It has the name `request_id` and ends within `limit` characters, where these are given. A reply whose ids do not
+        If they are given, it has the name `request_id` and ends within `limit` characters. A reply whose ids do not
         spell its text is not continued: the text that the client saw is encoded instead.
         """
         for node, position in self.stops():
@@ -119,10 +119,10 @@ class Path(NamedTuple):
         return FRESH, None
 
     def further(self, line: Generation | None, cut: Cut, measure: Measure, *, boundaries: bool = True) -> Cut | None:
-        """Return tokens behind `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
+        """Return tokens after `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
 
         Sampled tokens come first. Context, whose encoding would be the same anyway, counts only where there are none. A chain
-        that the text leaves before its own reply has tokens of another one only, which may be equal to those of a newer one.
+        that the text leaves before its own reply has only tokens of another reply, which may equal those of a newer chain.
         """
         if self.limit <= cut.start:
             return None
@@ -163,9 +163,9 @@ class Path(NamedTuple):
             limit = begin
 
     def is_ambiguous(self, continues: Generation, start: int, measure: Measure) -> bool:
-        """Return whether a chain that does not continue this reply has whole sampled tokens of the text behind `start`."""
+        """Return whether a chain that does not continue this reply has whole sampled tokens of the text after `start`."""
         if self.limit <= start or not any(node.replied for node, _ in self.upward(start)):
-            return False  # and there may be hundreds of lines: equal samples, with one observation behind them
+            return False  # and there may be hundreds of lines: equal samples, followed by one observation
         for node, limit in self.upward(start):
             for other in node.lines():
                 if other.continues is not continues and not _samples_nothing(other, limit):
@@ -175,7 +175,7 @@ class Path(NamedTuple):
         return False
 
     def passes_mismatch(self, line: Generation | None) -> bool:
-        """Return whether a reply whose ids do not spell its text ends on the path behind `line`."""
+        """Return whether a reply whose ids do not spell its text ends on the path after `line`."""
         if line is not None and self.at is line.node and self.limit == self.end:
             return False
         for node, _ in self.stops():
@@ -202,7 +202,7 @@ class Path(NamedTuple):
 
 
 def _says_lost(context: TokenSpan | None, above: TokenSpan | None) -> bool:
-    """Return whether context says that something before it may be missing, which is true of its own request only."""
+    """Return whether a context has a flag, true only for its own request, that something before it may be missing."""
     while context is not None and context is not above:
         if context.flags & SpanFlag.LOST:
             return True
@@ -214,19 +214,19 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     """What `RadixTree.match` found. `tree.pin(match)` keeps it from being collected while a request uses it.
 
     Attributes:
-        namespace: where it was looked up.
-        text: what was looked up.
+        namespace: that of the look-up.
+        text: the text that was looked up.
         cut: the chain to continue, and the character of `text` from which to encode.
         continues: the complete generation that is continued, if any.
         known: a remembered context that holds exactly the encoding of the rest; then nothing needs encoding.
-        ambiguous: another chain matched further by whole sampled tokens (`ambiguous_parent`).
+        ambiguous: another chain matches whole sampled tokens further on (`ambiguous_parent`).
         unknown_parent: the request named a parent whose tokens are not in the prompt.
         edited: the prompt keeps only a part of the parent that the request named: the text leaves the reply in its middle.
         path: how far the text goes down the tree, from where `RadixTree.record` goes on.
         mismatched: the text holds a reply whose ids do not spell it (`engine_mismatch`), encoded as the client saw it.
-        unasked: the store that may know more of this text could not be asked (`store_unreachable`).
+        unasked: the store, which may know more of this text, could not be asked (`store_unreachable`).
         foreign: the chain was recorded under another text than this one (the ids of both are the same).
-        hashed: what the store behind the tree has worked out about the text.
+        hashed: the hashes of the text that the store behind the tree has computed.
     """
 
     namespace: tuple[str, ...]
@@ -251,7 +251,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
 
     @property
     def flags(self) -> int:
-        """Return the flags of the first span behind this match."""
+        """Return the flags of the first span after this match."""
         return (
             (SpanFlag.PARENT_LOST if self.unknown_parent else 0)
             | (SpanFlag.AFTER_MISMATCH if self.mismatched else 0)
@@ -296,7 +296,7 @@ def walk_down(root: RadixNode, text: str, marks: Landmarks | None = None) -> Pat
 
 
 def _samples_nothing(generation: Generation, limit: int) -> bool:
-    """Return whether the reply, and nothing before it, was sampled behind its line, and begins at `limit` or later."""
+    """Return whether only the reply itself was sampled after its line, and it begins at `limit` or later."""
     span, line = generation.span, generation.continues
     if span.start < limit:
         return False
@@ -336,7 +336,7 @@ def match_chain(
 ) -> PrefixMatch:
     """Match ids that begin with the chain of a reply: on the path of their own text, or recorded under another one.
 
-    If the chain was recorded under another text, its longest reply that is on the path all the same is continued.
+    If the chain was recorded under another text, the longest of its replies that is still on the path is continued.
     """
     span, text = generation.span, path.text
     for node, position in path.stops():

@@ -1,12 +1,12 @@
 """Nodes of the radix tree, and the generations that end at them.
 
-A node stands for one text: all edges from the root, joined. It owns characters only. Its knowledge of tokens is pointers:
+A node stands for one text: all edges from the root, joined. It owns characters only. What it knows of tokens is pointers:
 
     ends      generations whose prompt + reply is exactly this text, oldest first
     contexts  context spans of prompts that are exactly this text
     replied   whether this text may end inside a reply, or at its end; else all that runs through it is context here
     through   for each generation R that is continued on this path (None: a fresh start), the newest generation
-              behind R whose text runs through this node: the chain to cut when a text leaves the tree here
+              after R whose text runs through this node: the chain to cut when a text leaves the tree here
 
 Others hold the node object, so a split puts a *new* node above and the old one keeps its end, its pointers and its identity;
 a merge keeps the lower node for the same reason. Most nodes have one child, one pass and at most one end, so these are kept
@@ -35,10 +35,10 @@ class Generation(msgspec.Struct, gc=False, eq=False):
 
     Attributes:
         span: what was sampled; its parents are the prompt.
-        node: where its text ends in the tree.
+        node: the node where its text ends in the tree.
         continues: the complete reply that its prompt continued.
         tail: the hidden tail, for the texts that may spell it.
-        serial: the order of recording; with a store, of all that it has.
+        serial: its place in the order of recording; with a store, of everything in the store.
         tick: when it, or something below it, was hit last.
         stamp: the weight version at that time.
         retrieved: whether its tokens were ever retrieved.
@@ -74,10 +74,10 @@ class StoredSpan(msgspec.Struct, frozen=True):
     """A span that a store has: the end of a prompt, or a reply.
 
     Attributes:
-        span: behind a parent that is in the tree.
+        span: its parent is in the tree.
         record: the id of its record.
         namespace: where it was recorded.
-        base: the span behind whose whole text `text` stands; None at the start of a chain.
+        base: the span after whose whole text `text` begins; None at the start of a chain.
         line: the complete reply that its prompt continued.
         tail, serial, retrieved: those of the `Generation`.
         version: the weight version of its last hit.
@@ -121,7 +121,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return "".join(reversed(edges))
 
     def each_child(self) -> Reversible[RadixNode]:
-        """Return the children, in order of their making."""
+        """Return the children, in the order in which they were made."""
         children = self.children
         if children is None:
             return ()
@@ -177,14 +177,14 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         self.contexts = removed(self.contexts, span)
 
     def newest_first(self, line: Generation | None, most: int) -> list[RadixNode]:
-        """Return the children through which generations behind `line` run, the one with the newest of them first."""
+        """Return the children through which generations after `line` run, the child with the newest of them first."""
         children = [child for child in self.each_child() if child.through(line) is not None]
         if len(children) < 2:
             return children
         return nlargest(most, children, key=lambda child: child.through(line).serial)  # type: ignore[union-attr]
 
     def through(self, line: Generation | None) -> Generation | None:
-        """Return the newest generation behind `line` whose text runs through this node, or ends here."""
+        """Return the newest generation after `line` whose text runs through this node, or ends here."""
         passes = self._through
         if isinstance(passes, dict):
             return passes.get(line)
@@ -218,7 +218,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
             self._through = {passes.continues: passes, generation.continues: generation}
 
     def forget_pass(self, generation: Generation) -> bool:
-        """Replace a removed generation by the newest one left of its line. Return False if it did not stand here.
+        """Replace a removed generation by the newest one left of its line. Return False if it was not noted here.
 
         This reads the node's ends and its children's passes, which have to be right already: go bottom-up.
         """
@@ -259,7 +259,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return upper
 
     def first_characters(self, skip: int, count: int) -> str:
-        """Return how the newest generation through this node goes on, behind the first `skip` characters of its edge."""
+        """Return how the newest generation through this node goes on, after the first `skip` characters of its edge."""
         node = self
         characters = node.edge[skip : skip + count]
         while len(characters) < count:
@@ -286,7 +286,7 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
 
 
 def common_length(edge: str, text: str, pos: int) -> int:
-    """Return how many characters of `edge` stand in `text` from `pos` on. Bisection leaves the comparing to C."""
+    """Return how many characters of `edge` match `text` from `pos` on. Bisection leaves the comparing to C."""
     low, high = 0, min(len(edge), len(text) - pos)
     while low < high:
         middle = (low + high + 1) // 2
@@ -312,7 +312,7 @@ def _recorded(generation: Generation) -> int:
 
 
 def _encoded(context: TokenSpan) -> float:
-    """Return the order of a context that a store has; one that is new comes last."""
+    """Return the order of a context that a store has; a new context comes last."""
     return inf if context.stored is None else context.stored.serial
 
 

@@ -1,4 +1,4 @@
-"""From what a client wrote to the ids a worker gets: match, and encode only what is not remembered."""
+"""From a client's prompt to the ids that a worker gets: match, and encode only what is not remembered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from router.http.offload import offload
 from router.observability.tracing import OFF, Tracer
 
 MANY_TOKENS = 20_000
-"""Prompts of more ids are handled in a thread, off the event loop."""
+"""Prompts of more ids than this are handled in a thread, off the event loop."""
 
 _SEGMENT_COST = 64
 """The cost of a segment to the event loop apart from its text, in characters of text."""
@@ -32,8 +32,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
     Attributes:
         match: pinned; the maker of the prompt unpins it.
-        context: what was put behind the matched chain; None if the chain is the whole prompt.
-        packed: all of the ids, as spans keep them.
+        context: what was encoded after the matched chain; None if the chain is the whole prompt.
+        packed: all ids, as spans keep them.
         reused: how many of them were taken from memory.
         encoded: how many of them were encoded now.
         reasons: how the prompt was made, as answers and counters name it.
@@ -50,7 +50,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> Sequence[int]:
-        """All of the ids: a view of those that are packed."""
+        """All ids: a view of `packed`."""
         return memoryview(self.packed).cast("i")
 
 
@@ -103,7 +103,7 @@ async def from_ids(
     encoded: Sequence[range] = (),
     memory: Backing | None = None,
 ) -> Prompt:
-    """Make the prompt of a request that came as (checked) ids: they are sent as they are, whatever is remembered.
+    """Make the prompt of a request that came as (checked) ids: they are sent unchanged, whatever is remembered.
 
     Args:
         encoded: the ranges of ids that were encoded here, from segments.

@@ -16,7 +16,7 @@ Namespace = tuple[str, ...]
 """(tenant, lora path, x-radix-namespace): texts of different namespaces never answer for each other."""
 
 NO_PARENT = "none"
-"""As the name of a parent: continue nothing, all of the text is context."""
+"""As the name of a parent: continue no reply; all of the text is context."""
 
 
 class SampledReply(msgspec.Struct, frozen=True):
@@ -35,13 +35,13 @@ class SampledReply(msgspec.Struct, frozen=True):
     late: bool = False
     """The current weight version changed after the request was sent."""
     told: dict[str, Raw] = {}
-    """What the worker said of each token besides, raw."""
+    """Further per-token data of the worker, raw."""
     experts_from: int = 0
-    """The first token of which it was asked for the experts."""
+    """The first token of which the worker was asked for the experts."""
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What was put behind a reused chain to make the prompt: the ids, and how they lie over the text."""
+    """What was encoded after a reused chain to make the prompt: the ids, and how they lie over the text."""
 
     ids: bytes
     flags: int = SpanFlag.NONE
@@ -72,7 +72,7 @@ class Departure:
     replies: int
 
     def explained(self, text: str) -> dict[str, Any]:
-        """Return in words where the text leaves the longest recorded chain, with ten characters of each on both sides."""
+        """Describe where the text leaves the longest recorded chain, with ten characters of each on both sides."""
         matched = self.matched
         recorded = self.recorded_after
         if matched == len(text):

@@ -91,7 +91,7 @@ class Tally(Protocol):
 
 
 class _ExpectedReply:
-    """One generation of a request: what was asked for, and what has come of it."""
+    """One generation of a request: what was asked for, and what has come so far."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _ExpectedReply:
             recorder: records it.
             prompt: what was sent.
             asked: what the reply must fit.
-            hint: where the routing policy learned of the prompt; None if it did not.
+            hint: where the routing policy noted the prompt; None if it did not.
             drop: fields of `meta_info` that the client did not ask for.
             trajectory: whether the client wants the whole chain in the reply.
         """
@@ -137,13 +137,13 @@ class _ExpectedReply:
         streamed = self._streamed = self._streamed or StreamedReply()
         streamed.feed(data)
         if streamed.finished and self.verdict is None:
-            # Recorded before the client sees the end, because it may ask for its tokens at once.
+            # Recorded before the client sees the end, because the client may ask for its tokens at once.
             self.close()
             return self._shown(data, self.verdict, data)
         return self._shown(data, None, data)
 
     def close(self) -> None:
-        """Record what has come of a stream, however it ended."""
+        """Record the part of a stream that has come, however it ended."""
         if self.verdict is not None:
             return
         streamed = self._streamed
@@ -164,9 +164,9 @@ class _ExpectedReply:
         self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
 
     def _shown(self, raw: bytes | Raw, verdict: Verdict | None, bare: bytes | Raw) -> bytes | Raw:
-        """Return a reply without the fields that only the router asked for, and with those that the client wants of the router.
+        """Return a reply without the fields that only the router asked for, and with those that the client wants from it.
 
-        A reply that cannot be edited stays as it came. `bare` is what to edit: `raw`, without what is dropped in any case.
+        A reply that cannot be edited stays as it came. `bare` is the reply to edit: `raw` without what is always dropped.
         """
         add = None
         if self._trajectory and verdict is not None and verdict.generation is not None:
@@ -175,7 +175,7 @@ class _ExpectedReply:
             add = {"trajectory": msgspec.json.encode(found)}
         if not self._drop and add is None:
             return raw
-        # An event whose beginning is known can be cut short, if its logprobs are dropped in any case.
+        # If its logprobs are dropped anyway, an event whose beginning is known can be cut short.
         streamed = self._streamed
         news = streamed.news if streamed is not None and self._drop else None
         try:
@@ -187,7 +187,7 @@ class _ExpectedReply:
 
 
 class Responder:
-    """The editor of one reply: records it, counts what became of it, and tells the client in headers."""
+    """The editor of one reply: records it, counts the verdict, and tells the client in headers."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ class Responder:
         return self._verdicts
 
     def acknowledged(self, send: Send) -> Send:
-        """Return a `send` that lets a message go when all that is recorded is saved, or the stream has told that it is not."""
+        """Return a `send` that holds back a message until all records are saved, or the stream has told that they are not."""
         told = False
 
         async def sending(message: Message) -> None:
@@ -284,7 +284,7 @@ class Responder:
         return sending
 
     async def _saved(self) -> bool:
-        """Wait until what is recorded is saved, or is known not to be; return whether all of it is."""
+        """Wait until it is known whether the records are saved; return whether all of them are."""
         saved = True
         for generation in self._generations:
             saving = None if generation.verdict is None else generation.verdict.saving

@@ -1,8 +1,8 @@
-"""`/retrieve_from_text`: a text in, the tokens that were consumed and sampled for it out.
+"""`/retrieve_from_text`: takes a text and returns the tokens that were consumed and sampled for it.
 
-With `cover` the answer holds a list of replies whole, in the fewest chains, and trains no sampled token twice. A chain is a
-path up the forest that spans make, so two replies are on one chain only if one of them precedes the other. Needed are
-therefore the listed replies that neither the first sequence nor another listed reply's chain holds whole:
+With `cover` the answer contains each reply of a list whole, in the fewest chains, and trains no sampled token twice. A chain is
+a path up the forest that spans make, so two replies are on one chain only if one of them precedes the other. So the answer
+needs those listed replies that neither the first sequence nor another listed reply's chain contains whole:
 
     first     [context][reply 1][context][half of reply 2][context][reply 3]
     added     [context][reply 1][context][reply 2, whole]                     mask 1 for reply 2 only
@@ -36,7 +36,7 @@ from router.http.offload import offload
 RETOKENIZED = "retokenized"
 EDITED_TURN = "edited_turn"
 MANY_TOKENS = 50_000
-"""Answers of more tokens are built in a thread, off the event loop."""
+"""Answers of more tokens than this are built in a thread, off the event loop."""
 
 
 class RetrievalRequest(msgspec.Struct):
@@ -45,13 +45,13 @@ class RetrievalRequest(msgspec.Struct):
     Attributes:
         text: one, or several.
         return_logp: whether the answer has logprobs.
-        strict: answer 409 instead of anything that is not exact.
-        request_id: which of several replies with this text.
+        strict: whether to answer 409 instead of anything that is not exact.
+        request_id: names one of several replies with this text.
         max_staleness: count sampled tokens that are older than this many weight versions.
         lora_path: the adapter that the text was sampled with.
-        expect_request_ids: the replies that the caller got; a list of lists where there are several texts.
-        return_routed_experts, return_indexer_topk, return_top_p: whether the answer has what the engine said of each token.
-        cover: answer with all chains that hold these replies, not only with the chain of the text.
+        expect_request_ids: the replies that the caller got; a list of lists if there are several texts.
+        return_routed_experts, return_indexer_topk, return_top_p: whether the answer has this per-token data of the engine.
+        cover: whether to answer with all chains that contain these replies, not only with the chain of the text.
         ignored: names of unknown fields. One of them may be misspelt, so the answer lists them.
     """
 
@@ -75,7 +75,7 @@ class RetrievalRequest(msgspec.Struct):
             fields = decode_object(body)
             texts, listed = read_texts(fields, "text", limits)
             if texts is not None:
-                fields["text"] = Raw(b'""')  # it may be long, and it is read already
+                fields["text"] = Raw(b'""')  # it may be long, and is parsed already
             ignored = tuple(sorted(fields.keys() - _FIELDS))
             for name in ignored:
                 del fields[name]
@@ -98,7 +98,7 @@ class RetrievalRequest(msgspec.Struct):
 
     @property
     def wanted(self) -> list[str]:
-        """Return which fields with something for each token the answer has besides."""
+        """Return the further per-token fields that the answer has."""
         asked = (self.return_routed_experts, self.return_indexer_topk, self.return_top_p)
         return [name for name, one in zip((*ROW_FIELDS, TOP_P), asked, strict=True) if one]
 
@@ -137,7 +137,7 @@ async def retrieve(
     expected: Sequence[str] = (),
     memory: Backing | None = None,
 ) -> dict[str, Any]:
-    """Return the answer for one text; `expected` are the replies that the caller lists for it, `memory` fills the tree.
+    """Return the answer for one text; `expected` are the replies that the caller lists for it; `memory` fills the tree.
 
     Raises:
         NotFoundError: no recorded reply that this text begins with is called `request_id`.
@@ -170,7 +170,7 @@ async def retrieve(
     if not asked:
         flat = replace(flat, reasons=tuple(dict.fromkeys((*flat.reasons, STORE_UNREACHABLE))))
     if memory is not None and expected:
-        await memory.cover(namespace, text, expected)  # some may have been collected meanwhile
+        await memory.cover(namespace, text, expected)  # some replies may have been collected meanwhile
     if request.cover:
         return await _cover(tree, namespace, text, recall, flat, request, expected, memory)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
@@ -182,7 +182,7 @@ async def retrieve(
 async def with_extras(
     tree: RadixTree, memory: Backing | None, flat: Trajectory, request: RetrievalRequest
 ) -> tuple[Trajectory, dict[str, Any]]:
-    """Return the fields that a request wants besides, and the sequence with the reasons why they may lack something."""
+    """Return the further fields that a request wants, and the sequence with the reasons for which they may be incomplete."""
     if not request.wanted:
         return flat, {}
     fields, reasons = await per_token_fields(
@@ -204,7 +204,7 @@ async def _cover(
     """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
     others = replies_to_add(tree, namespace, first, expected)
     masks = SharedMask(first, others)
-    # Collected now: what is evicted between two answers is still in them.
+    # Collected now, so that the answers contain what is evicted while they are built.
     chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
     missing = [name for name in dict.fromkeys(_missing(expected, first)) if tree.reply(namespace, name) is None]
     masks.apply(0, first)
@@ -250,7 +250,7 @@ class SharedMask:
     """Leaves mask 1 of each reply to one sequence: the first of those that hold the most of it.
 
     Args:
-        first: a sequence that was laid flat.
+        first: a flattened sequence.
         others: the replies that the other sequences end with.
     """
 
@@ -274,7 +274,7 @@ class SharedMask:
 
 
 def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:
-    """Add the reason `edited_turn` if a sequence holds only a part of a listed reply: its caller expects all tokens."""
+    """Add the reason `edited_turn` if a sequence holds only a part of a listed reply: the caller expects all of its tokens."""
     cut = [turn.span for turn in found.turns if turn.end - turn.start < turn.span.visible]
     if len(_not_among(expected, cut)) < len(expected):
         return replace(found, reasons=(*found.reasons, EDITED_TURN))
@@ -301,7 +301,7 @@ def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, 
 def answer_of(
     tree: RadixTree, text: str, recall: Recall, flat: Trajectory, request: RetrievalRequest, missing: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what is known of a text, in the fields of http-api.md. Raises NotExactError where `strict` forbids the answer."""
+    """Return what is known of a text, in the fields of http-api.md. Raises NotExactError if `strict` forbids the answer."""
     cut, reasons = recall.cut, list(flat.reasons)
     if cut.recut and "cut_in_token" not in reasons:
         reasons.append("cut_in_token")

@@ -3,11 +3,11 @@
 Indexes point, spans own (see `spans`): the tree finds chains by text and never holds a token itself, so a split moves no
 token and two tokenizations of one text cannot mix. The tree is pure: no await, no framework, no clock but its own counter.
 
-Three rules carry it:
+It has three rules:
 
 * **Matching reads, recording writes.** `match` and `recall` change nothing but the flag that a reply was retrieved, which
   changes no other answer. A hit counts when the request that hit is recorded.
-* **The longest complete reply is continued**; a chain is cut inside only behind it (see `match`).
+* **The longest complete reply is continued**; a chain is cut inside only after it (see `match`).
 * **Leaves go first.** A generation can be collected only when nothing builds on it, so its last hit needs no stamp while it
   has children: it inherits theirs when the last of them goes. That makes a hit O(1) however deep the conversation is.
 """
@@ -35,10 +35,10 @@ class RadixTree:
     Args:
         measure: computes where tokens end in their text (the tokenizer's vocabulary).
         max_tokens: the budget that `collect` keeps to; None for none.
-        keep_versions: a leaf that was last hit this many weight versions ago, or more, is stale.
+        keep_versions: a leaf whose last hit is at least this many weight versions ago is stale.
         unretrieved_versions: an unretrieved leaf that was last hit this many weight versions ago goes before all others;
             None: unretrieved leaves go last, however old they are.
-        clock: of weight versions, if others share it.
+        clock: the clock of weight versions, if it is shared.
         stored: a store has all that is recorded, and this is a cache of it: nothing is lost by collecting.
     """
 
@@ -61,14 +61,14 @@ class RadixTree:
         self._forest = Forest(stored=stored)
         self.stats = self._forest.stats
         self.extras = self._forest.extras
-        """What engines said of each token of the replies besides."""
+        """Further per-token data of engines for the replies."""
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
 
     @property
     def forest(self) -> Forest:
-        """What holds it all, for those who only look."""
+        """The trees of all namespaces, for readers only."""
         return self._forest
 
     @property
@@ -80,7 +80,7 @@ class RadixTree:
     def match(self, namespace: Namespace, text: str, *, parent: str | None = None) -> PrefixMatch:
         """Find the chain that a request with this text (not empty) continues.
 
-        `parent` is the request id of the reply to continue where several could be; `NO_PARENT` for none at all.
+        `parent` is the request id of the reply to continue if several match; `NO_PARENT` to continue none.
         """
         root = self._forest.roots.get(namespace)
         if root is None or parent == NO_PARENT:
@@ -112,7 +112,7 @@ class RadixTree:
         return found if parent is None else self._checked_parent(found, parent)
 
     def _checked_parent(self, match: PrefixMatch, parent: str) -> PrefixMatch:
-        """Note whether the prompt has the tokens of the reply that a request named as its parent, and all of them."""
+        """Note whether the prompt has tokens, or all tokens, of the reply that a request named as its parent."""
         cut = match.cut
         named = next(((span, take) for span, take in links(cut.span, cut.take) if span.named(parent)), None)
         if named is None:
@@ -169,9 +169,9 @@ class RadixTree:
         return self._forest.names.newest(namespace, request_id)
 
     def left_out(self, namespace: Namespace, text: str, request_id: str) -> bool:
-        """Return whether a text holds no token of a reply because of rule 6, and not because it was lost.
+        """Return whether a text has no token of a reply because of rule 6, not because the reply was lost.
 
-        All tokens of such a reply are hidden, and the text goes on behind it without spelling them.
+        All tokens of such a reply are hidden, and the text goes on after it without spelling them.
         """
         generation = self._forest.names.newest(namespace, request_id)
         return generation is not None and not generation.span.visible and text.startswith(self.text_of(generation))
@@ -209,8 +209,8 @@ class RadixTree:
         """Remember a reply to the prompt that was made from a match, which is still pinned.
 
         Args:
-            context: what was encoded behind the match; None if the matched chain is the whole prompt.
-            serial: the place in the order of recording, where that is shared with other processes.
+            context: what was encoded after the match; None if the matched chain is the whole prompt.
+            serial: the place in the order of recording, if other processes share that order.
         """
         self.clock.observe_reply(reply.versions, late=reply.late)
         if match.cut.span is None:
@@ -274,11 +274,11 @@ class RadixTree:
 
     @property
     def stored(self) -> Mapping[bytes, TokenSpan]:
-        """The spans of which a store has records, by the ids of those. All that one of them builds on is among them."""
+        """The spans of which a store has records, by the ids of the records, with every span that they build on."""
         return self._forest.stored
 
     def keep(self, span: TokenSpan, record: bytes) -> None:
-        """Note under which id a store has a span, or soon will: its parent has been noted before."""
+        """Note the id under which a store has a span, or soon will. Its parent has been noted before."""
         self._forest.stored[record] = span
 
     def hold(self, span: TokenSpan) -> None:
@@ -289,7 +289,7 @@ class RadixTree:
         self._forest.release(span)
 
     def restore(self, found: StoredSpan) -> None:
-        """Remember what a store has as if it had been recorded here. What it builds on is here, and the clock does not move."""
+        """Remember what a store has as if it had been recorded here. The tree has its links; the clock does not move."""
         self._ticks += 1
         self._forest.restore(found, self.clock.stamp(found.version), self._ticks)
 
@@ -324,7 +324,7 @@ class RadixTree:
         return False
 
     def _abandoned(self, generation: Generation) -> bool:
-        """Return whether an unretrieved reply is so old that nobody is expected to retrieve it."""
+        """Return whether an unretrieved reply is so old that no client is expected to retrieve it."""
         limit = self.unretrieved_versions
         return limit is not None and self.clock.age(generation.stamp) >= limit
 

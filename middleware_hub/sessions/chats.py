@@ -29,7 +29,7 @@ from router.http.headers import HeaderList, first_values, text_of
 from router.http.responses import send_json
 
 PING_SECONDS = 15.0
-"""How long a stream may be silent: proxies and clients take a longer silence for its end."""
+"""How long a stream may be silent. Proxies and clients take a longer silence for its end."""
 
 
 class Exchanges(Protocol):
@@ -52,11 +52,11 @@ class Chats:
         self._warming: asyncio.Task[None] | None = None
 
     def warm(self) -> None:
-        """Begin, in a thread, with what the first turn would hold up the event loop for. Turns wait until it is done."""
+        """Start, in a thread, the work with which the first turn would hold up the event loop. Turns wait until it is done."""
         self._warming = asyncio.create_task(asyncio.to_thread(self._composer.warm))
 
     async def _warmed(self, warming: asyncio.Task[None]) -> None:
-        with suppress(Exception):  # it goes wrong in the turn again, and is reported there
+        with suppress(Exception):  # it fails again in the turn, which reports it
             await asyncio.shield(warming)
         self._warming = None
 
@@ -161,7 +161,7 @@ class _ChatReply:
         # If some of several samples failed, the others are the reply, as in a reply in one piece.
         answers = self._exchange.answers
         for index, generation in enumerate(generations if answers else ()):
-            if generation.answer is None:  # what has come of it must not look complete
+            if generation.answer is None:  # a partial reply must not look complete
                 out.append(stream.finish(index, Answer(generation_id=generation.id, finish="abort")))
         if not self._saved(generations):
             out.append(NOT_SAVED_COMMENT)
@@ -191,7 +191,7 @@ class _ChatReply:
         return word or affinity.of_chat(namespace, self._request.messages)
 
     def _saved(self, named: list[TurnGeneration]) -> bool:
-        """Return whether these turns, and those before them, are in the store as far as is known."""
+        """Return whether these turns and those before them are in the store, as far as this router knows."""
         log = self._session.log
         return all(one.saved for one in named) and (log is None or not log.unsaved)
 

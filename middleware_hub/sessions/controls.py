@@ -117,14 +117,14 @@ class Controls:
         await send_json(send, 201, msgspec.json.encode(answer), [(affinity.HEADER, session.id.encode("latin-1"))])
 
     async def _create(self, session: Session, scope: Scope) -> Session:
-        """Add a new session. If it belongs to a group, that is written down first: then none of a group is unknown."""
+        """Add a new session. Its group, if any, notes it first: then the group knows all of its sessions."""
         headers = first_values(scope)
         (member,) = memberships(headers, 1)
         if member is not None:
             if member.rollout is not None or member.ends:
                 raise BadRequestError("a session is a rollout by itself: leave x-rollout-id and x-rollout-end out")
             session.group = member.group, headers.get(b"x-radix-namespace", b"").decode("latin-1")
-            # Asked first: a session that exists stays in its group, whatever group a request names that is refused.
+            # This is checked first: a refused request does not move an existing session to another group.
             if await self._registry.reach(session.tenant, session.id) is not None:
                 raise SessionExistsError(f"there is a session {session.id!r} already")
             await self._groups.joined(session.tenant, session.group[1], member, session.id)
@@ -133,7 +133,7 @@ class Controls:
     async def make(self, tenant: str, name: str, scope: Scope) -> Session:
         """Make a session on its first use (`--implicit-sessions`). Raises BadRequestError, CapacityError.
 
-        Of several who make it at the same time, here or at other routers, all get the same one.
+        Requests that make it at the same time, here or at other routers, all get the same session.
         """
         _check_name(name, "x-session-id")
         while True:
@@ -190,12 +190,12 @@ class Controls:
         await _send_summary(send, session)
 
     async def _ended(self, session: Session) -> None:
-        """Note in its group that a session is at its end."""
+        """Note in a session's group that the session has ended."""
         if session.group is not None:
             await self._groups.ended(session.tenant, session.group[1], session.id)
 
     async def _wait(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as soon as the agent is done, or when the time is over; `completed` says which."""
+        """Answer as soon as the agent is done or the time is up; `completed` says which."""
         given = query_of(scope).get("timeout_s", "0")
         try:
             seconds = float(given)

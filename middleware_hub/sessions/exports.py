@@ -32,14 +32,14 @@ _FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format"
 """The fields of `POST /sessions/{id}/finalize`. Others are ignored, and named in the reply: one may be misspelt."""
 _PIECE_BYTES = 64 * 1024
 EndOfSession = Callable[[Session], Awaitable[None]]
-"""Notes that a session is at its end."""
+"""Notes that a session has ended."""
 
 
 class _Export(msgspec.Struct, frozen=True):
-    """What a client wants to have of a session; see `branches`.
+    """What a client wants of a session; see `branches`.
 
     Attributes:
-        every: one trajectory for each sample.
+        every: whether to export one trajectory for each sample.
         shared: which trajectories have the mask of a shared turn.
         form: `json`, or one of `FORMATS`.
         expected: the replies that the client received; None if it does not say.
@@ -82,7 +82,7 @@ class Exports:
         fields = fields_of(await read_json(scope, receive, self._max_body_bytes))
         export = _Export.of(fields, query_of(scope))
         first = await session.finalize()
-        session.require(Act.EXPORT)  # it may have been deleted meanwhile
+        session.require(Act.EXPORT)  # the session may have been deleted meanwhile
         if first:
             self._metrics.sessions.labels("finalized").inc()
         await self._ended(session)
@@ -94,7 +94,7 @@ class Exports:
 
 
 async def _send_export(session: Session, export: _Export, receive: Receive, send: Send) -> None:
-    """Raises ClientDisconnectedError if the client leaves before everything was sent: then the export reached nobody."""
+    """Raises ClientDisconnectedError if the client leaves before everything was sent: then no client has the export."""
     session.touch()
     unread = session.unread or not await filled(session)
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
@@ -126,13 +126,13 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
             await send({"type": "http.response.body", "body": body, "more_body": True})
         client.stop_watching()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-    with suppress(SessionOverError, StoreError):  # it was deleted meanwhile, or nobody takes the note
+    with suppress(SessionOverError, StoreError):  # the session was deleted, or the store does not take the note
         await session.happen(Exported(samples, time=time.time()))
     session.touch()
 
 
 async def filled(session: Session) -> bool:
-    """Fetch what a session has in the store beside its tokens; return whether it could be fetched."""
+    """Fetch what the store has of a session besides its tokens; return whether that succeeded."""
     try:
         if session.log is not None:
             await session.log.fill()
@@ -142,7 +142,7 @@ async def filled(session: Session) -> bool:
 
 
 def signs(session: Session) -> HeaderList:
-    """Return the headers that say what of a session the store has not taken, could not be asked, or has lost."""
+    """Return the headers that say what the store has not taken or has lost, and whether it is unreachable."""
     reasons = (STORE_UNREACHABLE, session.unread), (UNKNOWN_REPLY, bool(session.lost))
     told = ", ".join(name for name, holds in reasons if holds).encode()
     return [

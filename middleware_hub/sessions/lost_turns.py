@@ -1,4 +1,4 @@
-"""Turns that were answered to clients, and that the store may have lost: they are missed when a session is read again."""
+"""Turns that were answered to clients, and that the store may have lost: they are looked for when a session is read again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST: Final = 1_000
 
 
 class Dropped(Protocol):
-    """A session that is about to be dropped here; its attributes are those of `Session`."""
+    """A session that this router is about to drop; its attributes are those of `Session`."""
 
     id: str
     tenant: str
@@ -28,7 +28,7 @@ class LostTurns:
     def note(self, session: Dropped, *, crossed: bool = False) -> None:
         """Remember the turns of a session that are known to be lost.
 
-        `crossed`: its log does not have all that happened here, so remember every turn.
+        `crossed`: its log lacks events that were applied here, so remember every turn.
         """
         answered = (*session.lost, *(one.id for one in session.trie.checkpoints() if crossed))
         if answered:
@@ -37,6 +37,6 @@ class LostTurns:
                 del self._answered[next(iter(self._answered))]
 
     def take(self, session: Dropped) -> tuple[str, ...]:
-        """Return the remembered turns that are missing in a session that was read again, and forget them."""
+        """Return the remembered turns that a session lacks after it was read again, and forget them."""
         answered = self._answered.pop((session.tenant, session.id), ())
         return tuple(one for one in answered if session.trie.checkpoint(one) is None)

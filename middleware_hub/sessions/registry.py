@@ -1,11 +1,11 @@
 """All sessions of a router: found by tenant and name, counted, and forgotten in time.
 
-A session holds tokens that cannot be sampled again, so it is never dropped for want of room before it was exported. First, the
-sessions that were finalized and exported go, oldest first; then new sessions and new turns are refused with 429. A session that
-expires before it was exported is logged and counted.
+A session holds tokens that cannot be sampled again, so it is never dropped for lack of room before it was exported. First, the
+sessions that were finalized and exported are dropped, oldest first; then new sessions and new turns are refused with 429. A
+session that expires before it was exported is logged and counted.
 
-With a store this memory is a cache of it. Any session that nobody is using makes room for others, the least recently used
-first, and comes back when it is asked for. Only what the store does not take is refused room.
+With a store this memory is a cache of it. Any session that no request uses makes room for others, the least recently used
+first, and is loaded again when it is asked for. Only what the store does not take is refused room.
 
 Chats without a session have a memory of their own, which drops the least recently used conversations. They are recognized by
 their messages, as in a session. It is never exported, so a turn costs its ids and no logprobs: for retrieval, the radix tree
@@ -55,7 +55,7 @@ class AnonymousSession(Session):
         """The ends of conversations, least recently used first, and some checkpoints that were continued since."""
 
     def committed(self, checkpoint: Checkpoint) -> int:
-        """Count a commit and make room; return how many tokens it adds."""
+        """Count a commit and make room; return how many tokens the commit adds."""
         added = super().committed(checkpoint)
         if checkpoint.parent is not None:
             self._ends.pop(checkpoint.parent.id, None)
@@ -145,11 +145,11 @@ class SessionRegistry:
         return [session for session in self if session.tenant == tenant]
 
     async def reach(self, tenant: str, session_id: str) -> Session | None:
-        """Return a session as it is now, whichever router it was last used at; None if there is none.
+        """Return a session as it is now, whichever router used it last; None if there is none.
 
-        Nobody may wait for anything between this and the use of the session, or count as its visitor.
+        Between this and the use of the session the caller must not await anything, or must count as its visitor.
 
-        Raises StoreUnreachableError for one that is not here, if the store cannot be asked.
+        Raises StoreUnreachableError for a session that is not here, if the store cannot be asked.
         """
         archive, name = self.archive, (tenant, session_id)
         if archive is None:
@@ -181,7 +181,7 @@ class SessionRegistry:
         return found
 
     async def summaries(self, tenant: str) -> list[dict[str, Any]]:
-        """Return what all sessions of a tenant are like, oldest first. Those that only the store has are read for it."""
+        """Return the states of all sessions of a tenant, oldest first. Sessions that only the store has are read for it."""
         archive = self.archive
         if archive is None:
             return [session.summary() for session in self.of(tenant)]
@@ -241,7 +241,7 @@ class SessionRegistry:
         )
 
     def _make_room(self, user: Session) -> bool:
-        """Drop sessions that the store has until there is room; return whether there is."""
+        """Drop sessions that the store has until there is room; return whether there is room."""
         if self.tokens >= self._max_tokens:
             for session in sorted(self._sessions.values(), key=lambda one: one.used):
                 if session is not user and session.idle:
@@ -305,13 +305,13 @@ class SessionRegistry:
         self._end(session)
 
     async def sweep_store(self, archive: Archive[Session]) -> None:
-        """Do for the sessions in a store what `sweep` does for others, and write what it did not take before."""
+        """Do for the sessions in a store what `sweep` does for others, and write what the store did not take before."""
         moment = time.monotonic()
         await self._hand_over()
-        running = [one for one in self._sessions.values() if one.trie.in_flight]  # perhaps they were ended elsewhere
+        running = [one for one in self._sessions.values() if one.trie.in_flight]  # another router may have ended them
         await asyncio.gather(*map(archive.refresh, running), return_exceptions=True)
         for session in [one for one in self._sessions.values() if one.expired(moment) and one.idle]:
-            # It may have been used elsewhere.
+            # Another router may have used it.
             if not await archive.refresh(session):
                 self._lost.note(session, crossed=not session.over)
                 self._end(session)
@@ -339,7 +339,7 @@ class SessionRegistry:
 
     async def close(self) -> None:
         everything = (*self._sessions.values(), *self._anonymous.values())
-        # What was sampled in a session with a log is kept: it goes on in another process.
+        # What was sampled in a session with a log is kept: another process continues the session.
         await asyncio.gather(*(session.end_exchanges() for session in everything if session.log is not None))
         await self._hand_over()
         await asyncio.gather(*(session.abort() for session in everything))

@@ -47,7 +47,7 @@ class SessionSamples:
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
         """Note that a trainer has these sessions."""
         for member in members:
-            with suppress(SessionOverError, StoreError):  # it is over, or the store does not take the note
+            with suppress(SessionOverError, StoreError):  # the session is over, or the store does not take the note
                 session = await self._registry.reach(tenant, member.session or "")
                 if session is not None:
                     await session.happen(Exported(session.samples, time=time.time()))

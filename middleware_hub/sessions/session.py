@@ -1,4 +1,4 @@
-"""A session: one message trie, what belongs to it, and what a client may still do with it.
+"""A session: a message trie, what belongs to it, and what a client may still do with it.
 
                  generate   complete   finalize   trajectories
     active          yes        yes        yes         yes
@@ -38,9 +38,9 @@ from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 
 MAX_KEPT = 256
-"""Exchanges that a session keeps track of, among them replies that did not reach their client and may be sent again."""
+"""Exchanges that a session tracks; some are replies that did not reach their client and may be sent again."""
 LOOK_SECONDS = 0.25
-"""How often a call that waits for an agent looks whether it is done at another router."""
+"""How often a call that waits for an agent checks whether another router has been told that it is done."""
 
 
 class SessionPhase(enum.Enum):
@@ -71,15 +71,15 @@ class Session:
     """See the top of this file.
 
     Attributes:
-        lasting: whether it will be exported: then it keeps everything that a trainer needs, as long as it lives.
+        lasting: whether it will be exported: then it keeps everything that a trainer needs until it ends.
         group: the id of its group, and the namespace of that.
         sampling: `sampling_params` for requests that do not set them.
-        response_budget: tokens that a branch may have behind its first prompt; None for no limit.
+        response_budget: tokens that a branch may have after its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
         log: where it is kept beyond this process; None if it is not.
         tokens: the tokens of its samples and of the contexts between them.
         samples: the number of its samples.
-        visitors: the requests that are using it: it is not dropped meanwhile.
+        visitors: the number of requests that use it: it is not dropped meanwhile.
         lost: generations that this router answered and whose tokens it does not have: the store has lost them, or the worker's
             reply contradicted itself.
     """
@@ -136,7 +136,7 @@ class Session:
 
     @property
     def unread(self) -> bool:
-        """Whether it may have gone on elsewhere, and the store could not be asked."""
+        """Whether another router may have continued it while the store is unreachable."""
         return self.log is not None and self.log.unread
 
     def require(self, act: Act) -> None:
@@ -151,7 +151,7 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody needs what only this process has of it: no request, no generation, no reply kept for a resend."""
+        """Whether nothing needs what only this process has of it: no request, no generation, no reply kept for a resend."""
         return not (self.visitors or self.trie.in_flight or self._exchanges) and (self.log is None or self.log.settled)
 
     def expired(self, now: float) -> bool:
@@ -204,10 +204,10 @@ class Session:
     # Events ------------------------------------------------------------------------------------------------------------
 
     async def happen(self, event: AnyEvent) -> bool:
-        """Let something happen to this session, in its log first if it has one.
+        """Apply an event to this session; if it has a log, append the event there first.
 
-        Returns whether it is written down, where it has to be. Raises SessionOverError and UnknownSessionError if it may not
-        happen: then nothing has.
+        Returns whether it is in the store, if it has to be. Raises SessionOverError and UnknownSessionError if the event is not
+        allowed: then nothing has changed.
         """
         self.check(event)
         if self.log is not None:
@@ -216,7 +216,7 @@ class Session:
         return True
 
     def check(self, event: AnyEvent) -> None:
-        """Raise SessionOverError, or UnknownSessionError for an unknown branch, if this may not happen (any more)."""
+        """Raise SessionOverError, or UnknownSessionError for an unknown branch, if this event is not allowed (any more)."""
         match event:
             case Completed():
                 self.require(Act.COMPLETE)
@@ -240,7 +240,7 @@ class Session:
         return True
 
     def apply(self, event: AnyEvent) -> None:
-        """Let something other than a turn happen, which `check` has allowed."""
+        """Apply an event other than a turn, which `check` has allowed."""
         match event:
             case Rewarded(info=info, branch=branch):
                 self._reward(object_of(info), branch)
@@ -318,7 +318,7 @@ class Session:
         if running:
             await asyncio.gather(*(exchange.abort() for exchange in running))
         for exchange in list(self._exchanges):
-            self.settle(exchange)  # one that has a client is forgotten after its client was answered
+            self.settle(exchange)  # an exchange with a client is forgotten after that client was answered
 
     # Reading -----------------------------------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""Chains of token spans, hidden tails, the flat form of a chain for a trainer, and the order of weight versions."""
+"""Chains of token spans, hidden tails, flattened chains for trainers, and the order of weight versions."""

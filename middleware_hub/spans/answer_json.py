@@ -12,7 +12,7 @@ _PIECE: Final = 50_000
 
 
 def encoded(answer: dict[str, Any]) -> bytes:
-    """Return an answer as JSON. Long lists are encoded in pieces: one long call holds up the event loop from a thread, too."""
+    """Return an answer as JSON. Long lists are encoded in pieces: one long call holds up the event loop even from a thread."""
     return msgspec.json.encode({key: _by_pieces(value) for key, value in answer.items()})
 
 

@@ -8,12 +8,12 @@ back to its start. A fork anywhere, also in the middle of a span, is one new lin
     [ctx ctx ctx] <------- [tok tok tok tok EOS] <--------- [ctx ctx]            parent=reply, take=5
                                     ^--------------------- [ctx ctx ctx]         parent=reply, take=2: a fork inside
 
-The one rule: **tokens of a span never change.** Indexes (the radix tree) point to spans and can be rebuilt at will.
+The only rule: **tokens of a span never change.** Indexes (the radix tree) point to spans and can be rebuilt at will.
 
 Storage. Ids are int32 and logprobs float32 in `bytes`: 33 bytes of overhead each, against 112 for an ndarray, and one
-C call joins them when a chain is flattened. Logprobs are float64 as soon as one of them is not exactly a float32: what
-the engine sent is what comes back. Mask and weight version are kept once per span where they are constant. Character
-ends are not kept: `Measure` computes them on the rare match that ends inside a span.
+C call joins them when a chain is flattened. Logprobs are float64 if one of them is not exactly a float32, so that they come
+back exactly as the engine sent them. Mask and weight version are kept once per span where they are constant. Character ends are
+not kept: `Measure` computes them on the rare match that ends inside a span.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ID_BYTES = 4
 """Bytes of one token id in `TokenSpan.ids`."""
 
 PRINTED = 300_000
-"""Ids below this are printed by a table (2.4 MB): no vocabulary is larger. A list with other ids takes longer."""
+"""Ids below this are printed from a table (2.4 MB): no vocabulary is larger. A list with other ids takes longer."""
 
 _DIALECTS = ("chatcmpl-", "cmpl-", "msg_")
 """The prefixes that dialects add to a generation's id in the `id` of their replies."""
@@ -41,7 +41,7 @@ Versions = str | tuple[tuple[str, int], ...]
 
 
 class SpanFlag:
-    """How the tokens of a span lie over its text, and what is known to be wrong with it.
+    """How the tokens of a span lie over its text, and what is known to be wrong with the span.
 
     The flags are bits of a plain int: combining two members of an `IntFlag` costs a function call and a lookup.
     """
@@ -74,9 +74,9 @@ class SpanFlag:
     AFTER_MISMATCH: Final = 4096
     """`engine_mismatch`: a reply whose ids do not spell its text ends before these tokens; its text was encoded instead."""
     UNASKED: Final = 8192
-    """`store_unreachable`: the store that may know more of the text before these tokens could not be asked."""
+    """`store_unreachable`: the store, which may know more of the text before these tokens, could not be asked."""
     LOST: Final = PARENT_LOST | AFTER_MISMATCH | UNASKED
-    """Sampled tokens are missing before these, or may be."""
+    """Sampled tokens are, or may be, missing before these."""
 
 
 REASONS: tuple[tuple[int, str], ...] = (
@@ -94,7 +94,7 @@ REASONS: tuple[tuple[int, str], ...] = (
 UNKNOWN_REPLY = "unknown_reply"
 STORE_UNREACHABLE = "store_unreachable"
 INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY, STORE_UNREACHABLE})
-"""Reasons for which a sequence is not `exact`, even where one recorded chain covers all of its text."""
+"""Reasons for which a sequence is not `exact`, even if one recorded chain covers all of its text."""
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -107,7 +107,7 @@ def unpack_ids(ids: bytes) -> list[int]:
 
 
 def version_names(versions: Versions | None) -> list[str]:
-    """Return the weight versions of a span, each once, in the order of their first tokens; of a context none."""
+    """Return the weight versions of a span, each once, in the order of their first tokens; a context has none."""
     if versions is None:
         return []
     return [versions] if isinstance(versions, str) else list(dict.fromkeys(name for name, _ in versions))
@@ -132,7 +132,7 @@ def unpack_logprobs(packed: bytes, count: int) -> NDArray[np.floating[Any]]:
 
 
 class TokenSpan(msgspec.Struct, gc=False, eq=False):
-    """A run of tokens added by one step, behind the first `take` tokens of `parent`.
+    """A run of tokens added by one step, after the first `take` tokens of `parent`.
 
     Python's garbage collector does not track this `msgspec.Struct`: its full passes would stall an event loop (50 ms at 60,000
     objects, measured). The one cycle (`owner`) is cut by hand when a span is removed.
@@ -144,7 +144,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
             because a hidden tail is as wide as the later text spelled it: ten characters for `<|im_end|>`, or none.
         ids: int32 token ids, packed.
         width: characters of the span's text.
-        logprobs: float32 or float64, packed; None for a context, and for a reply that came without.
+        logprobs: float32 or float64, packed; None for a context, and for a reply without logprobs.
         versions: weight version(s) of sampled tokens; None for a context (loss mask 0).
         flags: see `SpanFlag`.
         visible: the number of leading tokens whose text is in the span's text; the rest is the hidden tail. -1: all.
@@ -157,7 +157,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         answered: the character of the chain's text at which its first sampled span begins; -1 if there is none; computed.
         users: spans, generations and requests in progress that build on this span (kept by `RadixTree`).
         owner: what the tree checks when `users` falls (a Generation, or the node of a context).
-        stored: what it keeps of its record in a store (see `store.chains`); None if it has none.
+        stored: what the span keeps of its record in a store (see `store.chains`); None without a record.
     """
 
     parent: TokenSpan | None
@@ -207,7 +207,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         return self.versions is not None
 
     def named(self, request_id: str) -> bool:
-        """Return whether this reply has that name: as recorded, or as the id that a dialect made of it."""
+        """Return whether this reply has a name: as recorded, or as the id that a dialect made of it."""
         return bool(self.request_ids) and any(name in self.request_ids for name in names_of(request_id))
 
     @property
@@ -217,7 +217,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
 
 
 def names_of(request_id: str) -> tuple[str, ...]:
-    """Return the names a reply may be recorded under: the given one, and the same without a dialect's prefix."""
+    """Return the names under which a reply may be recorded: the given name, and the same without a dialect's prefix."""
     prefix = next((prefix for prefix in _DIALECTS if request_id.startswith(prefix)), None)
     return (request_id,) if prefix is None else (request_id, request_id.removeprefix(prefix))
 
@@ -230,18 +230,18 @@ class Measure(Protocol):
         ...
 
     def textless(self, span: TokenSpan, index: int) -> bool:
-        """Return whether token `index` of a span has no text of its own where it stands."""
+        """Return whether token `index` of a span has no text of its own at its place."""
         ...
 
     def last_boundary(self, span: TokenSpan, count: int) -> int:
         """Return how many of the first `count` tokens end where encoding is provably compositional; 0 for no such place.
 
-        Such a place is behind an added token that the text spells and that no neighbour can swallow or lengthen.
+        Such a place follows an added token that the text spells and that no neighbour can swallow or lengthen.
         """
         ...
 
     def straddled(self, text: str, position: int) -> int | None:
-        """Return where the added token begins that a text spells around `position`, or None."""
+        """Return the beginning of the added token that a text spells around `position`, or None."""
         ...
 
 

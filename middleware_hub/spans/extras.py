@@ -1,16 +1,16 @@
-"""What engines say of each token besides its logprob: which experts read it, among which tokens it was sampled.
+"""What engines report of each token besides its logprob: which experts read it, and from which tokens it was sampled.
 
-They are arrays of int32, kept beside the span of a reply and never inside: they have up to a hundred times its bytes.
+They are arrays of int32, kept beside the span of a reply and never in it: they take up to a hundred times its bytes.
 
-    routed_experts, indexer_topk   [rows, width]: the last rows of those that the worker told, see `per_token`
-    top_p_ids                      [n]: the tokens that were left to sample from, one sampled token's after another's
+    routed_experts, indexer_topk   [rows, width]: the last rows that the worker reported, see `per_token`
+    top_p_ids                      [n]: the tokens that were left to sample from, sampled token by sampled token
     top_p_offsets                  [tokens + 1]: where those of each sampled token begin and end in `top_p_ids`
 
-**A row that an earlier reply of the chain told is not kept again**: it is never read from here, and a worker tells the rows of
+**A row that an earlier reply of the chain has is not kept again**: it is never read from here, and a worker reports the rows of
 the whole conversation at every turn.
 
-**What has another shape is dropped**, counted, and never guessed. SGLang gives no shape, but it is known how many rows there
-are: one less than prompt and reply have tokens, from `routed_experts_start_len` on.
+**What has another shape is dropped**, counted, and never guessed. SGLang gives no shape, but the number of rows is known: one
+less than prompt and reply have tokens, from `routed_experts_start_len` on.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from middleware_hub.spans.per_token import ROW_FIELDS, count_in, numbers_from
 TOP_P_IDS: Final = "top_p_ids"
 TOP_P_OFFSETS: Final = "top_p_offsets"
 MOST_BYTES: Final = 1 << 30
-"""What a process keeps of them without a store; the oldest go first, and are lost."""
+"""Bytes of arrays that a process keeps without a store; the oldest are dropped first, and are lost."""
 MOST_STORED_BYTES: Final = 64 << 20
-"""What it keeps of those that a store has."""
+"""Bytes of arrays that a process keeps with a store, which has them too."""
 _lists = msgspec.json.Decoder(list[list[int]])
 
 
@@ -54,11 +54,11 @@ class Extras:
     """The arrays of the replies of one tree.
 
     Args:
-        stored: a store has all that is here.
+        stored: whether a store has everything that is here.
 
     Attributes:
         bytes: of all arrays.
-        counts: of fields of replies, by name and what became of them: `kept`, `shape` (dropped), `evicted`.
+        counts: of fields of replies, by name and outcome: `kept`, `shape` (dropped), `evicted`.
     """
 
     def __init__(self, *, stored: bool = False) -> None:
@@ -70,7 +70,7 @@ class Extras:
         self._told: dict[TokenSpan, dict[str, _Told]] = {}
 
     def keep(self, span: TokenSpan, told: Mapping[str, Raw], experts_from: int = 0) -> None:
-        """Keep what a worker told of the tokens of a reply and its prompt, as far as it has the right shape."""
+        """Keep what a worker reported of the tokens of a reply and its prompt, as far as it has the right shape."""
         found: dict[str, Extra] = {}
         for name in ROW_FIELDS:
             if name in told:
@@ -96,7 +96,7 @@ class Extras:
             self._drop(span)
         else:
             self.counts.update((name, "evicted") for name in self._kept[span])
-            self.forget(span)  # what comes behind it has to keep its rows again
+            self.forget(span)  # a later reply has to keep its rows again
 
     def _drop(self, span: TokenSpan) -> None:
         found = self._kept.pop(span, None)
@@ -104,7 +104,7 @@ class Extras:
             self.bytes -= _size(found)
 
     def forget(self, span: TokenSpan) -> None:
-        """Let go of all that is known of a reply that is removed."""
+        """Drop the arrays of a reply that is removed."""
         self._told.pop(span, None)
         self._drop(span)
 
@@ -114,7 +114,7 @@ class Extras:
         self.bytes = 0
 
     def _rows(self, span: TokenSpan, name: str, value: Raw, first: int) -> Extra | None:
-        """Return the rows of a field behind those that the chain before the span has; None for one of another shape."""
+        """Return the rows of a field after those that the chain before the span has; None if the field has another shape."""
         last = span.offset + span.count - 1
         count, rows = count_in(value), last - first
         if not count or first < 0 or rows < 1 or count % rows:
@@ -131,7 +131,7 @@ class Extras:
         return Extra((rows - skipped, width), numbers)
 
     def _before(self, span: TokenSpan, name: str) -> _Told | None:
-        """Return what the chain before a reply has."""
+        """Return the rows that the chain before a reply has."""
         for part, take in links(span.parent, span.take):
             told = self._told.get(part, {}).get(name)
             if told is not None:
@@ -140,7 +140,7 @@ class Extras:
 
 
 def _top_p(told: Mapping[str, Raw], tokens: int) -> dict[str, Extra]:
-    """Return the tokens that each of so many sampled tokens was sampled from; nothing if these fields do not say it."""
+    """Return the tokens from which each sampled token was sampled; nothing if these fields do not say it."""
     ids, offsets = told.get("top_p_token_ids"), told.get("top_p_token_offsets")
     if ids is not None and offsets is not None:
         flat, ends = numbers_from(ids, 0), numbers_from(offsets, 0)

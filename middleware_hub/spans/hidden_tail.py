@@ -14,7 +14,7 @@ class HiddenToken(NamedTuple):
     special: bool
     """It stays in the chain whether it is spelled or not."""
     shown: int
-    """Characters of it that the reader did see: a stop string began inside a token."""
+    """Its characters that the reader did see: a stop string began inside a token."""
 
 
 def spell_tail(tail: tuple[HiddenToken, ...], text: str, position: int) -> tuple[int, int]:

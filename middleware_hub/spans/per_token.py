@@ -1,7 +1,7 @@
-"""Arrays of a worker with a row for each token: those of all turns of a branch, joined to one along its chain.
+"""Arrays of a worker with a row for each token: the arrays of a branch's turns, joined to one along its chain.
 
 SGLang (0.5.23, `state_capturer`) writes `routed_experts` and `indexer_topk` as base64 of int32, `[rows, layers, top_k]`, and
-gives none of these three numbers. Row `i` is what was decided when token `i` was read, so the last sampled token has none. A
+does not give these three numbers. Row `i` is what was decided when token `i` was read, so the last sampled token has none. A
 value covers prompt and reply, including what came out of the prefix cache, or (`routed_experts_start_len`) only its last rows:
 
     token     0    1    2    3    4    5    6    7    8    9
@@ -11,17 +11,18 @@ value covers prompt and reply, including what came out of the prefix cache, or (
     joined    r0   r1   r2   r3   s4   s5   s6   s7   s8
 
 **A row is taken from the first turn that reported it.** Token `i + 1`, with the logprob that is exported, was sampled after
-token `i` was read in the same turn. That turn was the first to read the token, and so the first with this row: whoever replays
-the row has the policy that the logprob belongs to. A later turn that reports the row again either has it from its cache, or
-has read the prompt again, on another worker or with other weights: those decisions had no part in the sample. (Later turns may
-have attended to their own reading of the context; one array can hold only one of them.)
+token `i` was read in the same turn. That turn was the first to read the token, and so the first with this row: a trainer that
+replays the row has the policy to which the logprob belongs. A later turn that reports the row again either has it from its
+cache, or has read the prompt again, on another worker or with other weights: those decisions did not affect the sample. (Later
+turns may have attended to their own reading of the context; one array can hold only one of them.)
 
 **Rows that no turn reported are -1**, and `parts` names the turns that reported the others. Nothing is computed, moved or
-repeated to fill a gap. If the turn that sampled reported nothing, a later turn's row stands there, under that turn's name.
+repeated to fill a gap. If the turn that sampled reported nothing, a later turn's row takes its place, under the later turn's
+name.
 
 **The width is computed.** No value has more rows than its turn has tokens less one, and all rows are equally wide: the width
 is at least the largest of `numbers / (tokens - 1)`, and exactly that if some turn reported all of its rows, which is the
-default of every request. If this is no whole number, or does not divide another turn's numbers, the values are not joined.
+default of every request. If this is not a whole number, or does not divide another turn's numbers, the values are not joined.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class TurnRows:
     Attributes:
         generation_id: of the turn.
         tokens: the number of tokens of its prompt and its reply.
-        kept: how many of these the branch contains: fewer if it left a stop token out.
-        value: the field, as it came.
+        kept: how many of these the branch contains: fewer if it leaves out a stop token.
+        value: the raw field.
     """
 
     generation_id: str
@@ -89,7 +90,7 @@ class PerTokenArray:
     parts: tuple[ReportedRows, ...]
 
     def described(self, name: str = "generation_id") -> dict[str, Any]:
-        """Return everything but the numbers, ready to be encoded as JSON. `name`: what a turn is called by."""
+        """Return everything but the numbers, ready to be encoded as JSON. `name` is the key of a turn's id."""
         reported = [{name: one.generation_id, "start": one.start, "end": one.end} for one in self.parts]
         return {"dtype": "int32", "shape": [self.rows, self.width], "told": reported}
 
@@ -171,7 +172,7 @@ def _claimed(
 
 
 def count_in(value: Raw) -> int | None:
-    """Return how many int32 numbers a JSON string of base64 has, by its length; None for anything else."""
+    """Return the number of int32 numbers in a JSON string of base64, by its length; None for anything else."""
     text = _base64(value)
     return None if text is None else _numbers(text)
 
@@ -179,7 +180,7 @@ def count_in(value: Raw) -> int | None:
 def numbers_from(value: Raw, first: int) -> bytes | None:
     """Return the little-endian int32 numbers of a JSON string of base64, from number `first` on; None for anything else.
 
-    What stands before them is not decoded, nor looked at.
+    What precedes them is not decoded or checked.
     """
     text = _base64(value)
     if text is None:
@@ -226,7 +227,7 @@ def _numbers(text: memoryview) -> int:
 
 
 def _group(begin: int, end: int) -> slice:
-    """Return where bytes stand in base64: four letters hold three bytes."""
+    """Return the place of bytes in base64: four letters hold three bytes."""
     return slice(begin // 3 * 4, -(-end // 3) * 4)
 
 

@@ -1,4 +1,4 @@
-"""A chain laid flat for a trainer: aligned arrays with one entry per token, and the sampled replies in it."""
+"""A flattened chain for a trainer: aligned arrays with one entry per token, and the sampled replies in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, Versions, 
 class Turn(NamedTuple):
     """A sampled reply in a sequence: its tokens are `start` to `end`, half-open.
 
-    Where the sequence leaves a reply in its middle, `end` is the last token it keeps.
+    If the sequence leaves a reply in its middle, `end` is the end of the part that it keeps.
     """
 
     span: TokenSpan
@@ -49,7 +49,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A chain laid flat: aligned arrays, one entry per token.
+    """A flattened chain: aligned arrays, one entry per token.
 
     Attributes:
         token_ids: int32.
@@ -57,7 +57,7 @@ class Trajectory:
         logprobs: float64, 0.0 where the token is context; None if any sampled token came without one.
         weight_versions: half-open token ranges `(version, start, end)` over sampled tokens, in order, equal neighbours joined.
         turns: the sampled replies, in order.
-        reasons: why this sequence is not exact, or not in every way.
+        reasons: why this sequence is not exact, or not exact in every way.
     """
 
     token_ids: NDArray[np.int32]
@@ -74,14 +74,14 @@ class Trajectory:
 
 
 def flatten(span: TokenSpan | None, take: int, tail: bytes = b"") -> Trajectory:
-    """Lay a chain flat, followed by `tail` (packed ids, encoded just now: mask 0)."""
+    """Flatten a chain, followed by `tail` (packed ids, encoded just now: mask 0)."""
     chain = list(links(span, take))
     chain.reverse()
     return flatten_chain(chain, tail)
 
 
 def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> Trajectory:
-    """Lay flat a chain given as its spans, first one first, each with the number of its tokens in the chain."""
+    """Flatten a chain given as its spans, first span first, each with the number of its tokens in the chain."""
     token_ids = np.frombuffer(
         b"".join([s.ids[: ID_BYTES * n] for s, n in chain] + ([tail] if tail else [])), dtype=np.int32
     )

@@ -1,10 +1,10 @@
 """The order of weight versions, which are strings.
 
-Integers compare as integers, `default` is older than any of them, and any other string is one newer than everything known
-when it first appeared. Versions normally only grow. They fall when a run is resumed from an older checkpoint: then a hit
+Integers compare as integers, `default` is older than any of them, and any other string is one newer than everything that was
+known when it first appeared. Versions normally only grow. They fall when a run is resumed from an older checkpoint: then a hit
 from before the fall must count as a hit at the fall, or it would outlive everything, because its version never becomes old.
-Instead of re-stamping every leaf, a stamp carries the *era* it was made in, and stamps of earlier eras read as the version
-with which the present era began.
+Instead of re-stamping every leaf, a stamp carries the *era* it was made in, and stamps of earlier eras read as the version with
+which the present era began.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WorkerVersions:
         return found
 
     def repeat(self, kind: str, value: str) -> None:
-        """Do what `changes` say happened, here or in another process."""
+        """Apply `changes` of this process or another."""
         noted, self.changes = self.changes, None
         worker, _, version = value.partition(" ")
         if kind == "everywhere":
@@ -64,7 +64,7 @@ class WorkerVersions:
         return self._now
 
     def observe(self, worker: str, version: str) -> None:
-        """Note that a reply of this worker ended under this version: since ever, if nothing else is known of the worker."""
+        """Note that a reply of this worker ended under this version. The first version counts from the start."""
         known = self._seen.get(worker, self._everywhere)
         if known is None or known[0] != version:
             self._seen[worker] = version, 0 if known is None else self.moment()
@@ -98,19 +98,19 @@ class VersionClock:
         self.steps = 0
         """How often the current version has changed."""
         self.changes: list[tuple[str, str]] | None = None
-        """What happened since the last look (`take_changes`), for whoever writes it down; None for nobody."""
+        """What happened since the last `take_changes`, to be written down; None if it is not written down."""
 
     def _note(self, kind: str, version: str) -> None:
         if self.changes is not None:
             self.changes.append((kind, version))
 
     def take_changes(self) -> list[tuple[str, str]]:
-        """Return what happened since the last call: versions appeared, became current, fell, or came although they are old."""
+        """Return the changes since the last call: versions that appeared, became current, fell, or came late."""
         found, self.changes = self.changes or [], []
         return found
 
     def repeat(self, kind: str, version: str) -> None:
-        """Do what `changes` say happened, here or in another process; twice is as good as once."""
+        """Apply `changes` of this process or another. Applying them twice has the effect of once."""
         noted, self.changes = self.changes, None
         if kind == "order":
             self.order(version)
@@ -126,7 +126,7 @@ class VersionClock:
         return sorted(self._orders, key=self._orders.__getitem__) if self.current is not None else []
 
     def stamp(self, version: str) -> Stamp:
-        """Return the stamp of a hit under a version that was written down, without making it known."""
+        """Return the stamp of a hit under a version that was written down, without noting the version."""
         return Stamp(self._era, self._place(version))
 
     def order(self, version: str) -> int:
@@ -148,7 +148,7 @@ class VersionClock:
         """Note that a reply came with this version.
 
         `late` says that the current version changed after the request was sent. A late reply may still have the
-        previous version: that is no sign of a resumed run.
+        previous version: that does not show a resumed run.
         """
         if version == self.current:
             if self._below:
@@ -175,7 +175,7 @@ class VersionClock:
         self.observe(versions[-1][0], late=late)
 
     def set(self, version: str) -> None:
-        """Note that the fleet was set to this version through the router; once more, if that is known."""
+        """Note that the fleet was set to this version through the router, even if the version is known."""
         if version == self.current:
             self._note("become", version)
         else:
@@ -186,7 +186,7 @@ class VersionClock:
         return self.now.order - (stamp.order if stamp.era == self._era else self._era_began)
 
     def distance(self, version: str) -> int:
-        """Return how many versions `version` is behind the current one (negative: ahead), without making it known."""
+        """Return how many versions `version` is behind the current one (negative: ahead), without noting it."""
         return self.now.order - self._place(version)
 
     def staleness(self, versions: ReportedVersions) -> int:

@@ -1,7 +1,7 @@
-"""Trajectories in binary: arrays that trainers load without parsing a hundred megabytes of numbers. And as a tree, in JSON.
+"""Trajectories in binary, as arrays that trainers load without parsing a hundred megabytes of numbers, or as a tree in JSON.
 
-The binary formats need a library that is an extra (`pip install 'tito-router[arrow]'`, `[safetensors]`), imported on first use.
-Everything but the arrays (messages, rewards, versions, ...) is JSON: one string for each trajectory.
+Each binary format needs a library that is an extra (`pip install 'tito-router[arrow]'`, `[safetensors]`), imported on first
+use. Everything but the arrays (messages, rewards, versions, ...) is JSON: one string for each trajectory.
 
     safetensors   tensors "0.prompt_ids", "0.response_ids", "0.response_mask", "0.response_logprobs", "1.prompt_ids", ...
                   and "0.routed_experts", [rows, width], where it could be joined (see `per_token`)
@@ -55,7 +55,7 @@ def arrow(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
     for name in ROW_FIELDS:
         flat = [one.per_token[name].array().ravel() if name in one.per_token else None for one in found]
         if any(array is not None for array in flat):
-            # `large_list`: 32-bit offsets end at two thousand million numbers of all trajectories together.
+            # `large_list`: 32-bit offsets end at two billion numbers of all trajectories together.
             columns[name] = pa.array(flat, pa.large_list(pa.int32()))
     columns["json"] = pa.array([_json(described(one)) for one in found], pa.string())
     batch = pa.record_batch(columns).replace_schema_metadata({"session": _json(head)})

@@ -1,4 +1,4 @@
-"""Sessions as trajectories: one for each branch, every id the one that was sampled, no sampled token trained twice.
+"""Sessions as trajectories: one for each branch, with the ids that were sampled, and no sampled token trained twice.
 
     prompt_ids | response_ids                                          a branch
     [ context ]|[ sampled ][ context ][ sampled ][ context ][ sampled ]
@@ -6,7 +6,7 @@
 
 Positions (`weight_versions`, `turns`) are offsets into `response_ids`, half-open. Branches come in the order of their commits.
 A turn that several branches share has its mask in the first of them (`once`) or in all of them (`every`). Further fields of the
-workers' replies are given by turn; arrays with a row for each token are joined (see `per_token`).
+workers' replies are grouped by turn; arrays with a row for each token are joined (see `per_token`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def branches(
     missing: Sequence[str] = (),
     unread: bool = False,
 ) -> Iterator[BranchTrajectory]:
-    """Yield one trajectory for each checkpoint, as its branch is now, without what is committed later.
+    """Yield one trajectory for each checkpoint, as its branch is now: turns committed later are not in it.
 
     Args:
         checkpoints: the ends of the trajectories, in the order of their commits.
@@ -82,9 +82,9 @@ def branches(
         shared_turns: which trajectories have the mask of a turn that several contain.
         missing: replies that the caller received and that the session does not know. A trajectory with an assistant's message
             that was not sampled here may contain one of them: it is not exact (`unknown_reply`).
-        unread: whether the session may have gone on elsewhere, and the store could not be asked (`store_unreachable`).
+        unread: whether another router may have continued the session while the store is unreachable (`store_unreachable`).
     """
-    # All chains are taken now: the session may be deleted while its export is on its way.
+    # Take all chains now: the session may be deleted while its export is sent.
     taken = [(one, _chain(one)) for one in checkpoints]
     return _laid_out(taken, reward_info, shared_turns, missing, (STORE_UNREACHABLE,) if unread else ())
 
@@ -101,15 +101,15 @@ def _laid_out(
     for checkpoint, chain in taken:
         made = _trajectory(checkpoint, chain, reward_info, trained if shared_turns == "once" else None, first_with)
         doubts = (UNKNOWN_REPLY, *further) if missing and chain.unsampled else further
-        reasons = dict.fromkeys((*made.reasons, *doubts))  # a turn behind a lost one may have told of it already
+        reasons = dict.fromkeys((*made.reasons, *doubts))  # a turn after a lost one may already give this reason
         yield msgspec.structs.replace(made, reasons=tuple(reasons)) if doubts else made
 
 
 class _Chain(msgspec.Struct, frozen=True):
-    """What an export needs of a checkpoint, whose trie may be gone by then: its spans, turns and messages, in order.
+    """What an export needs of a checkpoint: its spans, turns and messages, in order. The trie may be gone by then.
 
     Attributes:
-        unsampled: whether an assistant's message among them was not sampled here.
+        unsampled: whether one of the assistant's messages was not sampled here.
     """
 
     spans: list[tuple[TokenSpan, int]]

@@ -1,4 +1,4 @@
-"""Trajectories as JSON, in pieces, so that an event loop can serve others in between."""
+"""Trajectories as JSON, in pieces, so that the event loop can serve other requests in between."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""A session as a tree: what several branches share stands in it once, so that a trainer computes it once.
+"""A session as a tree: it holds what several branches share once, so that a trainer computes it once.
 
     flat     [ system user1 ][ reply1 ][ user2 ][ reply2 ]          tree    [ system user1 ][ reply1 ]--[ user2 ][ reply2 ]
              [ system user1 ][ reply1 ][ user3 ][ reply3 ]                                           `--[ user3 ][ reply3 ]
 
 A node is a run of tokens that is all context, or all of one reply. Context is shared where the ids are equal. Sampled tokens
-are shared only where they are the same ones: two replies with equal ids are two samples, and two nodes. `tin` and `tout` number
-the nodes in the order of the list: node `a` precedes, or is, node `b` in a sequence exactly if `tin[a] <= tin[b] < tout[a]`.
+are shared only if they are of the same sample: two replies with equal ids are two samples, and two nodes. `tin` and `tout`
+number the nodes in the order of the list: node `a` precedes, or is, node `b` in a sequence exactly if `tin[a] <= tin[b] <
+tout[a]`.
 
-Numbers that an engine told of each token (`routed_experts`) are rows of a node's tokens. Where branches share a token, the row
-is that of the first branch which has one. The last token of a branch has none.
+Per-token numbers of an engine (`routed_experts`) are rows of a node's tokens. A token that branches share has the row of the
+first branch with a row for it. The last token of a branch has no row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from middleware_hub.spans.trajectory import Turn
 class _Run(msgspec.Struct):
     """Tokens of one branch that are all context, or all of one reply; `start` is their place in the branch.
 
-    `rows` have a row for each token, `MISSING` throughout where no reply told one.
+    `rows` have a row for each token, all `MISSING` for a token of which no reply has one.
     """
 
     ids: NDArray[np.int32]
@@ -50,7 +51,7 @@ class _Run(msgspec.Struct):
         return _Run(self.ids[begin:end], self.start + begin, self.turn, logprobs, self.versions, rows)
 
     def learn(self, other: _Run) -> None:
-        """Take the rows of another run with the same tokens, where this one has none."""
+        """Fill in missing rows from another run with the same tokens."""
         for name, array in other.rows.items():
             mine = self.rows.setdefault(name, array)
             if mine.shape == array.shape:
@@ -122,7 +123,7 @@ def _insert(root: _Node, runs: Iterator[_Run]) -> _Node:
                 at.children.append(child)
             shared = _in_common(child.run.ids, left.ids)
             if shared < len(child.run.ids):
-                # The new node is the upper one: a branch may end at this one.
+                # The new node is the upper part: a branch may end at the existing node.
                 upper = _Node(child.run.cut(0, shared), [child])
                 at.children[at.children.index(child)] = upper
                 child.run = child.run.cut(shared, len(child.run.ids))
@@ -152,7 +153,7 @@ def _numbered(root: _Node) -> tuple[list[_Node], list[int | None], list[int]]:
         parents.append(parent)
         touts.append(number + 1)
         stack += [(child, number) for child in reversed(node.children)]
-    for number in range(len(nodes) - 1, -1, -1):  # children come behind their parents
+    for number in range(len(nodes) - 1, -1, -1):  # children come after their parents
         parent = parents[number]
         if parent is not None:
             touts[parent] = max(touts[parent], touts[number])

@@ -1,9 +1,9 @@
-"""The sessions in a store: found by name, made, listed, and ended when their time is over.
+"""The sessions in a store: find them by name, make them, list them, and end them when their time is over.
 
 A name that is used again after its session has ended begins a new log, its next *life*: the log of an ended session stays
-closed, so that no router that slept through the end can go on with it.
+closed, so that a router that missed the end cannot continue it.
 
-The time to live counts while some router serves the store: nobody could ask for a session while none did.
+The time to live counts only while some router serves the store: without a router no client can ask for a session.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _TELL_SECONDS: Final = 60.0
 
 
 class Holder(Protocol):
-    """Holds sessions, and hears of what happens to them elsewhere."""
+    """Holds sessions, and is told what happens to them at other routers."""
 
     def __iter__(self) -> Iterator[Session]:
-        """Yield those that are here."""
+        """Yield the sessions that are here."""
 
     def held(self, tokens: int) -> None:
         """Count tokens that a session gained."""
@@ -74,9 +74,9 @@ class Archive:
     """See the top of this file.
 
     Args:
-        saving: appends to the store, and knows it.
+        saving: appends to the store, and has it.
         versions: the log of weight versions.
-        holder: has the sessions of this process.
+        holder: holds the sessions of this process.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Archive:
         return None if newest is None or newest.closed >= DELETED else await self._load(tenant, newest)
 
     async def refresh(self, session: Session) -> bool:
-        """Let happen what happened to a session elsewhere; return whether it can be used. If not, it may be found again."""
+        """Apply what happened to a session at other routers; return whether it can be used. If not, `find` it again."""
         log = session.log
         if not isinstance(log, StoredLog):
             return True
@@ -131,7 +131,7 @@ class Archive:
         return not (session.over or (log.crossed and session.idle))
 
     async def _look_round(self) -> None:
-        """Learn of weight versions that others noted, if others wrote."""
+        """Read the weight versions that other routers noted, if any of them wrote."""
         others = self._store.others()
         if others != self._others:
             with suppress(StoreUnreachableError):
@@ -202,7 +202,7 @@ class Archive:
         session.log = log
 
     async def refill(self, store: Refill) -> None:
-        """Write again what a store has lost of the sessions that are here. Raises StoreUnreachableError."""
+        """Write again what the store has lost of the sessions that are here. Raises StoreUnreachableError."""
         for session in list(self._holder):
             if isinstance(session.log, StoredLog):
                 try:
@@ -231,7 +231,10 @@ class Archive:
     # Time --------------------------------------------------------------------------------------------------------------
 
     async def sweep(self, held: Callable[[str, str], bool]) -> int:
-        """End some of the sessions whose time is over and that nobody here holds; return how many. Goes round and round."""
+        """End some of the sessions whose time is over and that this router does not hold; return how many.
+
+        Each call goes on where the last one stopped.
+        """
         page = await self._store.logs(PREFIX, after=self._swept, limit=_SWEPT)
         self._swept = page[-1].log if len(page) == _SWEPT else PREFIX
         ended = 0
@@ -250,7 +253,7 @@ class Archive:
         return time.time() - max(used, self._opened) > ttl
 
     async def _end(self, log: str, last: int, why: str) -> bool:
-        """End a session of which nothing more has happened than its first `last` events."""
+        """End a session if its log still has only its first `last` events."""
         try:
             await self._saving.write(Batch(events=stored(log, [Ended(time=time.time(), why=why)], last)))
         except (LogMovedError, ClosedLogError):

@@ -1,4 +1,4 @@
-"""An event that waits to be appended to the log of its session, and what all logs of a router share."""
+"""An event that waits to be appended to the log of its session, and what all logs of one router share."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Entry:
     """An event that waits.
 
     Attributes:
-        act: lets it happen here.
-        records, blobs, news: appended in one step with it; news are events of other logs.
+        act: applies it here.
+        records, blobs, news: appended together with it; news are events of other logs.
         span: the sampled tokens of a turn.
-        done: for whoever waits: whether it is in the store.
+        done: tells the caller that waits whether it is in the store.
     """
 
     event: AnyEvent
@@ -38,12 +38,12 @@ class Entry:
     done: asyncio.Future[bool] = field(default_factory=_future)
 
     def tell(self, outcome: bool | Exception) -> None:
-        """Answer whoever waits for it. May be called twice."""
+        """Answer the caller that waits for it. May be called twice."""
         if self.done.done():
             return
         if isinstance(outcome, Exception):
             self.done.set_exception(outcome)
-            self.done.exception()  # whoever asked may be gone
+            self.done.exception()  # the caller may be gone
         else:
             self.done.set_result(outcome)
 
@@ -57,7 +57,7 @@ class Appends(Protocol):
 
     @property
     def incomplete(self) -> bool:
-        """Return whether the store is known to lack something that a dead router left behind."""
+        """Return whether the store is known to lack something that is in the spool of a dead router."""
         ...
 
     async def save(

@@ -3,8 +3,8 @@
     created   turn   turn   reward   turn   completed   finalized   exported   ended
        1        2      3       4       5         6           7          8        9     numbers, given by the store
 
-A session is what its events make of it, in this order, in whichever process. Tokens are not in the log: a turn names the
-records of its spans, which are appended in one step with it.
+Any process that applies these events in order has the session. Tokens are not in the log: a turn names the records of its
+spans, which are appended together with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SessionEvent(msgspec.Struct, tag_field="kind", array_like=True, kw_only=Tr
 
 
 class Created(SessionEvent, tag="created", frozen=True):
-    """The session was made; `root` is the record that all of its chains begin behind. Objects are JSON.
+    """The session was made; `root` is the record that all of its chains begin after. Objects are JSON.
 
     Attributes:
         group: its group's id, and the namespace of that.
@@ -52,21 +52,21 @@ class Created(SessionEvent, tag="created", frozen=True):
 
 
 class TurnCommitted(SessionEvent, tag="turn", frozen=True):
-    """A turn was sampled. The fields without a word here are `Checkpoint`'s.
+    """A turn was sampled. Fields not described here are those of `Checkpoint`.
 
     Attributes:
         generation: its id.
         setting: the key of the tools and options that render it.
         behind: a generation whose message is on its path; None for the path from the root.
-        messages: of the path behind that, up to the end of the prompt; each as JSON.
+        messages: those on the path after `behind`, up to the end of the prompt; each as JSON.
         message: the assistant's, as JSON.
         in_place: whether it continued the last message of its prompt.
         parent: the generation that its prompt continues.
         span: the record of the sampled tokens.
         context: the record of the text encoded in front of them; None if there is none.
-        shared: whether an earlier turn of the session was given the very same context.
-        listed: whether equal requests may be given it.
-        flags: of the context; a check may have found something since it was first recorded.
+        shared: whether an earlier turn of the session has the same context.
+        listed: whether equal requests may be given this context.
+        flags: those of the context; a check may have added one since it was first recorded.
     """
 
     generation: str
@@ -91,7 +91,7 @@ class TurnCommitted(SessionEvent, tag="turn", frozen=True):
 
 
 class BranchEnded(SessionEvent, tag="branch_ended", frozen=True):
-    """The response budget of a branch was used up behind this generation."""
+    """The response budget of a branch was used up after this generation."""
 
     generation: str
 
@@ -129,7 +129,7 @@ class Ended(SessionEvent, tag="ended", frozen=True):
 
 AnyEvent = Created | TurnCommitted | BranchEnded | Rewarded | Completed | Finalized | Exported | Touched | Ended
 ENDS = Completed | Finalized | Ended
-"""Behind these, other events may happen than before."""
+"""After one of these, other events are allowed than before."""
 
 
 class SampledTurn(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class SampledTurn(msgspec.Struct, frozen=True):
     Attributes:
         handle: of its generation, still open.
         message: the assistant's.
-        span: the sampled tokens, behind the prompt.
+        span: the sampled tokens, after the prompt.
         details: further fields of the checkpoint.
     """
 
@@ -150,7 +150,7 @@ class SampledTurn(msgspec.Struct, frozen=True):
 
 
 class SessionLog(Protocol):
-    """Where a session's events go."""
+    """The log to which a session's events are appended."""
 
     @property
     def settled(self) -> bool:
@@ -158,19 +158,19 @@ class SessionLog(Protocol):
 
     @property
     def unsaved(self) -> bool:
-        """Whether something waits for the store, which did not take it."""
+        """Whether something that the store did not take waits for it."""
 
     @property
     def unread(self) -> bool:
-        """Whether the store could not be asked what happened elsewhere."""
+        """Whether the store was unreachable when it was asked for news."""
 
     async def read_on(self) -> None:
-        """Let happen what was appended elsewhere. Never fails for want of a store: see `unread`."""
+        """Apply what other routers appended. An unreachable store is no error: see `unread`."""
 
     async def append(self, event: AnyEvent) -> bool:
-        """Append an event and let it happen; return whether it is in the store (if not, it waits for the store).
+        """Append an event and apply it; return whether it is in the store (if not, it waits for the store).
 
-        Raises SessionOverError and UnknownSessionError if it may not happen any more.
+        Raises SessionOverError and UnknownSessionError if the event is no longer allowed.
         """
 
     def touched(self) -> None:
@@ -180,10 +180,10 @@ class SessionLog(Protocol):
         """Append a turn with its spans, and commit it; return as `append` does. Raises TrieClosedError."""
 
     async def hand_over(self) -> None:
-        """Write what is not in the store yet, as far as it takes it."""
+        """Write what is not in the store yet, as far as the store takes it."""
 
     async def fill(self) -> None:
-        """Fetch what an export needs beside the tokens. Raises StoreUnreachableError."""
+        """Fetch what an export needs besides the tokens. Raises StoreUnreachableError."""
 
 
 S = TypeVar("S")
@@ -196,7 +196,7 @@ class Archive(Protocol[S]):
         """Return a session as its log says; None if there is none."""
 
     async def refresh(self, session: S) -> bool:
-        """Let happen what happened to a session elsewhere; return whether it can be used. If not, find it again."""
+        """Apply what happened to a session at other routers; return whether it can be used. If not, find it again."""
 
     async def create(self, session: S) -> None:
         """Write down a new session. Raises SessionExistsError."""
@@ -224,7 +224,7 @@ def message_of(data: bytes) -> Message:
 
 
 def stored(log: str, events: Iterable[AnyEvent], after: int) -> list[Event]:
-    """Return events as the store keeps them, to be appended right behind number `after` or not at all."""
+    """Return events as the store keeps them, to be appended right after number `after` or not at all."""
     return [
         Event(
             log,
@@ -238,7 +238,7 @@ def stored(log: str, events: Iterable[AnyEvent], after: int) -> list[Event]:
 
 
 def read(event: Event) -> AnyEvent:
-    """Return what the store kept. Raises DamagedRecordError."""
+    """Return the event that the store kept. Raises DamagedRecordError."""
     return event.decoded(_decoder)
 
 

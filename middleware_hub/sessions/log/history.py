@@ -1,7 +1,7 @@
 """The events of one session's log as they are in the store, kept by a router that has the session.
 
-A store that was emptied, or set back, is given again what it lacks of them, with the same numbers: so several routers that
-have the session may do that at once, and none of them has to read it again.
+If a store was emptied or set back, the missing events are written again with the same numbers. So several routers that have the
+session may do that at once, and none of them has to read it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Book(Protocol):
         ...
 
     def blobs(self, records: Iterable[SpanRecord]) -> list[Blob]:
-        """Return what is beside them."""
+        """Return what is stored beside them."""
         ...
 
 
@@ -57,11 +57,11 @@ class History:
         return len(self._events)
 
     def add(self, after: int, events: Iterable[Event]) -> None:
-        """Take the events of the log behind a number."""
+        """Take the events of the log after a number."""
         self._events[after:] = events
 
     async def refill(self, store: Refill, book: Book, stamp: str) -> bool:
-        """Append what a store lacks of the session; return whether its log says what was known of it. Raises StoreError."""
+        """Append what a store lacks of the session; return whether its log is as it was known. Raises StoreError."""
         events = tuple(self._events)
         (end,) = await store.ends([self._log])
         if not await self._is_same(store, events[:end]):
@@ -77,7 +77,7 @@ class History:
                 await store.append(Batch(events=new))
                 end += len(new)
             except LogMovedError as moved:
-                end = moved.last  # another router does the same
+                end = moved.last  # another router does the same work
             except ClosedLogError:
                 return True
         return True

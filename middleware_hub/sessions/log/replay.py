@@ -1,4 +1,4 @@
-"""A turn as an event, and a turn that was committed elsewhere, committed here by the code that commits."""
+"""A turn as an event, and the replay of a turn of another router by the code that commits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from middleware_hub.spans.hidden_tail import HiddenToken
 
 
 def event_of(trie: MessageTrie, turn: SampledTurn, *, shared: bool) -> TurnCommitted:
-    """Return the event that says all of a turn whose spans have their records. `shared`: see `TurnCommitted`."""
+    """Return the complete event of a turn whose spans have records. `shared`: see `TurnCommitted`."""
     handle, span = turn.handle, turn.span
     context = span.parent if span.parent is not None and not span.parent.sampled else None
     behind, nodes = trie.trace(handle.node)

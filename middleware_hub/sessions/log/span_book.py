@@ -32,7 +32,7 @@ class Packed(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A span, and what its record has beside it; `flags` are those of the record, as its id covers them."""
+    """A span, and what its record has besides it; `flags` are those of the record, because its id covers them."""
 
     span: TokenSpan
     lora: str
@@ -44,17 +44,18 @@ class _Kept(NamedTuple):
 class SpanBook:
     """Knows which record is which span; see `SpanRecord`.
 
-    All chains of a session begin behind one empty context, its root: they are forgotten together, or not at all. No text finds
-    the records of a session, because its log names them all.
+    All chains of a session begin after one empty context, its root: they are forgotten together, or not at all. No look-up by
+    text finds the records of a session: its log names them all.
 
     Args:
-        name: of its log. It salts the records: equal ones of another session, or of an earlier life of this one, differ.
+        name: that of its log. It salts the records: equal spans of another session, or of an earlier life of this session, have
+            other records.
     """
 
     def __init__(self, store: Store, serials: Serials, tenant: str, name: str) -> None:
         self._store = store
         self._bare: dict[str, SpanRecord] = {}
-        """By generation the record whose further fields are in the store only."""
+        """Maps a generation to the record whose further fields only the store has."""
         self._paths: dict[Namespace, TextPath] = {}
         self._tenant = tenant
         self._name = name
@@ -100,7 +101,7 @@ class SpanBook:
         return made
 
     def _record(self, span: TokenSpan, kept: _Kept, stamp: str) -> SpanRecord:
-        """Return the record of a span: of one that is stored the same as before."""
+        """Return the record of a span; a span that is stored already keeps its record."""
         old = span.stored
         made = record_of(
             span if span.flags == kept.flags else replace(span, flags=kept.flags),
@@ -117,7 +118,7 @@ class SpanBook:
         return made
 
     def again(self, missing: Iterable[bytes], stamp: str) -> list[SpanRecord]:
-        """Return the records of spans that the store has forgotten. Raises KeyError for what is not here."""
+        """Return the records of spans that the store has forgotten. Raises KeyError for a span that is not here."""
         return [
             self.root_record(stamp)
             if record == self.root
@@ -143,7 +144,7 @@ class SpanBook:
     # Out of the store --------------------------------------------------------------------------------------------------
 
     async def fetch(self, turns: Iterable[TurnCommitted]) -> dict[bytes, SpanRecord]:
-        """Return the records of these turns that are not known.
+        """Return those records of these turns that are not known here.
 
         Raises StoreUnreachableError, DamagedRecordError, and MissingRecordError if the store has forgotten the session.
         """
@@ -168,14 +169,14 @@ class SpanBook:
             if context in records and not (turn.shared and context in self._kept):
                 self._keep(records[context])
             elif not turn.shared:
-                # Equal contexts that were not shared are spans of their own, and are counted as such.
+                # Equal contexts that were not shared are separate spans, and are counted separately.
                 kept = self._kept[context]
                 self._kept[context] = kept._replace(span=replace(kept.span, users=0))
             self._kept[context].span.flags |= turn.flags
         return self._keep(records[turn.span])
 
     def bare(self, generation: str, record: SpanRecord) -> None:
-        """Note that the further fields of a generation's reply are in the store only."""
+        """Note that only the store has the further fields of a generation's reply."""
         if record.extras:
             self._bare[generation] = record
 

@@ -1,11 +1,11 @@
-"""The log of one session in a store: written before anything happens here, and read on before anybody depends on it.
+"""The log of one session in a store. It is written before an event is applied here, and read before a request uses the session.
 
-    append   waiting events -> one batch, right behind the last event that is known here -> they happen here, in this order
-                               moved on meanwhile: read on, and try again
-    read on  events that others appended -> they happen here, by the code that commits
+    append   waiting events -> one batch, right after the last event that is known here -> they are applied here, in this order
+                               the log moved on meanwhile: read on, and try again
+    read on  events of other routers -> they are applied here, by the code that commits
 
-So all routers let the same events happen in the same order. While the store cannot be written, events happen here all the same
-and wait for it in the spool, in order. They are handed over from there, behind what others have appended meanwhile.
+So all routers apply the same events in the same order. While the store cannot be written, events are applied here all the
+same and wait for it in the spool, in order. From there they are appended after what other routers have appended meanwhile.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
-"""Turns that are replayed before others have their turn on the event loop."""
+"""Turns that are replayed before the event loop serves other requests."""
 _TRIES: Final = 100
 _SILENT: Final = 1 / 8
-"""The part of its time to live for which no router is told that a session is used."""
+"""The part of a session's time to live after which other routers are told again that it is used."""
 _LARGE: Final = 64 * 1024
 """Bytes of further fields that are packed in a thread."""
 
@@ -67,10 +67,10 @@ class StoredLog:
 
     Attributes:
         key: of the log in the store.
-        last: the number of the last event that has happened here.
+        last: the number of the last event that was applied here.
         time: of that event, in seconds since 1970.
-        unread: whether the store could not be asked what happened elsewhere.
-        crossed: whether events happened here that precede others, or are missing, in the log: then it has to be replayed.
+        unread: whether the store was unreachable when it was asked for news.
+        crossed: whether events applied here stand elsewhere in the log, or not at all: then it has to be replayed.
     """
 
     def __init__(self, shelf: Shelf, session: Session, key: str) -> None:
@@ -85,7 +85,7 @@ class StoredLog:
         self._lock = asyncio.Lock()
         self._waiting: list[Entry] = []
         self._unsaved: list[AnyEvent] = []
-        """What happened here and waits for the store, or is there and was not read yet."""
+        """Events that were applied here and wait for the store, or are in the store and were not read yet."""
         self._writing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class StoredLog:
         return not (self._waiting or self._unsaved or self._writing or self._lock.locked())
 
     async def begin(self, made: Created) -> None:
-        """Write the first event. Raises LogMovedError if there is one, StoreUnreachableError."""
+        """Write the first event. Raises LogMovedError if the log has one already, and StoreUnreachableError."""
         root = [self._book.root_record(self._stamp)]
         events = stored(self.key, [made], 0)
         await self._shelf.saving.write(Batch(root, self._book.paths(root), events=events))
@@ -116,7 +116,7 @@ class StoredLog:
     async def append(self, event: AnyEvent) -> bool:
         saved = await self._submit(Entry(event, lambda: self._session.apply(event)))
         if isinstance(event, Exported | Ended):
-            # The store may forget it before what nobody has had.
+            # The store forgets exported sessions first.
             with suppress(StoreUnreachableError):
                 self._shelf.store.note([Mark(self.root, self._shelf.serials.next(), self._stamp, retrieved=True)])
         return saved
@@ -166,7 +166,7 @@ class StoredLog:
             async with self._lock:
                 while self._waiting:
                     ends = (at for at, entry in enumerate(self._waiting, 1) if isinstance(entry.event, ENDS))
-                    count = next(ends, None)  # what waits behind an end may not happen any more
+                    count = next(ends, None)  # what waits after an end is no longer allowed
                     entries, self._waiting = self._waiting[:count], self._waiting[count:] if count else []
                     if not await self._append(entries):
                         break
@@ -176,12 +176,12 @@ class StoredLog:
                 self._begin_writing()
 
     async def hand_over(self) -> None:
-        """Write what waits for the store, as far as it takes it."""
+        """Write what waits for the store, as far as the store takes it."""
         await self._shelf.saving.hand_over()
         await self.read_on()
 
     async def _append(self, entries: list[Entry]) -> bool:
-        """Append these behind what is unsaved, and let them happen; return whether that was possible."""
+        """Append these after what is unsaved, and apply them; return whether that was possible."""
         for _ in range(_TRIES):
             entries = [entry for entry in entries if self._wanted(entry)]
             if not entries:
@@ -213,7 +213,7 @@ class StoredLog:
             except Exception as error:  # noqa: BLE001 - it goes to whoever waits
                 return self._refuse(entries, error)
             else:
-                if saved:  # behind the number that was expected: so what was unsaved is in front of it
+                if saved:  # appended after the expected number, so what was unsaved comes before it
                     self._history.add(self.last, stored(self.key, [*self._unsaved, *events], self.last))
                     self.last += len(self._unsaved) + len(events)
                     self.time = events[-1].time
@@ -224,14 +224,14 @@ class StoredLog:
         return self._refuse(entries, StoreUnreachableError("other routers append to the session without a pause"))
 
     def _refuse(self, entries: list[Entry], error: Exception) -> bool:
-        """Let nothing happen: neither the store nor the spool has it."""
+        """Fail these events: the store does not have them, and the spool does not either."""
         self._shelf.failed(len(entries), error)
         for entry in entries:
             entry.tell(error)
         return False
 
     def _mended(self, batch: Batch, error: MissingRecordError) -> Batch | None:
-        """Return a batch with records of the conversation, which goes on here although the store has forgotten it."""
+        """Return a batch with the records of a conversation that continues here although the store has forgotten it."""
         missing = set(error.missing).difference(record.id for record in batch.records)
         try:
             again = self._book.again(missing, self._stamp)
@@ -242,7 +242,7 @@ class StoredLog:
         return replace(batch, records=[*again, *batch.records], paths={**batch.paths, **self._book.paths(again)})
 
     def _over(self, events: list[AnyEvent], saved: bool) -> None:
-        """Hear that events are in the store, or were given up: then the session is read again when nobody uses it."""
+        """Note that events are in the store or were given up. After a loss, the session is read again once it is idle."""
         if saved or not any(event in self._unsaved for event in events):
             return
         self._unsaved = [event for event in self._unsaved if event not in events]
@@ -253,7 +253,7 @@ class StoredLog:
         logger.error("session %s: %d events that were answered are not in the store: %s", self._session.id, count, why)
 
     def _wanted(self, entry: Entry) -> bool:
-        """Whether an event may and need still happen. If not, whoever waits for it hears of it."""
+        """Whether an event is still allowed and needed. If not, the caller that waits for it is answered."""
         try:
             self._session.check(entry.event)
         except (RouterError, TrieClosedError) as error:
@@ -268,7 +268,7 @@ class StoredLog:
         try:
             entry.act()
         except TrieClosedError as error:
-            # Whoever asked for this turn is gone. It is in the log, so it is replayed like those of others.
+            # The caller of this turn is gone. The turn is in the log, so it is replayed like those of other routers.
             if isinstance(entry.event, TurnCommitted) and not self._session.over:
                 self._replay(entry.event, {record.id: record for record in entry.records}, entry.span)
             entry.tell(error)
@@ -290,7 +290,7 @@ class StoredLog:
                 self._shelf.failed(0, error)
 
     async def replay(self) -> None:
-        """Let everything happen that is in the log. Raises StoreUnreachableError, DamagedRecordError, UnknownSessionError."""
+        """Apply everything that is in the log. Raises StoreUnreachableError, DamagedRecordError, UnknownSessionError."""
         async with self._lock:
             await self._read()
 
@@ -302,12 +302,12 @@ class StoredLog:
             self._history.add(self.last, page)
             for done, (number, event) in enumerate(events):
                 if self._unsaved and self._unsaved[0] == event:
-                    del self._unsaved[0]  # it was handed over, or had been written after all
+                    del self._unsaved[0]  # it was handed over, or had been written already
                     self.last, self.time = number, event.time
                     continue
                 self.crossed = self.crossed or bool(self._unsaved)
                 if session.over or (session.trie.closed and isinstance(event, TurnCommitted)):
-                    pass  # the second: this router has ended the session, and could not write that (`crossed`)
+                    pass  # the second error: this router has ended the session, and could not write that (`crossed`)
                 elif isinstance(event, TurnCommitted):
                     if done % _AT_ONCE == _AT_ONCE - 1:
                         await asyncio.sleep(0)

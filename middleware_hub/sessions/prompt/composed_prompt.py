@@ -5,13 +5,12 @@ template_error      the tail could not be found in the template's rendering
 rewritten           `--history template`, and the template writes earlier turns differently from what was sent
 setting             the tools or template options have changed
 divergence          the text rendered between earlier turns is not what was sent
-sentinel_collision  a turn does not stand exactly once in the rendering
-scaffold            a turn is opened in an unknown way
-unfaithful          the sampled tokens may not be what the client was shown
-left_out            a turn that had stopped is continued in place, without the token that it stopped with
-edited_turn         a message is an edited echo of a sampled one: the chain covers what they have in common
-rendered_whole      the short rendering of a tail was not what the template writes for these messages: all is rendered now
-template_mismatch   the verifier found that the ids and a full rendering differ in more than sampled text
+sentinel_collision  a turn is not exactly once in the rendering scaffold            a turn is opened in an unknown way
+unfaithful          the sampled tokens may not be what the client was shown left_out            a turn that had stopped is
+continued in place, without the token that it stopped with edited_turn         a message is an edited echo of a sampled one: the
+chain covers what they have in common rendered_whole      the short rendering of a tail was not what the template writes for
+these messages: all is rendered now template_mismatch   the verifier found that the ids and a full rendering differ in more than
+sampled text
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         checkpoint: what it continues; None if it was encoded as a whole.
-        span, take: the chain: the first `take` tokens of `span`, behind all spans before it.
+        span, take: the chain: all spans before `span`, then the first `take` tokens of `span`.
         ids: all of them, and in `tokens` how many.
-        reused: how many of the ids were in the checkpoint's chain.
+        reused: how many of the ids are from the checkpoint's chain.
         reasons: see the top of this file.
         left_out: the number of sampled tokens at the end of the checkpoint that the prompt does not contain.
-        apart: whether it begins a branch, though it continues the checkpoint's chain.
+        apart: whether it begins a branch although it continues the checkpoint's chain.
         spliced: how many earlier turns kept their ids in a new rendering.
         scaffold: the generation prompt at its end; empty if unknown.
         fallbacks: why earlier turns did not keep their ids, or not all of them: one of `FALLBACKS` for each attempt.

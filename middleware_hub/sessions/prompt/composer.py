@@ -65,7 +65,7 @@ class Composer:
         self._dice = random.Random(0)
 
     def warm(self) -> None:
-        """Do now what the first turn would wait for. May take a second; runs in a thread while no turn is composed."""
+        """Do now the work that the first turn would wait for. May take a second; runs in a thread while no turn is composed."""
         self._template.warm()
         _ = self._whole
 
@@ -82,13 +82,13 @@ class Composer:
     ) -> ComposedPrompt:
         """Return the prompt of a turn. Raises BadRequestError if the template refuses the conversation.
 
-        `start` encodes prompts that are encoded as a whole; without it nothing of them is remembered.
+        `start` encodes whole prompts; without it, no part of them is remembered.
         """
         found = None if turn.elsewhere is None else await self._residents(turn.elsewhere, request)
         reach = 0 if found is None or found.last is None else found.last.node.depth
         for echo in turn.edited:
             if echo.at <= reach:
-                break  # other options have all of a turn there, not only its beginning
+                break  # other options write a whole turn there, not only its beginning
             kept = await _offload(request, partial(self._edited, turn, echo, request))
             if kept is not None:
                 edited, joined, all_kept = kept
@@ -104,11 +104,11 @@ class Composer:
         return _without(await self._own(turn, request, start), "setting", found.reason)
 
     def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
-        """Note that a turn was sampled behind a prompt: the next turn will continue it."""
+        """Note that a turn was sampled after a prompt: the next turn will continue it."""
         self._ids.keep(checkpoint, prompt.ids)
 
     async def _own(self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None) -> ComposedPrompt:
-        """Return the prompt of a turn that has nothing to do with other settings."""
+        """Return the prompt of a turn that continues nothing under other settings."""
         checkpoint = turn.checkpoint
         if checkpoint is None:
             return await self._started(turn, request, (), start)
@@ -133,11 +133,11 @@ class Composer:
     async def _appended(
         self, checkpoint: Checkpoint, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None
     ) -> ComposedPrompt:
-        """Return a checkpoint's chain and what the template writes behind it. Raises RenderingError."""
+        """Return a checkpoint's chain and what the template writes after it. Raises RenderingError."""
         if request.continue_final and turn.covered == len(request.messages):
             joined = join_in_place(checkpoint, self._codec)
             prompt = await self._behind(checkpoint, joined, turn, request)
-            # Only a trajectory of all checkpoints has the token that the turn had stopped with.
+            # Only a trajectory of all checkpoints contains the token with which the turn had stopped.
             return _with_reason(prompt, LEFT_OUT) if joined.left_out and not joined.recut else prompt
         whole, new = self._tails.way(turn, request)
         if whole or new is not None:
@@ -162,7 +162,7 @@ class Composer:
         *,
         verify: bool | None = None,
     ) -> ComposedPrompt:
-        """Return a checkpoint's chain with a text behind it.
+        """Return a checkpoint's chain with a text after it.
 
         `verify` says whether to compare it with a rendering of the whole; None stands for the given rate.
         """
@@ -222,7 +222,7 @@ class Composer:
         last, tail = found.last, found.tail
         if last is None:
             return _without(await self._started(turn, request, (), start), why, found.reason)
-        # Nothing stands behind a turn that is continued in place, not even the token that ended it.
+        # Nothing follows a turn that is continued in place, not even the token that ended it.
         joined = join(last, tail, self._codec) if tail else join_in_place(last, self._codec)
         prompt = await self._behind(last, joined, turn, request)
         fallbacks = (found.reason,) if found.reason else ()
@@ -269,7 +269,7 @@ class Composer:
         kept, sampled = take if span is checkpoint.span else span.take, checkpoint.span.count
         ids = self._ids.of(span, take, checkpoint if kept == sampled else None)
         reused = checkpoint.span.offset + kept
-        left_out, apart = sampled - kept, not kept  # a turn of which nothing is kept is in no later trajectory
+        left_out, apart = sampled - kept, not kept  # no later trajectory contains a turn of which nothing is kept
         return ComposedPrompt(
             checkpoint, span, take, ids, tokens, reused, reasons, left_out, apart=apart, scaffold=scaffold
         )
@@ -285,7 +285,7 @@ class Composer:
         return await _offload(request, here)
 
     async def _scaffold_at(self, span: TokenSpan, request: ChatRequest) -> str:
-        """Return the generation prompt at the end of a context that another request has left."""
+        """Return the generation prompt at the end of another request's context."""
         ends = unpack_ids(span.ids[-ID_BYTES * _SCAFFOLD_TOKENS :])
         return await self._scaffold(self._tokenizer.vocabulary.spell(ends), request)
 
@@ -295,7 +295,7 @@ def _with_reason(prompt: ComposedPrompt, reason: str) -> ComposedPrompt:
 
 
 def _without(prompt: ComposedPrompt, why: str, reason: str) -> ComposedPrompt:
-    """Return a prompt in which turns did not keep their ids: `why` they had to be spliced, and the `reason` they were not."""
+    """Return a prompt in which turns did not keep their ids: `why` a splice was needed, and the `reason` it failed."""
     new = tuple(one for one in dict.fromkeys((why, reason)) if one and one not in prompt.reasons)
     fallbacks = (*prompt.fallbacks, reason) if reason else prompt.fallbacks
     return msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *new), fallbacks=fallbacks)

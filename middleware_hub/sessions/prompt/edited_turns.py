@@ -27,10 +27,10 @@ _SCAFFOLD = 64
 
 
 class Echo(NamedTuple):
-    """An echo as it may be written behind the prompt of the turn that it echoes.
+    """An echo as it may be written after the prompt of the turn that it echoes.
 
     Attributes:
-        text: the text of the turn; if a template wrote it, with everything behind the turn.
+        text: the text of the turn; if a template wrote it, with everything after the turn.
         rendered: whether a template wrote it.
     """
 
@@ -44,8 +44,8 @@ class KeptEcho(NamedTuple):
     Attributes:
         checkpoint: the turn.
         take: how many of its tokens are kept.
-        text: the rest of the echo, to encode behind them.
-        rendered: whether `text` contains everything behind the turn as well.
+        text: the rest of the echo, to encode after them.
+        rendered: whether `text` contains everything after the turn as well.
         all: whether everything that the client saw of the turn is kept. The text then either closes the turn or continues it.
     """
 
@@ -59,7 +59,7 @@ class KeptEcho(NamedTuple):
 def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> list[Echo]:
     """Return how an echo may be written in the place of a sampled turn, with the reasoning that it does not show.
 
-    An echo with other tool calls is not among them: only the template can write it.
+    None of them is for an echo with other tool calls: only the template can write that.
     """
     said: Message = msgspec.json.decode(checkpoint.node.message)
     content, own = _content(echo), _content(said)

@@ -4,7 +4,7 @@
     tail                                        <|im_end|>\\n<|im_start|>user\\n ...     its first token is there already
     tail                                        <|observation|> ...                    GLM: the model stopped with <|user|>
 
-The tail is what the template writes behind the text of the turn. If it opens with the token that the model stopped with, that
+The tail is what the template writes after the text of the turn. If it opens with the token that the model stopped with, that
 token is used once. If it opens with another special token, the template has no place for the sampled one, which is left out:
 otherwise the model would see two ends. A stop *string* that the client never saw is left out too, unless the tail spells it.
 """
@@ -27,7 +27,7 @@ class Join(NamedTuple):
 
     Attributes:
         take: how many tokens of the sampled turn stay.
-        text: the text to encode behind them.
+        text: the text to encode after them.
         recut: whether the text begins with the visible part of a token that was half hidden (`cut_in_token`).
         left_out: whether the token that the model stopped with is not kept.
     """
@@ -62,7 +62,7 @@ def join(checkpoint: Checkpoint, tail: str, codec: Codec) -> Join:
     """Return how `tail` continues a sampled turn.
 
     Args:
-        tail: what the template writes behind it, not empty.
+        tail: what the template writes after it, not empty.
         codec: of the model; it encodes only the beginning of `tail`.
     """
     span, hidden = checkpoint.span, checkpoint.tail
@@ -79,7 +79,7 @@ def join(checkpoint: Checkpoint, tail: str, codec: Codec) -> Join:
 
 
 def join_in_place(checkpoint: Checkpoint, codec: Codec) -> Join:
-    """Return where a turn that was cut off is continued by itself: behind what the client saw of it.
+    """Return where a turn that was cut off is continued: after what the client saw of it.
 
     Hidden special tokens stay as well, unless the model stopped with the last of them.
     """
@@ -91,7 +91,7 @@ def join_in_place(checkpoint: Checkpoint, codec: Codec) -> Join:
 
 
 def _ended(checkpoint: Checkpoint, codec: Codec) -> bool:
-    """Whether a turn's last token is one that it stopped with. At a limit that happens by chance."""
+    """Whether a turn stopped with its last token. At a limit the last token may look like that by chance."""
     return checkpoint.finish in ("stop", "tool_calls") or _last_id(checkpoint) in codec.stop_ids
 
 

@@ -2,7 +2,7 @@
 
 A worker receives all ids of a conversation at every turn. Nearly all of them are old, and gathering and printing 10,000 ids
 takes longer than everything else in a turn. So the prompt of each checkpoint is kept as long as there is room; the least
-recently used goes first. A prompt that is gone is gathered from its spans and printed again.
+recently used one is dropped first. A dropped prompt is gathered from its spans and printed again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PromptIds(NamedTuple):
 
 
 class PromptIdsCache:
-    """The ids of checkpoints' prompts. A turn that continues one appends what was sampled behind it."""
+    """The ids of checkpoints' prompts. A turn that continues a checkpoint appends what was sampled after its prompt."""
 
     def __init__(self, room: int = ROOM) -> None:
         self._room = room

@@ -1,4 +1,4 @@
-"""Contexts that equal requests share: the text encoded behind a chain is encoded, and held, once."""
+"""Contexts that equal requests share: the text after a chain is encoded, and held, once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEYED = {"role", "content", "name", "tool_call_id"}
 
 
 def find(turn: PreparedTurn, request: ChatRequest, parent: TokenSpan | None) -> TokenSpan | None:
-    """Return the context that an equal request was given behind `parent`; None stands for the start of a prompt."""
+    """Return the context that an equal request was given after `parent`; None stands for the start of a prompt."""
     for span in turn.node.contexts or ():
         if span.parent is parent and _shareable(turn, request, parent):
             return span
@@ -19,7 +19,7 @@ def find(turn: PreparedTurn, request: ChatRequest, parent: TokenSpan | None) -> 
 
 
 def share(turn: PreparedTurn, request: ChatRequest, span: TokenSpan) -> TokenSpan:
-    """Return the context that all generations of one prompt use: `span`, or an equal one that is there already."""
+    """Return the context that all generations of one prompt use: `span`, or an equal context that exists already."""
     if not _shareable(turn, request, span.parent):
         return span
     contexts = turn.node.contexts

@@ -2,15 +2,15 @@
 
 A template that is not append-only writes earlier turns differently from how the model was asked for them and wrote them: it
 drops their reasoning or their `<think>` tags, or prints calls in a form of its own. But the text *between* these turns is
-mostly what it was. So the whole is rendered once with a sentinel in each turn that was sampled here, and cut at the sentinels:
+mostly unchanged. So the whole is rendered once with a sentinel in each turn that was sampled here, and cut at the sentinels:
 
     rendered  ...user\\nHi<|im_end|>\\n [<|im_start|>assistant\\n SENTINEL] <|im_end|>\\n<|im_start|>user\\n ...
     recorded  ...user\\nHi<|im_end|>\\n <|im_start|>assistant\\n<think>\\n | Hm.</think>Hello!<|im_end|> | \\n<|im_start|> ...
               `- the piece ----------- `- scaffold -----------------   `- sampled --------------   `- the next piece
 
-A turn is spliced if the piece in front of it, followed by a generation prompt instead of whatever opens the turn in history, is
-what was sent in front of it when it was sampled, and the same holds for every piece before. Then its logprobs hold, and all of
-it is in the worker's cache. The comparison is the proof; nothing found out about a template is trusted further. The first piece
+A turn is spliced if the piece in front of it, followed by a generation prompt instead of what opens the turn in history, equals
+what was sent in front of it when it was sampled, and the same holds for every earlier piece. Then its logprobs hold, and all of
+it is in the worker's cache. The comparison is the proof; no other knowledge about a template is trusted. The first piece
 that differs (an edited message, other tools) ends the splicing: what follows is encoded as text.
 """
 
@@ -43,7 +43,7 @@ def splice(pieces: Sequence[str], turns: Sequence[Checkpoint], scaffolds: Sequen
     Args:
         pieces: what is rendered in front of each message, from the end of the one before, without what opens it.
         turns: a lineage, first turn first.
-        scaffolds: generation prompts, any of which may have been sent: for turns that do not know theirs.
+        scaffolds: the generation prompts that may have been sent, for turns whose own is unknown.
         codec: of the model.
 
     Returns:
@@ -65,7 +65,7 @@ def splice(pieces: Sequence[str], turns: Sequence[Checkpoint], scaffolds: Sequen
 
 
 class _SentContext(NamedTuple):
-    """What was sent between two turns: `ids`, behind the first `take` tokens of the first turn (0 if there is none)."""
+    """What was sent between two turns: `ids`, after the first `take` tokens of the first turn (0 if there is none)."""
 
     take: int
     ids: bytes

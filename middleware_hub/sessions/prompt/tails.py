@@ -1,9 +1,9 @@
 """The tail of a turn: rendered short where that equals the whole, and compared with the whole before it is trusted.
 
-Most templates write the same text behind every turn, and `ChatTemplate.tail` knows when they do not. It knows this from trials
-and from reading the template, and a template may be cleverer than that. So the first turn of each new kind, that is of each
-(system prompt, tools, options), is rendered both ways, and so is the first that is four times as long. If the two differ, the
-whole rendering is sent, and from then on every conversation is rendered whole.
+Most templates write the same text after every turn, and `ChatTemplate.tail` knows when they do not. It knows this from trials
+and from reading the template, and a template may defeat both. So the first turn of each new kind, that is of each (system
+prompt, tools, options), is rendered both ways, and so is the first that is four times as long. If the two differ, the whole
+rendering is sent, and from then on every conversation is rendered whole.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ GROWN = 16
 
 
 class Tail(NamedTuple):
-    """What stands behind the turn that was sampled last.
+    """What follows the turn that was sampled last.
 
     Attributes:
         text: the tail; empty if the turn itself is continued.
         known: whether it was compared with a rendering of the whole.
-        healed: whether the short rendering was wrong, so that this is the whole one's.
+        healed: whether the short rendering was wrong, so that this is the tail of the whole one.
     """
 
     text: str
@@ -47,8 +47,8 @@ class Way(NamedTuple):
     """How a tail has to be rendered.
 
     Attributes:
-        whole: with all messages, because the template may look for something in them.
-        new: the kind of the conversation if no turn of it was compared yet; else None.
+        whole: with all messages, because the template may search them.
+        new: the kind of the conversation if no turn of this kind was compared yet; else None.
     """
 
     whole: bool
@@ -90,7 +90,7 @@ class Tails:
 
         Args:
             whole: whether to render all messages.
-            compare: whether to render all messages as well, and to return that tail if the two differ.
+            compare: whether to render all messages as well; if the two differ, the tail of that rendering is returned.
 
         Raises:
             BadRequestError, RenderingError: see `ChatTemplate.tail`.

@@ -1,16 +1,15 @@
 """Compare the text of a chain with a rendering of the whole conversation.
 
-A chain is assembled from sampled turns and rendered tails without being compared with anything. Here it is, cut at its special
-tokens:
+A chain is assembled from sampled turns and rendered tails. Here it is compared, cut at its special tokens:
 
     <|im_start|> user\\nHi <|im_end|> \\n <|im_start|> assistant\\n<think>\\n Hmm.\\n</think>\\n\\nHello! <|im_end|> \\n ...
                 -- context ----------- --               `- scaffold -----  `- sampled ------------------ - --
 
-The special tokens must be the same in the same order, and so must all text of the context: a difference there was lost,
-doubled or folded (**hard**). A segment that the model wrote in, or whose scaffold it only closed, may differ: templates drop
-earlier reasoning, trim, and write calls in a form of their own (soft). So may a segment that begins like an assistant's turn,
-because templates rewrite turns that nobody sampled here (a warm start) like any other. The generation prompt at the end is not
-such a turn: it is compared like the rest.
+The special tokens must be the same in the same order, and so must all text of the context: a difference there means that text
+was lost, doubled or folded (**hard**). A segment in which the model wrote, or whose scaffold it only closed, may differ:
+templates drop earlier reasoning, trim, and write calls in a form of their own (soft). So may a segment that begins like an
+assistant's turn, because templates rewrite turns that were not sampled here (a warm start) like any other. The generation
+prompt at the end is not such a turn: it is compared like the rest.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class Difference(msgspec.Struct, frozen=True):
     """Where the two differ, and how: an excerpt of either side, for a line in a log.
 
     Attributes:
-        kind: `special`: another special token, or none (nothing behind it is compared); `context`: another text that was not
+        kind: `special`: another special token, or none (nothing after it is compared); `context`: another text that was not
             sampled; `assistant`: another text in a segment with sampled tokens.
-        index: the index of the special token or the segment: segment `i` stands in front of special token `i`.
+        index: the index of the special token or the segment: segment `i` precedes special token `i`.
     """
 
     kind: Literal["special", "context", "assistant"]
@@ -75,7 +74,7 @@ def differences(
         expected: the rendering of the whole conversation.
         chain: what the chain spells. A special token never lies across two parts.
         special: matches one special token.
-        header: what an assistant's turn begins with; empty if unknown.
+        header: the text with which an assistant's turn begins; empty if unknown.
         asked: whether the chain ends with a generation prompt, and not in an assistant's turn that is continued.
 
     Returns:
@@ -99,7 +98,7 @@ def differences(
 
 
 _Cut = tuple[str, str | None]
-"""A text, and the special token behind it; None at the end."""
+"""A text, and the special token after it; None at the end."""
 
 
 def _open(before: Sequence[_Cut], texts: Sequence[str], header: str, special: re.Pattern[str]) -> bool:
@@ -128,13 +127,13 @@ def _segments(chain: Sequence[ChainPart], special: re.Pattern[str]) -> list[_Cha
     """Return the chain's segments. Parts are cut one by one: a literal that crosses two parts is text, not a token."""
     found: list[_ChainSegment] = []
     pieces: list[str] = []
-    assistants = False  # a sampled character lies in this segment
+    assistants = False  # this segment has a sampled character
     for part in chain:
         for text, token in _cut(part.text, special):
             pieces.append(text)
             assistants = assistants or (part.sampled and bool(text))
             if token is not None:
-                # A model that stops at once has sampled no character of the segment, which is its own all the same.
+                # A model that stops at once has sampled no character of the segment, but the segment is still its own.
                 found.append(_ChainSegment("".join(pieces), token, assistants or part.sampled))
                 pieces, assistants = [], False
     found.append(_ChainSegment("".join(pieces), None, assistants))

@@ -1,4 +1,4 @@
-"""A rendering of a whole conversation: which turns of a chain stand in it, and whether a chain agrees with it."""
+"""A rendering of a whole conversation: which turns of a chain it contains, and whether a chain agrees with it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 class Resident(NamedTuple):
-    """The turns of a lineage that stand in a new rendering where they stood: what a worker has in its cache.
+    """The turns of a lineage that have kept their place in a new rendering: what a worker has in its cache.
 
     Attributes:
         messages: the number of their messages.
         last: the last of these turns.
-        tail: what is rendered behind it.
+        tail: what is rendered after it.
         reason: why these are not all turns; empty if they are.
     """
 
@@ -70,7 +70,7 @@ class WholeRendering:
         ).startswith(spelled)
 
     def residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
-        """Return the turns of a lineage that stand where they stood when everything is rendered again."""
+        """Return the turns of a lineage that keep their place when everything is rendered again."""
         messages = sampled_messages(_unedited(checkpoint))
         reason = ""
         while messages:
@@ -123,7 +123,7 @@ class WholeRendering:
         return [one for one in found if one.hard]
 
     def _tail_behind(self, request: ChatRequest, marked: Sequence[int], tail: str) -> str | None:
-        """Return what is rendered behind the turns themselves, if the template reads them: `tail` stands behind sentinels.
+        """Return what is rendered after the turns themselves, if the template reads them: `tail` follows sentinels.
 
         None if it cannot be told apart from the turns.
         """
@@ -147,7 +147,7 @@ class WholeRendering:
             return None
 
     def _stands(self, checkpoint: Checkpoint, joined: Join, request: ChatRequest) -> bool:
-        """Whether every sampled turn can be spliced into a rendering of the whole, with the same text behind."""
+        """Whether every sampled turn can be spliced into a rendering of the whole, with the same text after it."""
         found = self.residents(checkpoint, request)
         return found.last is checkpoint and bool(found.tail) and join(checkpoint, found.tail, self._codec) == joined
 
@@ -162,7 +162,7 @@ class WholeRendering:
 
 
 def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
-    """Return what joins and splices need of a tokenizer. `stop_literals` are what the template ends turns with."""
+    """Return what joins and splices need of a tokenizer. `stop_literals` are those that end a template's turns."""
     spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
     literals = {*stop_literals, tokenizer.special_tokens_map.get("eos_token")}
     stops = [i for i in tokenizer.vocabulary.special_ids if tokenizer.vocabulary.literal(i) in literals]

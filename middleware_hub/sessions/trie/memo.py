@@ -9,11 +9,11 @@
     read    {"model":"m","messages":["MARK"                                      ,{"role":"tool",...}],"tools":[other]}
 
 If a body begins with the same bytes as an earlier one, up to the end of a message, only the rest is parsed. If it also ends
-with the same bytes behind its messages, that is the list of the new messages: all other fields say what they said before.
-Otherwise a mark replaces the messages that are known. Nothing is guessed: a JSON parser is in the same state behind the mark
-as behind those messages. If the client wrote `messages` twice, or the same list in another field as well, the mark is not where
-it is expected, and the body is parsed as it came; so the same end counts only if a mark in the place of all messages was found
-there. The mark is random: no client can write it.
+with the same bytes after its messages, that rest is the list of the new messages: all other fields are unchanged. Otherwise a
+mark replaces the messages that are known. Nothing is guessed: a JSON parser is in the same state after the mark as after those
+messages. If the client wrote `messages` twice, or the same list in another field as well, the mark is not where it is expected,
+and the body is parsed as it came. So the same end counts only if a mark in the place of all messages was found there. The mark
+is random: no client can write it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Landmark(msgspec.Struct, gc=False, eq=False):
 
 
 class WalkedMessages(list[Message]):
-    """The messages of a request, the first of which an earlier request may have walked along.
+    """The messages of a request; an earlier request may have walked along the first of them.
 
     Args:
-        known: the body they were read from. Bodies of which one begins with the other share its landmark.
+        known: the body they were read from. A body that begins with another body shares that body's landmark.
         around: the fields around them, and the messages in front of them (a system prompt that a dialect keeps elsewhere).
     """
 
@@ -68,7 +68,7 @@ class WalkedMessages(list[Message]):
         mark = self._landmark
         if mark.node is None or mark.setting != setting or mark.front != self._front:
             return None
-        # A node that was taken out of its trie has no parent. A node further down belongs to a longer conversation.
+        # A node that was removed from its trie has no parent. A node further down belongs to a longer conversation.
         return mark.node if mark.node.parent is not None and mark.node.depth <= len(self) else None
 
     def ends_at(self, setting: bytes, node: MessageNode) -> None:
@@ -83,7 +83,7 @@ def setting_in(request: ChatRequest) -> bytes:
 
 
 class Around(msgspec.Struct, frozen=True, eq=False):
-    """What all fields but `messages` were read into.
+    """What all fields except `messages` were parsed into.
 
     Attributes:
         request: as of `Memo.keep`.
@@ -107,8 +107,8 @@ class KnownBody(msgspec.Struct, eq=False):
         counts: how many of `messages` the client's first 1, 2, ... messages became: some dialects fold several into one.
         messages: all parsed messages.
         landmark: the place of these messages in the session's trie.
-        rest: what stood behind the last message.
-        around: the other fields, if it is certain where they stand: in front of `begin` and in `rest`.
+        rest: the text after the last message.
+        around: the other fields, if their place is certain: before `begin` and in `rest`.
         size: the bytes that count for `MemoRoom`, which alone sets it.
     """
 
@@ -123,7 +123,7 @@ class KnownBody(msgspec.Struct, eq=False):
     size: int = 0
 
     def common(self, body: bytes) -> int:
-        """Return how many of its messages a body begins with, together with everything in front of them."""
+        """Return with how many of its messages a body begins, together with everything in front of them."""
         if body.startswith(self.text):
             return len(self.ends)
         if not body.startswith(self.text[: self.ends[0]]):
@@ -152,7 +152,7 @@ class MemoRoom:
         return len(self._used)
 
     def use(self, memo: MessageMemo, known: KnownBody, text: bytes) -> None:
-        """Keep a body that is not there (any more), with the text that it has by now."""
+        """Keep a body that is not kept (any more), with its present text."""
         known.text, known.size = text, len(text) + len(known.rest)
         self._used[id(known)] = memo, known
         self.size += known.size
@@ -214,14 +214,14 @@ class MessageMemo:
             items = recalled.items
             if len(known.ends) == items + len(listed) and body.startswith(known.text):
                 return WalkedMessages(known, around)  # the same messages again
-            if items < len(known.ends):  # it continues differently
+            if items < len(known.ends):  # this body continues differently
                 text, begin, ends, counts = known.text, known.begin, known.ends[:items], known.counts[:items]
                 old = list(recalled.messages)
                 known = KnownBody(text, begin, ends, counts, old, Landmark(), known.rest, known.around)
         else:
             known = KnownBody(b"", _place(body, listed), [], [], [], Landmark())
         self.drop(known)
-        whole = True  # if the body has `messages` twice, its place may be that of the other
+        whole = True  # if the body has `messages` twice, this may be the place of the other list
         for raw, messages in zip(listed, read, strict=True):
             text, begin = bytes(raw), known.begin
             if known.ends:
@@ -243,7 +243,7 @@ class MessageMemo:
         return WalkedMessages(known, around)
 
     def _all_of_them(self, front: bytes, rest: bytes) -> bool:
-        """Return whether what stands between these two is all that a body has as `messages`."""
+        """Return whether the text between these two is the whole `messages` of a body."""
         try:
             return _decode_marked(b"%b%b%b" % (front, self._mark, rest)).messages == [Raw(self._mark)]
         except JSON_ERRORS:
@@ -260,7 +260,7 @@ class MessageMemo:
 
 
 def _place(body: bytes, listed: Sequence[Raw]) -> int:
-    """Return where the first message begins. If its text also stands elsewhere this may be wrong; then the mark is missed."""
+    """Return where the first message begins. If its text is also elsewhere, this may be wrong; then the mark is not found."""
     return body.find(bytes(listed[0]), max(0, body.find(b'"messages"')))
 
 

@@ -26,7 +26,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         finish: `stop`, `length`, `tool_calls` or `abort`.
         reasoning: the reasoning, which is no part of the message's key.
         scaffold: the generation prompt as it was sent; empty if unknown.
-        reasons: why this turn is not, or not in every way, exact.
+        reasons: why this turn is not exact, or not in every way.
         extra: per-token fields of the worker's reply, raw.
         continued: the number of checkpoints that continue this one on its branch.
         users: the number of checkpoints and generations in flight that continue this one, on any branch.
@@ -69,7 +69,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         return sum(1 for _ in self.lineage())
 
     def lineage(self) -> Iterator[Checkpoint]:
-        """Yield this checkpoint, the one that it continues, and so on up."""
+        """Yield this checkpoint, the checkpoint that it continues, and so on up."""
         found: Checkpoint | None = self
         while found is not None:
             yield found
@@ -79,15 +79,15 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
 class MessageNode(msgspec.Struct, gc=False, eq=False):
     """One message of a conversation.
 
-    No garbage collector looks at nodes: `MessageTrie.clear` unlinks them.
+    The garbage collector does not track nodes: `MessageTrie.clear` unlinks them.
 
     Attributes:
         role: empty at a root.
         message: as the client wrote it, or as it was generated (without its reasoning, which each sample has), as JSON.
         samples: the checkpoints of an assistant's message that was generated here, oldest first.
         handles: the number of generations in flight whose prompt ends here.
-        committed: whether a generation was committed here or below.
-        contexts: the encoded text behind a checkpoint's chain, of each prompt that ends here: equal requests share it.
+        committed: whether a generation was committed at this node or below it.
+        contexts: the encoded text after a checkpoint's chain, for each prompt that ends here: equal requests share it.
         setting: the key of the tools and options that render it.
         path_hash: of the adapter and the keys from the root to here; the same under every setting.
     """
@@ -135,7 +135,7 @@ class BranchHandle(msgspec.Struct, gc=False, eq=False):
         """Set the checkpoint that the prompt turned out to continue, and whether it begins a branch all the same."""
         if not self.open:
             return
-        # It may hold just this one, of other options, and not continue it yet.
+        # The handle may hold just this checkpoint, of other options, without continuing it yet.
         if self.checkpoint is not checkpoint or self.held != (checkpoint,):
             self.hold(checkpoint)
         self.apart = apart and checkpoint is not None
@@ -154,7 +154,7 @@ class BranchHandle(msgspec.Struct, gc=False, eq=False):
 
 
 def mark_committed(node: MessageNode) -> None:
-    """Note a commit. Siblings stand in the order of their first commits, whichever was asked for first."""
+    """Note a commit. Siblings are in the order of their first commits, not of their requests."""
     passed: MessageNode | None = node
     while passed is not None and not passed.committed:
         passed.committed = True

@@ -1,4 +1,4 @@
-"""What the conversation of a turn met in the trie."""
+"""What a turn's conversation matches in the trie."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class EditedMessage(NamedTuple):
 
 
 class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
-    """What a request's conversation met in the trie.
+    """What a request's conversation matches in the trie.
 
     Attributes:
         node: its last message.
         checkpoint: the sample that it continues; None if nothing on its path was sampled here.
         covered: the number of its messages that the checkpoint's chain contains.
         ambiguous: whether several samples could have been continued, and the request did not name one.
-        unknown_parent: whether the request named a sample that is not on its path under this setting.
+        unknown_parent: whether the request named a sample that is not on the request's path under this setting.
         named: the name.
         elsewhere: a sample of the same messages under other tools or options: the named one, or else a deeper one.
         edited: messages that may be edited echoes, last message first.
@@ -58,9 +58,9 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 def choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
-    """Return the sample of a node to continue, and whether others could be meant.
+    """Return the sample of a node to continue, and whether the request may mean another.
 
-    It is the newest one, or the newest with the reasoning of the echo.
+    The sample is the newest, or the newest with the reasoning of the echo.
     """
     equal = samples = node.samples or []
     if len(samples) > 1 and (reasoning := echo.get("reasoning_content")):

@@ -99,7 +99,7 @@ class MessageTrie:
 
         Args:
             setting: the key of the tools and options that render it.
-            parent: the id of the generation to continue, for the case that several could be meant. It wins wherever it is.
+            parent: the id of the generation to continue, for requests that match several. It wins wherever it is.
         """
         if self.closed:
             raise TrieClosedError
@@ -122,7 +122,7 @@ class MessageTrie:
         return PreparedTurn(node, chosen, covered, ambiguous, unknown, parent, elsewhere, edited, setting)
 
     def trace(self, node: MessageNode) -> tuple[str | None, list[MessageNode]]:
-        """Return how to find a node again: the id of a sample above it (or its own), and the nodes behind that sample."""
+        """Return how to find a node again: the id of a sample above it (or its own), and the nodes after that sample."""
         behind: list[MessageNode] = []
         for passed in node.ancestors():
             if passed.samples:
@@ -133,7 +133,7 @@ class MessageTrie:
     def retrace(
         self, setting: bytes, behind: str | None, messages: Sequence[bytes], generation_id: str
     ) -> BranchHandle:
-        """Open a handle, without a checkpoint yet, where `trace` found a node of this very trie in another process.
+        """Open a handle, without a checkpoint yet, at the node that `trace` described in another process.
 
         Raises KeyError for an unknown sample.
         """
@@ -193,7 +193,7 @@ class MessageTrie:
             self._prune(handle.node)
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a sample that nothing continues, and the messages that were there only for it."""
+        """Forget a sample that nothing continues, and the messages that only it needed."""
         assert not checkpoint.users
         node = checkpoint.node
         assert node.samples is not None
@@ -320,7 +320,7 @@ class MessageTrie:
         del self._handles[handle.generation_id]
 
     def _prune(self, node: MessageNode) -> None:
-        """Remove pending nodes that nobody uses, from the bottom up."""
+        """Remove pending nodes that no handle uses, from the bottom up."""
         while node.depth and not (node.committed or node.handles or node.children):
             above = node.parent
             assert above is not None

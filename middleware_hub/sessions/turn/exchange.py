@@ -4,9 +4,9 @@
     generating   workers have it
     over         it failed, or every generation has its answer or its error
 
-Apart from that, it has a client that reads along, or none (*orphaned*), or its client has received everything (*delivered*). A
-client that sends the same request again may adopt an orphan during the grace period. After that the orphan is given up: it is
-aborted, and its reply reaches nobody.
+Independently of that, it has a client that reads along, or none (*orphaned*), or its client has received everything
+(*delivered*). A client that sends the same request again may adopt an orphan during the grace period. After that the orphan is
+given up: it is aborted, and its reply reaches no client.
 
 A client library that lost its connection sends its request again and must not get another sample. But two clients that want the
 same thing at the same time want two samples, so an exchange that has a client is never joined.
@@ -27,8 +27,9 @@ from router.errors import RouterError
 logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 120.0
-"""How long a reply that did not reach its client waits for it to ask again. Libraries do so within seconds, and a reply may
-hold megabytes of logprobs."""
+"""How long a reply that did not reach its client is kept for a resend. Client libraries resend within seconds, and a reply may
+hold megabytes of logprobs.
+"""
 HAND_OVER_SECONDS = 5.0
 """How long an aborted generation may take to end by itself."""
 
@@ -107,7 +108,7 @@ class Exchange(Generic[G]):
 
     @property
     def adoptable(self) -> bool:
-        """Whether it lost its client before the client had everything, and still has or may get a reply."""
+        """Whether its client left before it had everything, and a reply is there or may still come."""
         waiting = not self.attached and not self.delivered and not self.given_up
         return waiting and (not self.over or bool(self.answers))
 
@@ -117,7 +118,7 @@ class Exchange(Generic[G]):
 
     @property
     def failure(self) -> RouterError:
-        """Why there is no answer, of an exchange that is over."""
+        """Why an exchange that is over has no answer."""
         errors = (*(generation.error for generation in self.generations), self._error)
         return next(error for error in errors if error is not None)
 
@@ -163,7 +164,7 @@ class Exchange(Generic[G]):
             self._on_over(self)
 
     async def abort(self) -> None:
-        """End all generations: workers hand over what they have sampled; a worker that does not is cut off."""
+        """End all generations: workers return what they have sampled; a worker that does not is cut off."""
         running = [generation for generation in self.generations if not generation.over]
         if running and self._task is not None:
             await asyncio.gather(*(generation.abort() for generation in running))
@@ -179,7 +180,7 @@ class Exchange(Generic[G]):
         self._end()  # for a task that was cancelled before it began
 
     def release(self) -> None:
-        """Let go of the generations: they and the exchange refer to each other, and would stay until a collection."""
+        """Let go of the generations: they and the exchange refer to each other, and would stay until a garbage collection."""
         self.generations = []
         self.key = RequestKey(None, b"")
 

@@ -40,7 +40,7 @@ from router.observability.tracing import Tracer
 logger = logging.getLogger(__name__)
 
 _ABORT_SECONDS = 10.0
-"""How long a worker may take to hand over what it has sampled of a generation that is to end."""
+"""How long a worker may take to return what it has sampled once its generation is told to end."""
 
 
 class Backend(msgspec.Struct, frozen=True):
@@ -195,7 +195,7 @@ class TurnGeneration:
             if self._aborting:
                 await self._keep(asked, received)
             if received.error is not None:
-                raise received.error from None  # a stream that breaks off behind it says less
+                raise received.error from None  # a stream that breaks off after it says less
             raise
         self.begun = True
         if not self._plan.request.stream:
@@ -205,7 +205,7 @@ class TurnGeneration:
         self.answer = answer
 
     async def _keep(self, asked: Expectation, received: WorkerReply) -> None:
-        """Commit what a stream has brought before it was ended on purpose."""
+        """Commit what a stream brought before it was ended on purpose."""
         reply = received.streamed.reply()
         if reply is not None and reply.ids and not self._plan.trie.closed:
             answer = self.building.answer(reply, {}, {}, prompt_tokens=asked.prompt_tokens, cut_off=True)

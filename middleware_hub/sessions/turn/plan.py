@@ -31,10 +31,10 @@ class TurnPlan(msgspec.Struct):
         trie: of the session.
         scope: of the client's request.
         request: the client's request.
-        turn: what its conversation met in the trie.
+        turn: what its conversation matches in the trie.
         prompt: the ids to send.
         lasting: whether the session will be exported (see `Session`). If not, the layers inside record the replies.
-        unread: whether the session may have gone on elsewhere, and the store could not be asked.
+        unread: whether another router may have continued the session while the store is unreachable.
         sampling: `sampling_params`, complete; empty until they are worked out.
         log: of the session; None if it is not kept beyond this process.
     """
@@ -52,19 +52,19 @@ class TurnPlan(msgspec.Struct):
 
     @property
     def lora(self) -> str:
-        """The adapter that samples; empty for none, and for a name that is no string."""
+        """The adapter that samples; empty without one, or if its name is not a string."""
         given = self.request.extra.get("lora_path")
         name = None if given is None else msgspec.json.decode(given)
         return name if isinstance(name, str) else ""
 
     @property
     def parent(self) -> str | None:
-        """The generation behind whose chain the layers inside record the replies."""
+        """The generation after whose chain the layers inside record the replies."""
         return self.turn.named if self.turn.unknown_parent else self.prompt.parent
 
     @property
     def lost_parent(self) -> bool:
-        """Whether the request named a generation that nobody here remembers."""
+        """Whether the request named a generation that this router does not remember."""
         named = self.turn.named
         return self.turn.unknown_parent and named is not None and self.trie.checkpoint(named) is None
 
@@ -76,7 +76,7 @@ class TurnPlan(msgspec.Struct):
         return any(node.role == "assistant" and id(node) not in sampled for node in self.turn.node.path())
 
     def message(self, answer: Answer) -> Message:
-        """Return the assistant's message: what was sampled, behind the last message if the turn continues it."""
+        """Return the assistant's message: what was sampled, appended to the last message if the turn continues it."""
         content = answer.content
         if self.request.continue_final:
             before = self.request.messages[-1].get("content")
@@ -87,7 +87,7 @@ class TurnPlan(msgspec.Struct):
         return message
 
     def reasoning_before(self) -> str:
-        """Return the reasoning of the message that the turn continues: as it was sampled, else as the client has it."""
+        """Return the reasoning of the message that the turn continues: as it was sampled, else as the client sent it."""
         checkpoint = self.prompt.checkpoint
         if checkpoint is not None and checkpoint.node is self.turn.node:
             return checkpoint.reasoning

@@ -1,4 +1,4 @@
-"""Prompts of chats without a session, which may be known by their text where they are not known by their messages."""
+"""Prompts of chats without a session, which may be known by their text if they are not known by their messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RememberedText:
         self._tree.unpin(prompt.match)
         known = unpack_ids(prompt.packed)
         if self._tokenizer.spell_prompt(known) != text:
-            # A hidden end of turn stays in a text that continues behind it; a template that writes none there means none.
+            # A hidden end of turn stays in a text that continues after it; a template that writes none there means none.
             ids = await self._tokenizer.encode(text, start=True)
             if self._tokenizer.spell_prompt(ids) != self._tokenizer.spell_prompt(known):
                 return ids, 0

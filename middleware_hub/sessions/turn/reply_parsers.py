@@ -26,13 +26,13 @@ from middleware_hub.spans.chain import ID_BYTES, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 
 _TOKENS_A_CHARACTER = 4
-"""At most: one for each byte of UTF-8."""
+"""The most tokens that one character needs: one for each byte of UTF-8."""
 _MARKERS = 64
 """More tokens than any template writes around reasoning."""
 
 
 class _Beginning(NamedTuple):
-    """The beginning of a turn, and whether it stands inside reasoning that was opened in front of it."""
+    """The beginning of a turn, and whether it is inside reasoning that was opened before it."""
 
     inside: bool
     text: str
@@ -95,7 +95,7 @@ class ReplyParsers:
     def _beginning(self, plan: TurnPlan) -> _Beginning:
         assert self._reader is not None
         if not plan.request.continue_final:
-            # Read from this very prompt: a template may end it differently behind a tool's answer than behind a greeting.
+            # Read from this very prompt: a template may end it differently after a tool's answer than after a greeting.
             return _Beginning(self._reader.is_open(self._end_of(plan, _MARKERS)), "")
         content = plan.request.messages[-1].get("content")
         said = content if isinstance(content, str) else ""
@@ -113,10 +113,10 @@ class ReplyParsers:
 
 
 class ResumedParser:
-    """A parser that has read the beginning of its text and yields only what comes behind."""
+    """A parser that has read the beginning of its text and yields only what comes after it."""
 
     needs_special: ClassVar[bool] = False
-    """Part of the interface; the parser that is resumed was asked instead."""
+    """Part of the interface; never asked, because the resumed parser was asked instead."""
 
     def __init__(self, reader: ReasoningParser, other: ReasoningParser, text: str) -> None:
         """`other` is a second parser in the same state as `reader`, used to find out what `reader` holds back."""
@@ -148,7 +148,7 @@ class ResumedParser:
             elif self._sent.startswith(text):
                 text, self._sent = "", self._sent[len(text) :]
             else:
-                self._sent = ""  # the text has taken another course than what was held back
+                self._sent = ""  # the text differs from what was held back
             if text:
                 new.append(type(piece)(text))
         return new

@@ -35,7 +35,7 @@ class TurnSampling:
         """Return the `sampling_params` of a turn, with those that its parsers need. Raises BadRequestError."""
         request = plan.request
         sampling = {**session.sampling, **request.sampling}
-        # A stop string that the text shows would stand there twice when the turn is continued.
+        # A stop string that the text shows would be there twice when the turn is continued.
         sampling.pop("no_stop_trim", None)
         sampling.update(needed)
         self._check(request, sampling)
@@ -43,7 +43,7 @@ class TurnSampling:
         limit = sampling["max_new_tokens"] = self._limit(session, wanted, plan.prompt)
         least = sampling.get("min_new_tokens")
         if limit is not None and limit != wanted and isinstance(least, int) and (wanted is None or least <= wanted):
-            # The client's two limits fitted together. It must not be refused because one was lowered here.
+            # The client's two limits were consistent. A request must not be refused because one of them was lowered here.
             sampling["min_new_tokens"] = min(least, limit)
         return sampling
 
@@ -76,7 +76,7 @@ class TurnSampling:
 
 
 def _response_tokens(prompt: ComposedPrompt) -> int:
-    """Return the number of tokens behind the first prompt of a branch."""
+    """Return the number of tokens after the first prompt of a branch."""
     if prompt.checkpoint is None:
         return 0
     first = list(prompt.checkpoint.lineage())[-1]

@@ -1,4 +1,4 @@
-"""The life of a turn: prepare -> tokenize -> generate -> commit. It begins here; generations end it by themselves."""
+"""The steps of a turn: prepare -> tokenize -> generate -> commit. A turn begins here; its generations end it by themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from router.engines.sglang.worker_request import new_rid
 
 
 class RememberedStart(Protocol):
-    """Encodes the whole prompt of a chat without a session, as far as its text is remembered.
+    """Encodes the whole prompt of a chat without a session; remembered text keeps its ids.
 
     Attributes:
         knew_parent: whether the tokens of the reply that the request names are in the prompt.
@@ -78,7 +78,7 @@ class Turns:
         return found
 
     def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange[TurnGeneration]:
-        """Prepare a turn and let it run by itself; from now on the session knows it.
+        """Prepare a turn and start it; from now on the session knows it.
 
         Raises CapacityError: then nothing has changed. Later errors are the exchange's failure.
         """
@@ -114,7 +114,7 @@ class Turns:
             plan = await self._plan(session, request, scope, turn)
             session.require(Act.GENERATE)
             for handle in handles:
-                # If the prompt was encoded from the start, the checkpoint that it might have continued ends a branch.
+                # If the prompt was encoded from the start, the checkpoint that it could have continued ends a branch.
                 handle.goes_on_from(plan.prompt.checkpoint, apart=plan.prompt.apart)
             plan.sampling = self._sampling.of(session, plan, self._parsers.sampling(plan))
             exchange.notes = _notes(plan)
@@ -148,7 +148,7 @@ class Turns:
         plan = TurnPlan(
             session.id, session.trie, scope, request, turn, prompt, session.lasting, unread, log=session.log
         )
-        if (unread or session.lost) and plan.unsampled:  # what reads as context may have been sampled
+        if (unread or session.lost) and plan.unsampled:  # what looks like context may have been sampled
             doubts = (STORE_UNREACHABLE,) * unread + (UNKNOWN_REPLY,) * bool(session.lost)
             plan.prompt = msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *doubts))
         return plan
@@ -195,7 +195,7 @@ class Turns:
             outcome = ("no", "no reply") if verdict is None else (verdict.outcome, verdict.reason)
             self._metrics.reply(*outcome).inc()
             if session.lasting and generation.answer is not None and outcome == ("no", ENGINE_MISMATCH):
-                session.lost += (generation.id,)  # its client will send its text again, which reads as context
+                session.lost += (generation.id,)  # its client will send its text again, which looks like context
         session.settle(exchange)
 
 

@@ -39,7 +39,7 @@ class WorkerReply:
         self._reader.head(start)
 
     def event(self, data: bytes) -> None:
-        """Take the payload of an event. Nothing behind an error counts."""
+        """Take the payload of an event. Events after an error are ignored."""
         if self.error is None and (data.startswith(b"{") or data == DONE):
             try:
                 refusals.feed(self.streamed, data)
