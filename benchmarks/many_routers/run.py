@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """What was counted, and what must not be, in words."""
+    """What was counted, and the broken promises in words."""
 
     counts: Counter[str]
     wrong: Sequence[str]
