@@ -22,7 +22,7 @@ from router.prefix_tree.node import PrefixNode
 from router.prefix_tree.tree import Descent, Key, PrefixTree
 
 NEGLIGIBLE = 16
-"""One part in so many of a prompt tells no workers apart."""
+"""One part in this many of a prompt tells no workers apart."""
 
 _LOOK_BACK = 32
 """Nodes above the end of a match that are searched for marks: about ten turns."""

@@ -25,7 +25,7 @@ _VERSIONS = {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": 
 
 
 class Answers(Protocol):
-    """What a process can say of itself."""
+    """What a process can report about itself."""
 
     def families(self) -> list[Family]:
         """Return its metrics."""
