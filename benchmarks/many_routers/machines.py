@@ -74,7 +74,7 @@ class Machines:
         self.routers: list[Program] = []
 
     def _redis(self, fsync: str) -> list[str]:
-        """Return the command of Redis. It acknowledges a group once it is in the file; `fsync` says what a power cut may take."""
+        """Return the command of Redis. A group is acknowledged once it is in the file; `fsync`: what a power cut may take."""
         flags = {
             "port": self.redis_port,
             "bind": "127.0.0.1",
