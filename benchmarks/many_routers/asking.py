@@ -28,7 +28,7 @@ class Answer:
 
 
 def ask(url: str, body: Json, headers: Mapping[str, str], leaves: float | None = None) -> Answer:
-    """Post JSON. Raises one of `GONE`: TimeoutError for a client that left, after so many seconds."""
+    """Post JSON. Raises one of `GONE`: TimeoutError for a client that left, after `leaves` seconds."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=SECONDS)
     try:

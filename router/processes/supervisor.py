@@ -278,7 +278,7 @@ class Supervisor:
 
 
 def _how(code: int) -> str:
-    """Say how a process ended."""
+    """Return in words how a process ended."""
     if code >= 0:
         return f"exit status {code}"
     try:

@@ -68,7 +68,7 @@ def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> in
 
 
 def serve_from(entrance: Entrance, app: DrainingApp, config: ServerConfig) -> int:
-    """Like `serve`, for connections that come through an entrance."""
+    """Serve as `serve` does, for connections that come through an entrance."""
     server = _DrainingServer(app, config, entrance)
     server.run(sockets=[])
     return 1 if server.force_exit else 0
