@@ -39,7 +39,7 @@ class Truth:
             return self._found.get(rid, [])
 
     def chains(self) -> set[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
-        """Return all that was sampled: prompt, ids, logprobs."""
+        """Return everything that was sampled: prompt, ids, logprobs."""
         return {
             (tuple(one.input_ids), tuple(one.output_ids), tuple(one.logprobs))
             for log in self._logs
@@ -103,7 +103,7 @@ class Client:
             self.shared.stopping.wait(dice.uniform(0, 0.05))
 
     def turn(self, line: str, space: str, parent: Entry | None, text: str) -> list[Entry]:
-        """Ask until it is answered, and return the replies."""
+        """Send a request until it is answered, and return the replies."""
         dice = self.dice
         kind: Kind = dice.choice(("plain", "plain", "stream", "stream", "n", "batch"))
         named = parent is not None and dice.random() < 0.7

@@ -61,7 +61,7 @@ class Entry:
         return self.prompt + self.text
 
     def __str__(self) -> str:
-        """Return it in one line of a story."""
+        """Return one line of a story."""
         saved = "saved" if self.saved else "NOT SAVED"
         told = f"{len(self.sent)}+{len(self.sampled)} tokens {self.finish}" if self.outcome == "answered" else self.why
         on = f" on {self.parent.rid[:8]}" if self.parent is not None else ""
@@ -80,7 +80,7 @@ class Fault:
     until: float = 0.0
 
     def __str__(self) -> str:
-        """Return it in one line of a story."""
+        """Return one line of a story."""
         return f"{self.at:8.3f} to {self.until:8.3f}  -- {self.what}"
 
 

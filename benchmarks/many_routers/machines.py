@@ -45,7 +45,7 @@ backend routers
 
 
 class Machines:
-    """All of them, with their logs and files in `folder`. Entering starts them.
+    """All machines, with their logs and files in `folder`. Entering starts them.
 
     Attributes:
         url: of the balancer.
@@ -133,7 +133,7 @@ class Machines:
         return Program(name, *flags, "--worker-urls", *(one.url for one in self.workers), folder=self._folder)
 
     def heal(self) -> None:
-        """Let all of them run, and wait until all that waits for the store is in it. Raises TimeoutError."""
+        """Let all machines run, and wait until everything that waits for the store is in it. Raises TimeoutError."""
         for wire in self.wires:
             wire.set("whole")
         for process in (*self.routers, *([self.redis] if self.redis else [])):

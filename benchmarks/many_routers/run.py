@@ -65,7 +65,7 @@ class Result:
 
 
 def run(plan: Plan, folder: Path, progress: float = 30.0) -> Result:
-    """Run it, with all files below `folder`."""
+    """Run the routers, clients and faults, then count. All files are below `folder`."""
     ledger = Ledger()
     with Machines(plan.store, folder, plan.routers, plan.fsync, plan.flags) as machines:
         truth = Truth(machines.workers)

@@ -28,7 +28,7 @@ class Answers(Protocol):
     """What a process can report about itself."""
 
     def families(self) -> list[Family]:
-        """Return its metrics."""
+        """Return the metrics of the process."""
 
     async def look(self, path: str, query: bytes) -> tuple[int, bytes]:
         """Return the status and body of its own answer to a GET."""

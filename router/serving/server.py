@@ -41,7 +41,7 @@ class DrainingApp(Protocol):
 
     @property
     def fault(self) -> RouterError | None:
-        """Why its startup failed, if it has an error for that."""
+        """Why the application's startup failed, if it has an error for that."""
 
     def start_draining(self) -> None:
         """Answer from now on that clients should send nothing new. Called in a signal handler."""
