@@ -26,7 +26,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
 
 def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list, output_json: dict) -> None:
-    """Keep the figures, not every round behind them."""
+    """Keep the figures, not the single rounds."""
     del output_json["commit_info"]
     output_json["command"] = "make bench"
     output_json["benchmarks"] = [

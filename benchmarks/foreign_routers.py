@@ -1,6 +1,6 @@
 """Other routers of SGLang workers from PyPI, each in a virtual environment of its own.
 
-The extra `routing` of pyproject.toml names them. They are never installed with this project, because both bring a command
+The extra `routing` of pyproject.toml names them. They are never installed with this project, because both install a command
 `smg`.
 """
 

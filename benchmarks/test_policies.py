@@ -77,7 +77,7 @@ def test_decision_by_the_prompt(benchmark: BenchmarkFixture, kind: str, characte
 
 
 def test_a_reply_is_learnt(benchmark: BenchmarkFixture) -> None:
-    """A reply of 500 ids behind a prompt of 1,000 to 2,000; cache_aware learns one per request."""
+    """A reply of 500 ids after a prompt of 1,000 to 2,000; cache_aware learns one per request."""
     policy, workers, asked = CacheAware(), fleet(512), conversations(1_000, "ids")
     said = memoryview(array("i", range(500)))
     for query in itertools.islice(asked, 1000):

@@ -41,7 +41,7 @@ def fleet(workers: int, ids: list[int], page: int = PAGE) -> KvIndex:
 @pytest.mark.parametrize("workers", [10, 100, 500])
 @pytest.mark.parametrize("characters", [4_000, 16_000, 64_000])
 def test_overlaps(benchmark: BenchmarkFixture, characters: int, workers: int) -> None:
-    """What a decision asks: hash the prompt, find who has how much of it."""
+    """What a decision needs: hash the prompt, find how much of it each worker has."""
     ids = prompt(characters)
     index = fleet(workers, ids)
     packed = array("i", ids)
@@ -65,7 +65,7 @@ def test_find_matches(benchmark: BenchmarkFixture, characters: int, workers: int
 
 
 def test_overlaps_of_a_new_prompt(benchmark: BenchmarkFixture) -> None:
-    """Who has nothing in common with anybody pays for one block, and for packing the ids."""
+    """A prompt that no worker holds costs one block, and the packing of the ids."""
     index = fleet(100, prompt(16_000))
     packed = array("i", prompt(16_000, seed=1))
     assert benchmark(lambda: index.overlaps(packed)) == {}

@@ -103,7 +103,7 @@ def add_group(talk: Talk, prompt: str, count: int) -> tuple[str, list[str]]:
 def test_match_in_a_group(benchmark: BenchmarkFixture, talk: Talk, samples: int, asked: str) -> None:
     """Aim: 10 us, however many samples there are.
 
-    again: the prompt itself; sample: with one whole reply behind it, and new text; alike: the text leaves all replies in
+    again: the prompt itself; sample: with one whole reply after it, and new text; alike: the text leaves all replies in
     their common opening; apart: it leaves several of them within a word, whose tokens differ.
     """
     prompt = talk.text(1_000)

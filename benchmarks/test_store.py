@@ -33,7 +33,7 @@ POOL = " ".join(random.Random(0).choices(WORDS, k=100_000))
 
 
 def text(source: random.Random, tokens: int) -> str:
-    """Return words of so many tokens, out of half a million characters."""
+    """Return words of this many tokens, out of half a million characters."""
     at = source.randrange(len(POOL) - 4 * tokens)
     return POOL[at : at + 4 * tokens]
 
@@ -90,7 +90,7 @@ def test_turn(
 ) -> None:
     """A look-up of the prompt and an append of the reply: wall clock, and processor of all threads.
 
-    `complete`: the tree has evicted nothing and nobody else writes, so look-ups are spared.
+    `complete`: the tree has evicted nothing and no other process writes, so look-ups are spared.
     """
     talk = Talk()
     rounds, per_round = 20, 5

@@ -1,8 +1,8 @@
-"""What a step trains on, measured: exact tokens against the engine's logprobs, and beside it what a loop on text would do.
+"""Measures what a step trains on: exact tokens against the engine's logprobs, and beside it what a loop on text would do.
 
     python -m examples.measured --router http://127.0.0.1:30000 --model MODEL --weights FOLDER
 
-A loop that keeps only text encodes it again at the end. What comes out spells the same, and is not what was sampled.
+A loop that keeps only text encodes it again at the end. The result spells the same, but is not what was sampled.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m examples.training_loop --router http://127.0.0.1:30000 --model MODEL --weights FOLDER
 
 Rollouts of several turns are sampled all the time. A step waits for whole groups, fetches their tokens, takes one step of the
-optimizer, saves the weights, and lets the router give them to the engines. That cuts the replies that are under way: they come
-back as far as they are, and go on from the same tokens under the new weights. docs/training-loop.md explains it.
+optimizer, saves the weights, and lets the router give them to the engines. That cuts the replies that are being sampled: they
+come back as far as they are, and go on from the same tokens under the new weights. docs/training-loop.md explains it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Policy:
         self.published: dict[str, dict[str, torch.Tensor]] = {}
 
     def logprobs(self, tokens: Sequence[int], version: str | None = None) -> torch.Tensor:
-        """Return the logprob of each token but the first, under the weights of now or of a version."""
+        """Return the logprob of each token but the first, under the current weights or those of a version."""
         ids = torch.tensor([tokens])
         weights = {} if version is None else self.published[version]
         logits = torch.func.functional_call(self.model, weights, (ids,)).logits[0, :-1]
@@ -107,7 +107,7 @@ class Policy:
         self.optimizer.step()
 
     async def publish(self, client: AsyncClient, folder: Path, version: str) -> None:
-        """Give the engines the weights of now, through the router. Replies that are under way are cut."""
+        """Give the engines the current weights, through the router. Replies that are being sampled are cut."""
         self.published[version] = {name: one.detach().clone() for name, one in self.model.named_parameters()}
         await asyncio.to_thread(self.model.save_pretrained, folder / version)
         await client.to_workers("/pause_generation", {"mode": "abort"})  # replies come back as far as they are
@@ -166,7 +166,7 @@ async def batches(client: AsyncClient) -> AsyncGenerator[list[Group], None]:
             yield [[(rollout, await rollout.tokens()) for rollout in group] for group in batch]
     finally:
         for task in running:
-            task.cancel()  # nobody will train on these: the router tells the workers to stop
+            task.cancel()  # no step will train on these: the router tells the workers to stop
         await asyncio.gather(*running, return_exceptions=True)
 
 

@@ -78,7 +78,7 @@ class RouterApp:
 
     @property
     def fault(self) -> RouterError | None:
-        """Why its startup failed."""
+        """Why the application's startup failed."""
         return self._app.fault
 
     def start_draining(self) -> None:

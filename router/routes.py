@@ -138,7 +138,7 @@ class ControlRoutes:
         await _reply(send, 200, _describe(self._pool.get(scope["path_params"]["key"])))
 
     async def delete_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Like /remove_worker, by id or URL."""
+        """Remove a worker as /remove_worker does, by id or URL."""
         worker, heard = await self._membership.remove(scope["path_params"]["key"])
         reply = {"status": "accepted", "worker_id": worker.id, "url": worker.url, **self._told(heard)}
         await _reply(send, 202, reply)

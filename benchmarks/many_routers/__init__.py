@@ -1,1 +1,1 @@
-"""Many routers on one store, under load and faults: what clients were told is counted, and compared with what is there."""
+"""Many routers on one store, under load and faults: counts what clients were told, and compares it with the store."""

@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 Json = dict[str, Any]
 GONE = (OSError, http.client.HTTPException, json.JSONDecodeError)
-"""What comes of a connection that broke."""
+"""The errors of a connection that broke."""
 SECONDS = 60.0
 _UNSAVED = b": x-radix-saved: no"
 
 
 @dataclass
 class Answer:
-    """Status, headers in lower case, and the body; of a stream its last event, and whether its end told of a loss."""
+    """Status, headers in lower case, and the body; of a stream its last event, and whether its end reported a loss."""
 
     status: int
     headers: dict[str, str]
@@ -28,7 +28,7 @@ class Answer:
 
 
 def ask(url: str, body: Json, headers: Mapping[str, str], leaves: float | None = None) -> Answer:
-    """Post JSON. Raises one of `GONE`: TimeoutError for a client that left, after so many seconds."""
+    """Post JSON. Raises one of `GONE`: TimeoutError for a client that left, after `leaves` seconds."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=SECONDS)
     try:

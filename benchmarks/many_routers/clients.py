@@ -1,4 +1,4 @@
-"""The clients: conversations as text and in sessions, each turn asked wherever the balancer sends it."""
+"""The clients: conversations as text and in sessions, each turn sent to the router that the balancer chooses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.embedded.worker import EmbeddedWorker
 
 TURNS = (3, 9)
 OPENINGS = 12
-"""Both tenants begin all of their conversations with one of so many prompts."""
+"""The number of prompts with which both tenants begin all of their conversations."""
 
 
 class Truth:
@@ -39,7 +39,7 @@ class Truth:
             return self._found.get(rid, [])
 
     def chains(self) -> set[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
-        """Return all that was sampled: prompt, ids, logprobs."""
+        """Return everything that was sampled: prompt, ids, logprobs."""
         return {
             (tuple(one.input_ids), tuple(one.output_ids), tuple(one.logprobs))
             for log in self._logs
@@ -78,7 +78,7 @@ class Client:
     # Text ------------------------------------------------------------------------------------------------------------
 
     def talk(self) -> None:
-        """A conversation as text, with forks back to earlier replies."""
+        """Play a conversation as text, with forks back to earlier replies."""
         dice = self.dice
         line, space = uuid.UUID(int=dice.getrandbits(128)).hex, dice.choice(("", "", "eval"))
         said: list[Entry] = []
@@ -103,7 +103,7 @@ class Client:
             self.shared.stopping.wait(dice.uniform(0, 0.05))
 
     def turn(self, line: str, space: str, parent: Entry | None, text: str) -> list[Entry]:
-        """Ask until it is answered, and return the replies."""
+        """Send a request until it is answered, and return the replies."""
         dice = self.dice
         kind: Kind = dice.choice(("plain", "plain", "stream", "stream", "n", "batch"))
         named = parent is not None and dice.random() < 0.7
@@ -190,7 +190,7 @@ class Client:
         entry.reasons = told | (entry.parent.reasons if entry.parent is not None else frozenset())
 
     def check_beginning(self, entry: Entry) -> None:
-        """A turn begins with all tokens of the turns before it, unless a client was told of a loss."""
+        """Check that a turn begins with all tokens of the turns before it, unless a client was told of a loss."""
         parent = entry.parent
         if parent is None or entry.sent[: len(parent.chain)] == parent.chain:
             return
@@ -216,7 +216,7 @@ class Client:
     # Sessions --------------------------------------------------------------------------------------------------------
 
     def session(self) -> None:
-        """A session in both dialects; at its end it is finalized, now and then while a turn is in flight."""
+        """Play a session in both dialects; at its end finalize it, now and then while a turn is in flight."""
         dice = self.dice
         name = uuid.uuid4().hex
         if not self._made(name):
@@ -247,7 +247,7 @@ class Client:
     def session_turn(
         self, name: str, parent: Entry | None, messages: list[Json], *, tries: int = 40, over: bool = False
     ) -> Entry | None:
-        """Ask for a turn until it is answered; None if it never was. With `over` the session may be."""
+        """Ask for a turn until it is answered; None if it never was. With `over` the session may be over."""
         dice = self.dice
         for _ in range(tries):
             if self.shared.stopping.is_set():

@@ -1,4 +1,4 @@
-"""The count: a router that has seen nothing is asked for all that clients were told."""
+"""The count: asks a router that has seen nothing for everything that clients were told."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.client import call
 
 AT_ONCE = 32
 PATIENCE = 10.0
-"""Seconds for which an answer that says that the store could not be asked is asked for again."""
+"""Seconds during which the count asks again, if an answer says that the store could not be asked."""
 Json = dict[str, Any]
 
 
 class Count:
-    """Looks for each answer at one router, and in the store itself; what is not as told goes into the ledger."""
+    """Looks for each answer at one router, and in the store itself; what differs from the answer goes into the ledger."""
 
     def __init__(self, url: str, ledger: Ledger, truth: Truth) -> None:
         self._url, self._ledger, self._truth = url, ledger, truth
@@ -48,7 +48,7 @@ class Count:
         self._sessions(turns)
 
     def _missing(self, entry: Entry, words: str) -> None:
-        """What was told to be unsaved is counted apart."""
+        """Note a missing reply; replies that were reported as unsaved count apart."""
         self._ledger.accuse("lost" if entry.saved else "lost, told unsaved", words, entry)
 
     # Text ------------------------------------------------------------------------------------------------------------
@@ -66,9 +66,9 @@ class Count:
                 self._compare(one, self._asked_again(one, got, tenant, space))
 
     def _asked_again(self, entry: Entry, found: Json, tenant: str, space: str) -> Json:
-        """Ask once more where the store could not be asked this time: the answer says so, and may be another one later.
+        """Ask again if the store could not be asked this time: the answer says so, and may be another one later.
 
-        What says so for ever was asked for while the store was away, and its client was told.
+        A reply whose answer always says so was sampled while the store was away, and its client was told.
         """
         deadline = time.monotonic() + PATIENCE
         while STORE_UNREACHABLE in set(found["reasons"]) - entry.reasons and time.monotonic() < deadline:
@@ -107,7 +107,7 @@ class Count:
         self.counts["not exact, as told"] += not found["exact"]
 
     def _others(self, texts: Sequence[Entry]) -> None:
-        """The other tenant, and the other namespace, know nothing of it."""
+        """Check that the other tenant, and the other namespace, know nothing of it."""
         for tenant in TENANTS:
             for space in ("", "eval"):
                 foreign = [one for one in texts if (one.tenant, one.space) != (tenant, space)][-400:]
@@ -173,7 +173,7 @@ class Count:
 
 
 def check_store(url: str, ledger: Ledger, truth: Truth) -> Counter[str]:
-    """Read the whole store: no reply is there twice, none that no worker has sampled, and `verify` finds nothing."""
+    """Read the whole store: each reply is there once and was sampled by a worker, and `verify` finds nothing."""
     sampled = {ids for _, ids, _ in truth.chains()}
     beginnings: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
     for ids in sampled:
@@ -188,7 +188,7 @@ def check_store(url: str, ledger: Ledger, truth: Truth) -> Counter[str]:
                 continue
             names.update((record.namespace[0], name) for name in record.request_ids)
             ids = tuple(memoryview(record.ids).cast("i"))
-            # Of a client that left, a beginning may be all that was heard of.
+            # If the client left, the router may have received only the beginning of the reply.
             if ids not in sampled and not any(one[: len(ids)] == ids for one in beginnings[ids[0]]):
                 ledger.accuse("wrong", f"the store has a reply that no worker gave: {record.request_ids}")
         counts["replies"] = len(names)

@@ -1,4 +1,4 @@
-"""What is done to the machines, at random: SIGKILL, SIGSTOP, and what networks do. Each fault is written into the ledger."""
+"""The faults, at random: SIGKILL, SIGSTOP, and what networks do. Each fault is written into the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAUSE = (0.3, 2.0)
 
 
 class Faults:
-    """One after the other, now and then two at once."""
+    """Causes faults one after the other, now and then two at once."""
 
     def __init__(self, machines: Machines, ledger: Ledger, seed: int) -> None:
         self._machines, self._ledger = machines, ledger
@@ -26,7 +26,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
 
     def stop(self) -> None:
-        """End with the fault that is going on."""
+        """Stop after the present fault."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -64,7 +64,7 @@ class Faults:
         fault.until = self._ledger.now()
 
     def _new_weights(self) -> None:
-        """No fault, but something that all routers have to hear of."""
+        """Cause no fault, but a change that all routers have to learn of."""
         self._version += 1
         for worker in self._machines.workers:
             worker.set_weight_version(str(self._version))
@@ -103,7 +103,7 @@ class Faults:
         fault.until = self._ledger.now()
 
     def _two(self) -> None:
-        """Redis is away, and a router that waits for it is killed."""
+        """Take Redis away, and kill a router that waits for it."""
         assert self._machines.redis is not None
         number = self._dice.randrange(len(self._machines.routers))
         fault = self._begin(f"SIGSTOP of redis, then kill -9 of router {number}")

@@ -1,4 +1,4 @@
-"""The ledger: what each client asked and was told, and what was done to the machines meanwhile."""
+"""The ledger: what each client asked and was answered, and what was done to the machines meanwhile."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Entry:
         at, until: seconds of the ledger, from the request to the end of its answer.
         line: the conversation, or the session's id.
         parent: the reply that it goes on from.
-        saved: what the client was told: by a header, or at the end of a stream.
-        reasons: of the prompt, as told; and those that the replies before it were told.
+        saved: what the answer said, in a header or at the end of a stream.
+        reasons: of the prompt, as answered; and those of the replies before it.
         prompt, text: what was asked and answered.
         sent, sampled, logprobs, versions: what the answer said of the tokens; of a session what its worker knows.
     """
@@ -61,7 +61,7 @@ class Entry:
         return self.prompt + self.text
 
     def __str__(self) -> str:
-        """Return it in one line of a story."""
+        """Return one line of a story."""
         saved = "saved" if self.saved else "NOT SAVED"
         told = f"{len(self.sent)}+{len(self.sampled)} tokens {self.finish}" if self.outcome == "answered" else self.why
         on = f" on {self.parent.rid[:8]}" if self.parent is not None else ""
@@ -73,20 +73,20 @@ class Entry:
 
 @dataclass(eq=False)
 class Fault:
-    """Something that was done to a process or a wire."""
+    """A fault of a process or a wire."""
 
     at: float
     what: str
     until: float = 0.0
 
     def __str__(self) -> str:
-        """Return it in one line of a story."""
+        """Return one line of a story."""
         return f"{self.at:8.3f} to {self.until:8.3f}  -- {self.what}"
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """Something that must not be: its kind (`lost`, `doubled`, `wrong`, `crossed`), in words, and the reply it is about."""
+    """A broken promise: its kind (`lost`, `doubled`, `wrong`, `crossed`), in words, and the reply it is about."""
 
     kind: str
     words: str
@@ -94,7 +94,7 @@ class Wrong:
 
 
 class Ledger:
-    """All that happened, written down by many threads."""
+    """Everything that happened, written down by many threads."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
@@ -125,7 +125,7 @@ class Ledger:
             self.counts[what] += by
 
     def accuse(self, kind: str, words: str, entry: Entry | None = None) -> None:
-        """Write down something that must not be."""
+        """Write down a broken promise."""
         with self._lock:
             self.wrong.append(Wrong(kind, words, entry))
             self.counts[f"WRONG {kind}"] += 1

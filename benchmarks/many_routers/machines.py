@@ -45,7 +45,7 @@ backend routers
 
 
 class Machines:
-    """All of them, with their logs and files in `folder`. Entering starts them.
+    """All machines, with their logs and files in `folder`. Entering starts them.
 
     Attributes:
         url: of the balancer.
@@ -74,7 +74,7 @@ class Machines:
         self.routers: list[Program] = []
 
     def _redis(self, fsync: str) -> list[str]:
-        """Each group is in the file before it is acknowledged; `fsync` says what a power cut may take."""
+        """Return the command of Redis. A group is acknowledged once it is in the file; `fsync`: what a power cut may take."""
         flags = {
             "port": self.redis_port,
             "bind": "127.0.0.1",
@@ -133,7 +133,7 @@ class Machines:
         return Program(name, *flags, "--worker-urls", *(one.url for one in self.workers), folder=self._folder)
 
     def heal(self) -> None:
-        """Let all of them run, and wait until all that waits for the store is in it. Raises TimeoutError."""
+        """Let all machines run, and wait until everything that waits for the store is in it. Raises TimeoutError."""
         for wire in self.wires:
             wire.set("whole")
         for process in (*self.routers, *([self.redis] if self.redis else [])):

@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """What was counted, and what must not be, in words."""
+    """What was counted, and the broken promises in words."""
 
     counts: Counter[str]
     wrong: Sequence[str]
@@ -65,7 +65,7 @@ class Result:
 
 
 def run(plan: Plan, folder: Path, progress: float = 30.0) -> Result:
-    """Run it, with all files below `folder`."""
+    """Run the routers, clients and faults, then count. All files are below `folder`."""
     ledger = Ledger()
     with Machines(plan.store, folder, plan.routers, plan.fsync, plan.flags) as machines:
         truth = Truth(machines.workers)

@@ -37,7 +37,7 @@ class Wire:
         self._thread.call(self._set(state))
 
     def close(self) -> None:
-        """End it with all its connections."""
+        """Close the wire with all its connections."""
         self._thread.call(self._close())
 
     async def _listen(self) -> asyncio.Server:

@@ -15,7 +15,7 @@ import aiohttp
 
 
 class Answer(NamedTuple):
-    """What came back. Of a stream of events `body` is only the end."""
+    """An answer. Of a stream of events, `body` is only the end."""
 
     status: int
     body: bytes
@@ -109,7 +109,7 @@ def _without_frames(chunked: bytes) -> bytes:
 
 
 class RawClient:
-    """The cheap one."""
+    """A client that speaks just enough HTTP/1.1, and costs little."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -132,7 +132,7 @@ class RawClient:
 
 
 class LibraryClient:
-    """The real one."""
+    """A client on aiohttp, as a real program would use it."""
 
     def __init__(self, url: str) -> None:
         self._url = url

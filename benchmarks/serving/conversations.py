@@ -14,7 +14,7 @@ from benchmarks.processes import ROOT
 from tests.support.vocabularies import Name, load, vocabulary
 
 VOCABULARY: Name = "qwen-whole"
-NEW_TOKENS = 400  # of each request: the first prompt, and what is said behind a reply
+NEW_TOKENS = 400  # of each request: the first prompt, and the text that follows a reply
 TURNS = 4  # requests of a conversation
 REPLIES = 64  # that the engine gives in turn
 ALIKE = 4  # so many replies begin in the same way, for one token in twenty
@@ -77,7 +77,7 @@ class Corpus:
 
 
 class Conversation:
-    """One conversation as text: a prompt, then each reply with something new behind it."""
+    """One conversation as text: a prompt, then each reply followed by new text."""
 
     def __init__(self, corpus: Corpus, prompt: str, new_tokens: int = NEW_TOKENS) -> None:
         self._corpus = corpus
@@ -85,7 +85,7 @@ class Conversation:
         self.text = prompt
 
     def heard(self, reply: bytes) -> None:
-        """Go on behind this reply of `/generate`."""
+        """Append this reply of `/generate`, and new text."""
         self.text += text_of(reply).text + "\nObservation: " + self._corpus.cut(self._new_tokens)
 
     def request(self, reply_tokens: int, *, asks: bool, stream: bool = False) -> bytes:

@@ -64,7 +64,7 @@ class CannedReply:
 
     @staticmethod
     def _parts(reply: dict[str, Any]) -> tuple[bytes, bytes, bytes]:
-        """Return what stands before, between and behind the request's id and the number of prompt tokens."""
+        """Return the parts before, between and after the request's id and the number of prompt tokens."""
         before, rest = msgspec.json.encode(reply).split(NAME.encode())
         between, behind = rest.split(b'"%b"' % COUNT.encode())
         return before, between, behind

@@ -95,7 +95,7 @@ class Load:
 
 
 def measure(target: Target, cell: Cell, corpus: Corpus, seconds: float, client: str = "raw") -> Sample:
-    """One round."""
+    """Measure one round."""
     load = Load(target, cell, corpus, client)
     before = cpu_seconds(target.process)
     took = uvloop.run(load.run(seconds))

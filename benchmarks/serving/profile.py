@@ -101,7 +101,7 @@ def timed_router(engine: str) -> Iterator[tuple[Target, mmap.mmap]]:
 
 
 def serve(path: Path, arguments: Sequence[str]) -> None:
-    """Be the router, and keep the seconds that the garbage collector takes in this file."""
+    """Run the router, and keep the seconds that the garbage collector takes in this file."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as seconds:
         begun = total = 0.0
 

@@ -190,7 +190,7 @@ _JSON = {"content-type": "application/json"}
 
 
 def _is_whole(found: dict[str, Any], turns: list[AnsweredTurn]) -> bool:
-    """Whether the tokens retrieved as sampled are those that were sampled, reply by reply.
+    """Return whether the tokens retrieved as sampled are those that were sampled, reply by reply.
 
     A reply without text is missing from the retrieval unless it is the last one, and a reply's hidden tail (the token that ends
     it) is left out where the text goes on.

@@ -94,7 +94,7 @@ def a_worker(number: int, folder: Path, pace: float) -> tuple[Process, bool]:
 
 
 def a_router(folder: Path, workers: list[Process], max_tokens: int, flags: Sequence[str] = ()) -> Process:
-    """Return the router, with a token budget so small that it has to evict, and these flags behind the others."""
+    """Return the router, with a token budget so small that it has to evict, and these flags after the others."""
     return Process(
         "router",
         folder,

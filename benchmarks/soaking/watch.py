@@ -1,4 +1,4 @@
-"""Samples of the router from outside: by the operating system, and from its /metrics."""
+"""Takes samples of the router from outside: from the operating system, and from its /metrics."""
 
 from __future__ import annotations
 

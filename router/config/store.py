@@ -13,7 +13,7 @@ StoreFailure = Literal["spool", "refuse"]
 
 @dataclass(frozen=True)
 class StoreConfig(Section):
-    """The memory that outlives the process. With a `url` of None, everything is remembered by this process alone."""
+    """The memory that outlives the process. With a `url` of None, only this process remembers."""
 
     TITLE = "the store"
 

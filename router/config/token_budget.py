@@ -1,4 +1,4 @@
-"""How many tokens to remember where no flag says it."""
+"""How many tokens to remember if no flag says it."""
 
 from __future__ import annotations
 

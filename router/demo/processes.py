@@ -43,7 +43,7 @@ class Program:
             )
 
     def url(self) -> str:
-        """Wait until it listens, and return where. Raises StartError."""
+        """Wait until the process listens, and return its URL. Raises StartError."""
         deadline = time.monotonic() + _START_SECONDS
         while True:
             logged = self._log.read_text(errors="replace")
@@ -55,12 +55,12 @@ class Program:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it by SIGKILL. It is gone when this returns."""
+        """Kill the process with SIGKILL. It is gone when this returns."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        """End it with SIGTERM as its operator would, and by force if it does not end."""
+        """End the process with SIGTERM as its operator would, and with SIGKILL if it does not end."""
         self._process.terminate()
         try:
             self._process.wait(_STOP_SECONDS)
@@ -100,7 +100,7 @@ class Router:
         self.url = ""
 
     def __enter__(self) -> Router:
-        """Start it. Raises StartError."""
+        """Start the router. Raises StartError."""
         try:
             self._start()
         except BaseException:
@@ -113,7 +113,7 @@ class Router:
             program.stop()
 
     def restart(self) -> None:
-        """Kill it with SIGKILL, whatever it is doing, and start another one at the same URL. Raises StartError."""
+        """Kill the router with SIGKILL, whatever it is doing, and start another at the same URL. Raises StartError."""
         self._programs[-1].kill()
         self._start()
 

@@ -114,7 +114,7 @@ class EmbeddedWorker:
 
     @property
     def url(self) -> str:
-        """Where it listens; with port 0 only once it has started."""
+        """Where the worker listens; with port 0 only once it has started."""
         return f"http://{self._server.host}:{self._server.port}"
 
     @property
@@ -139,11 +139,11 @@ class EmbeddedWorker:
         self._thread.stop()
 
     def kill(self, reason: str | None = None) -> None:
-        """End it at once: connections in flight are reset, later ones are refused. `restart()` brings it back."""
+        """End the worker at once: connections in flight are reset, later ones are refused. `restart()` brings it back."""
         self._call(self._end(reason))
 
     def hanging(self) -> AbstractContextManager[None]:
-        """Return a block in which it answers nothing, while its system still accepts connections: as after SIGSTOP."""
+        """Return a block in which the worker answers nothing, while its system accepts connections: as after SIGSTOP."""
         assert self._thread is not None
         return self._thread.hanging()
 

@@ -1,11 +1,11 @@
-"""What an engine is to the router: how it is recognised, and how its workers are spoken to.
+"""What an engine is to the router: how to recognise it, and how to talk to its workers.
 
 Inside the router requests and replies have one form, the *common form*, which is SGLang's: `/generate`, its replies and
 streams, and the calls to the fleet. Hub, policies, retries and aborts read and write only the common form. An *engine* is an
 adapter: it translates where a request leaves for a worker, and where the reply comes back (`router/proxy/engine_upstream.py`).
 For SGLang it does nothing.
 
-Adapters are pure code: an `Exchange` says what is sent, and turns what came back. Sending is done elsewhere.
+Adapters are pure code: an `Exchange` says what to send, and translates the answers. Sending is done elsewhere.
 
 A new engine is a folder next to `sglang` and `vllm` with one `Engine`, and a row in `router/engines/table.py`.
 """
@@ -135,7 +135,7 @@ class Engine(Protocol):
     def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
         """Return how a request in the common form reaches a worker.
 
-        None: as it is. An `Answer`: not at all, because this engine cannot do it, or has nothing to do; the answer says so.
+        None: unchanged. An `Answer`: not at all, because this engine cannot do it, or has nothing to do; the answer says so.
         """
         ...
 

@@ -61,7 +61,7 @@ def event_data(event: bytes) -> bytes | None:
 
 
 def has_ended(stream: bytes | bytearray) -> bool:
-    """Whether a stream, or the end of one, ends with the event `[DONE]`."""
+    """Return whether a stream, or the end of one, ends with the event `[DONE]`."""
     return _END.search(stream, max(0, len(stream) - END_BYTES)) is not None
 
 

@@ -1,4 +1,4 @@
-"""The end of generations by the id that their clients know, at whichever router they are.
+"""Ends generations by the id that their clients know, whichever router they are at.
 
 An abort is an entry in the routers' log before any worker hears of it, so that no router sends such a generation again.
 SGLang's rule for names holds for all routers together: the generations of this very name are meant, or, if no router has one,
@@ -51,7 +51,7 @@ class NamedAborts:
         peers.log.hear(AbortAnswered, self._answered_elsewhere)
 
     async def end(self, abort: Abort, scope: Scope) -> tuple[list[WorkerAnswer], bool, Heard]:
-        """End what an abort means. Return what workers said, whether there was anything to end, and who heard of it.
+        """End the generations that an abort means. Return what workers said, whether there were any, and who heard of it.
 
         `scope`: of the request that asks for it.
         """

@@ -65,7 +65,7 @@ class Watcher(Protocol):
 
 
 class WatchedReply:
-    """Shows a reply to a watcher, and each message before it goes on. Without `send` nothing goes on."""
+    """Shows a reply to a watcher, each message before it is sent on. Without `send` nothing is sent on."""
 
     def __init__(self, watcher: Watcher, send: Send | None = None) -> None:
         self._watcher = watcher

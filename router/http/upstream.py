@@ -280,12 +280,12 @@ class _AiohttpResponse:
 
 @lru_cache(maxsize=1024)
 def _parsed(url: str) -> URL:
-    """Nearly all requests go to the same few URLs."""
+    """Return the parsed URL, cached: nearly all requests go to the same few URLs."""
     return URL(url, encoded=True)
 
 
 def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """As text for aiohttp, which encodes it in UTF-8: bytes that are UTF-8 arrive as they left."""
+    """Return headers as text for aiohttp, which encodes it in UTF-8: bytes that are UTF-8 arrive unchanged."""
     decoded = []
     for name, value in headers:
         try:

@@ -83,7 +83,7 @@ class KvIndex:
         return found
 
     def tracked(self, url: str) -> bool:
-        """Whether the whole cache of this worker is known: it has nothing beyond its overlap."""
+        """Return whether the whole cache of this worker is known: it has nothing beyond its overlap."""
         ranks = self._caches.get(url, {})
         return bool(ranks) and all(cache.complete for cache in ranks.values())
 

@@ -138,7 +138,7 @@ class PositionalIndexer:
             self._sweep(0)
 
     def holds(self, worker: str, own: int) -> bool:
-        """Whether a worker has the block with this hash of its own. Raise WorkerNotTrackedError."""
+        """Return whether a worker has the block with this hash of its own. Raise WorkerNotTrackedError."""
         return own & UNSIGNED in self._held(worker).prefixes
 
     def find_matches(self, contents: Iterable[int], root: int | None = None) -> dict[str, int]:

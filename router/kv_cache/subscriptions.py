@@ -88,7 +88,7 @@ class KvSubscriptions:
         self._index.forget(url)
 
     def following(self, url: str) -> bool:
-        """Whether a worker is followed, connected or not."""
+        """Return whether a worker is followed, connected or not."""
         return url in self._sources
 
     async def close(self) -> None:

@@ -113,7 +113,7 @@ class ControlLog:
         return not entries or (entries[0] != known and entries[0].kind != DAMAGED)
 
     async def wait(self, channel: Channel, seconds: float) -> None:
-        """Wait until there is more to read, but not longer than so many seconds."""
+        """Wait until there is more to read, for this many seconds at most."""
         await in_time(channel.wait(self.read, seconds), PATIENCE + seconds)
 
     async def shorten(self, channel: Channel) -> None:

@@ -84,7 +84,7 @@ class Abort(Told, frozen=True):
 
     Attributes:
         tenant: whose generations are meant; None for all.
-        fields: what else the client said, JSON by name.
+        fields: the other fields of the client's request, JSON by name.
     """
 
     KIND = "abort"
@@ -105,7 +105,7 @@ class AbortAnswered(Told, frozen=True):
 
 
 class Snapshot(Told, frozen=True):
-    """All that the log has said so far, so that what is in front of it can be forgotten."""
+    """Everything that the log has said so far, so that earlier entries can be forgotten."""
 
     KIND = "snapshot"
 

@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 0.5
 _SOON, _LATER = 0.004, 0.03
 UNTIL_GONE: Final = 2 * LEASE_SECONDS
-"""Seconds within which others have heard of something, or are not there any more."""
+"""Seconds within which every other router has read an entry, or is not there any more."""
 MOMENT: Final = 0.25
-"""Seconds within which others hear of something, if they can."""
+"""Seconds within which the other routers read an entry, if they can."""
 _RUSHED: Final = 2.0
 """Seconds that a request waits for the store, and an announcement: so it fails before the last one has run out."""
 _DOUBT: Final = 1.0

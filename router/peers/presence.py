@@ -26,12 +26,12 @@ RENEW_SECONDS: Final = 1.5
 
 
 class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a router says of itself.
+    """The announcement of a router.
 
     Attributes:
         read: the number of the last entry of the log that it has read and applied.
         busy: the entries among them to which its own answer is still to come.
-        said: when, in seconds since the epoch by its own clock.
+        said: the time of the announcement, in seconds since the epoch by the router's own clock.
     """
 
     id: str

@@ -208,7 +208,7 @@ class CacheAware:
             self._leaving.discard(url)
 
     def _has_too_much(self, worker: Worker, least: int, mean: float, length: int, *, stays: bool) -> bool:
-        """Whether a worker has more than its share of the recent work, by some prompts, and of the requests in flight.
+        """Return whether a worker has more than its share of recent work, by some prompts, and of the requests in flight.
 
         A prompt that continues no conversation is refused for its recent work alone.
         """
@@ -232,7 +232,7 @@ class CacheAware:
         return min(there, key=self._burden)
 
     def _least(self, workers: Sequence[Worker], least: int) -> Worker:
-        """Of a few workers with the fewest requests in flight, in turn, return the one with the least recent work."""
+        """Return the worker with the least recent work among a few, taken in turn, with the fewest requests in flight."""
         loads = [worker.inflight for worker in workers]
         found: list[Worker] = []
         at = self._next % len(workers)
@@ -271,7 +271,7 @@ class PolicyCopy:
 
 
 def _is_enough(known: Known, length: int, slip: int, threshold: float) -> bool:
-    """Whether more than the threshold is known, and the part after the common prefix is long or everything: no coincidence."""
+    """Return whether more than the threshold is known, and what follows the common prefix is no coincidence: long, or all."""
     own = known.matched - known.shared
     return known.matched > threshold * length and (own > min(slip, length // NEGLIGIBLE) or known.matched == length)
 

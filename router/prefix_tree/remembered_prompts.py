@@ -22,7 +22,7 @@ from router.prefix_tree.node import PrefixNode
 from router.prefix_tree.tree import Descent, Key, PrefixTree
 
 NEGLIGIBLE = 16
-"""One part in so many of a prompt tells no workers apart."""
+"""One part in this many of a prompt tells no workers apart."""
 
 _LOOK_BACK = 32
 """Nodes above the end of a match that are searched for marks: about ten turns."""
@@ -126,7 +126,7 @@ class RememberedPrompts(Generic[Key, AnyStr]):
         return [node for node in path[max(first, len(path) - _LOOK_BACK) :] if node.ends and node.end <= end]
 
     def _slips(self, descent: Descent[AnyStr]) -> bool:
-        """Whether the prompt leaves the tree just before a mark.
+        """Return whether the prompt leaves the tree just before a mark.
 
         If the prompt itself ends with what it lacks there, that is a generation prompt, which history drops.
         """
@@ -137,7 +137,7 @@ class RememberedPrompts(Generic[Key, AnyStr]):
 
     @staticmethod
     def _lacks_little(descent: Descent[AnyStr], first: int) -> bool:
-        """Whether the prompt has, after the last branch, at least twice as much as it lacks up to the mark.
+        """Return whether the prompt has, after the last branch, at least twice as much as it lacks up to the mark.
 
         A few characters that any two questions share make no conversation.
         """

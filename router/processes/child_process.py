@@ -57,7 +57,7 @@ class ChildProcess:
         self._ended: asyncio.Task[int]
 
     async def start(self) -> None:
-        """Start it, and return while it loads. Only the main thread may: it ends with the thread that started it."""
+        """Start the process, and return while it loads. Only the main thread may: it ends with the thread that started it."""
         ours, theirs = socket.socketpair()
         with theirs:
             setup = self._setup
@@ -75,19 +75,19 @@ class ChildProcess:
         self._ended = asyncio.create_task(self._live())
 
     async def ready(self) -> bool:
-        """Wait until it could serve, and return True; False if it ends before that."""
+        """Wait until the process could serve, and return True; False if it ends before that."""
         waiting = asyncio.create_task(self._ready.wait())
         await asyncio.wait((waiting, self._ended), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         return self._ready.is_set() and not self._ended.done()
 
     async def go(self, seconds: float) -> None:
-        """Let it accept connections, and return when it does; if it ends or hangs instead, heartbeats show it."""
+        """Let the process accept connections, and return when it does; if it ends or hangs instead, heartbeats show that."""
         self.serves = True
         await self._channel.ask(Go(), seconds)
 
     async def ended(self) -> int:
-        """Return its exit code when it has ended and all of its log is written; negative: the signal that killed it."""
+        """Return the exit code once the process has ended and its whole log is written; negative: the signal that killed it."""
         return await asyncio.shield(self._ended)
 
     @property
@@ -96,7 +96,7 @@ class ChildProcess:
 
     @property
     def seconds(self) -> float:
-        """How long ago it was started."""
+        """How long ago the process was started."""
         return time.monotonic() - self.begun
 
     @property
@@ -104,20 +104,20 @@ class ChildProcess:
         return not self._ended.done()
 
     def drain(self) -> None:
-        """Let it finish what is in flight. A second call does nothing."""
+        """Let the process finish what is in flight. A second call does nothing."""
         if not self._draining:
             self._draining = True
             self._signal(signal.SIGTERM)
 
     def hurry(self) -> None:
-        """Let it end at once."""
+        """Let the process end at once."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
     async def kill_hung(self) -> None:
-        """Kill it; before that, let it log what its threads do, if it can."""
+        """Kill the process; before that, let it log what its threads do, if it can."""
         self.hung = True
         self._signal(signal.SIGUSR1)
         await asyncio.sleep(STACKS_SECONDS)
@@ -132,7 +132,7 @@ class ChildProcess:
         return None
 
     async def look(self, question: Look, seconds: float) -> Seen | None:
-        """Return what it answers to a GET, None if it does not in time."""
+        """Return the process's answer to a GET, None if there is none in time."""
         answer = await self._channel.ask(question, seconds)
         return answer if isinstance(answer, Seen) else None
 

@@ -22,7 +22,7 @@ def join_for(path: str) -> Join | None:
 
 
 def worker(answers: Sequence[Json]) -> Json:
-    """Describe one worker: its load at all processes, and else what the process says that thinks least of it."""
+    """Describe one worker: its load at all processes, and otherwise the worst of the processes' descriptions."""
     least = min(answers, key=lambda one: bool(one["is_healthy"]))
     breaker = max((one["circuit_breaker"] for one in answers), key=_BREAKERS.index)
     return {**least, "load": sum(one["load"] for one in answers), "circuit_breaker": breaker}

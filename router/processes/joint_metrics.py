@@ -34,7 +34,7 @@ _JOINS: Mapping[str, Callable[[Iterable[float]], float]] = {
     "process_start_time_seconds": min,
 }
 _STATE = "tito_router_worker_routable"
-"""One series for each worker, whose labels hold its state: that of the process that thinks least of it."""
+"""Has one series for each worker, whose labels hold its state: the worst that any process reports."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -53,7 +53,7 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
 
 
 class JointMetrics(Collector):
-    """What each process said last, and what those had counted that are gone."""
+    """The last metrics of each process, and the counts of processes that are gone."""
 
     def __init__(self) -> None:
         self._latest: dict[int, list[Family]] = {}

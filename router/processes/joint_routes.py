@@ -25,10 +25,10 @@ _VERSIONS = {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": 
 
 
 class Answers(Protocol):
-    """What a process can say of itself."""
+    """What a process can report about itself."""
 
     def families(self) -> list[Family]:
-        """Return its metrics."""
+        """Return the metrics of the process."""
 
     async def look(self, path: str, query: bytes) -> tuple[int, bytes]:
         """Return the status and body of its own answer to a GET."""

@@ -37,7 +37,7 @@ class Go(msgspec.Struct, tag=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """Tell that you are there, and what you have counted."""
+    """Report that you are there, and what you have counted."""
 
 
 class Pulse(msgspec.Struct, tag=True):

@@ -49,7 +49,7 @@ FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 
 WELL_SECONDS = 60.0
-"""A process that lived so long did not die of its start."""
+"""A process that lived this long did not die of its start."""
 
 
 class Backoff:
@@ -59,7 +59,7 @@ class Backoff:
         self._wait = 0.0
 
     def after(self, lived: float) -> float:
-        """Return the seconds to wait after a process that lived so many: none at first, more each time one dies early."""
+        """Return the seconds to wait after a process that lived this many: none at first, more each time one dies early."""
         wait = 0.0 if lived >= WELL_SECONDS else self._wait
         self._wait = min(max(2 * wait, FIRST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
         return wait
@@ -185,7 +185,7 @@ class Supervisor:
                 logger.info("process %d (pid %d) serves again", number, child.pid)
 
     async def _start_again(self, number: int, backoff: Backoff, lived: float) -> ChildProcess | None:
-        """Return a new process in the place of one that lived so many seconds, None if it is time to stop."""
+        """Return a new process in place of one that lived this many seconds, None if it is time to stop."""
         while True:
             wait = backoff.after(lived)
             if wait:
@@ -278,7 +278,7 @@ class Supervisor:
 
 
 def _how(code: int) -> str:
-    """Say how a process ended."""
+    """Return in words how a process ended."""
     if code >= 0:
         return f"exit status {code}"
     try:

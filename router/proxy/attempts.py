@@ -29,7 +29,7 @@ from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
 
 MAX_LOST = 3
-"""When so many workers have lost a request, it is more likely the cause than the victim."""
+"""When this many workers have lost a request, it is more likely the cause than the victim."""
 
 BUSY = frozenset({429, 503})
 FAULTY = frozenset({500, 502, 504})

@@ -84,7 +84,7 @@ class InFlight:
 
     @property
     def unwanted(self) -> bool:
-        """Whether all of it is to end."""
+        """Whether all generations of the request are to end."""
         return self._all_to_end or (bool(self.names) and len(self._to_end) == len(self.names))
 
     async def until_to_end(self, positions: Sequence[int]) -> None:

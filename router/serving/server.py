@@ -41,7 +41,7 @@ class DrainingApp(Protocol):
 
     @property
     def fault(self) -> RouterError | None:
-        """Why its startup failed, if it has an error for that."""
+        """Why the application's startup failed, if it has an error for that."""
 
     def start_draining(self) -> None:
         """Answer from now on that clients should send nothing new. Called in a signal handler."""
@@ -68,7 +68,7 @@ def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> in
 
 
 def serve_from(entrance: Entrance, app: DrainingApp, config: ServerConfig) -> int:
-    """Like `serve`, for connections that come through an entrance."""
+    """Serve as `serve` does, for connections that come through an entrance."""
     server = _DrainingServer(app, config, entrance)
     server.run(sockets=[])
     return 1 if server.force_exit else 0

@@ -1,6 +1,6 @@
 """Which workers belong to the fleet, for all of its routers: added and removed by calls to any of them.
 
-What the log of the routers says decides (`router/peers`). A worker that was removed by a call stays removed until a call adds
+The log of the routers decides (`router/peers`). A worker that was removed by a call stays removed until a call adds
 it: a router that starts, with whatever command line, does not bring it back. All other workers of a command line are added
 for all routers.
 """

@@ -134,7 +134,7 @@ class RequestQueue:
         return waiter
 
     def _serve(self) -> None:
-        """Lease what room there is to waiting requests, one line after the other. Called whenever there may be room."""
+        """Lease the free room to waiting requests, one line after the other. Called whenever there may be room."""
         passed_over = 0
         while self._waiting and passed_over < len(self._lines):
             key, line = next(iter(self._lines.items()))

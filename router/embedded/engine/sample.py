@@ -68,7 +68,7 @@ class Sample(ABC):
     """A reply as the engine runs it and the wire reports it."""
 
     burst: int  # how many tokens may be sampled before the other samples run
-    plain_interval: int  # without a stream, the text is decoded after so many tokens
+    plain_interval: int  # without a stream, the text is decoded after this many tokens
 
     def __init__(self, request: ReplyRequest) -> None:
         self.request = request

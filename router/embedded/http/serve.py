@@ -86,5 +86,5 @@ class RestartableServer:
 
 
 def _accepting() -> bool:
-    """Whether an accepted connection has no protocol yet: asyncio loses it if its server closes at that moment."""
+    """Return whether an accepted connection has no protocol yet: asyncio loses it if its server closes at that moment."""
     return any(getattr(task.get_coro(), "__name__", "") == "_accept_connection2" for task in asyncio.all_tasks())

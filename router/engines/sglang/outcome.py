@@ -31,7 +31,7 @@ _head = msgspec.json.Decoder(_Head)
 
 
 def was_aborted(reply: bytes | Raw) -> bool:
-    """Whether a generation was aborted, but not because of an error."""
+    """Return whether a generation was aborted, but not because of an error."""
     if b'"abort"' not in bytes(reply):
         return False
     try:
@@ -60,12 +60,12 @@ def refusal_status(event: bytes) -> int | None:
 
 
 def was_refused(event: bytes) -> bool:
-    """Whether an event refuses the generation of its stream."""
+    """Return whether an event refuses the generation of its stream."""
     return refusal_status(event) is not None
 
 
 def is_error(body: bytes) -> bool:
-    """Whether a body is an engine's error, and not one of a web server in front of the engine or in its place."""
+    """Return whether a body is an engine's error, and not that of a web server in front of the engine or in its place."""
     try:
         head = _head.decode(body)
     except JSON_ERRORS:

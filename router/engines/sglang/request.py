@@ -92,7 +92,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
-        """Raises BadRequestError for a request that no worker can serve or that would kill one, and TextTooLongError."""
+        """Read a body. Raises TextTooLongError, and BadRequestError if no worker can serve it or it would kill one."""
         fields = parse_object(body)
         texts, ids, parts, batch = _prompts(fields, limits)
         sampling = _sampling(fields)

@@ -256,7 +256,7 @@ class StreamedReply:
 
     @staticmethod
     def _is_delta(count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
-        """Whether a later list holds only what is new: then it is shorter than `completed`.
+        """Return whether a later list holds only what is new: then it is shorter than `completed`.
 
         A cumulative list may be longer than `completed`: SGLang 0.5.23 counts the tokens when it creates an event and prints
         the list when it sends the event, and a busy worker adds to the list in between.

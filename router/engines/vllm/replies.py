@@ -113,7 +113,7 @@ _candidates = msgspec.json.Decoder(list[dict[str, float] | None]).decode
 
 
 def read(data: bytes) -> Body:
-    """Raises UntranslatableError."""
+    """Read a reply in one piece, or an event. Raises UntranslatableError."""
     try:
         return _decode(data)
     except JSON_ERRORS as error:
