@@ -1,4 +1,4 @@
-"""The store: it keeps what was recorded when this process ends."""
+"""The store: it keeps what was recorded, beyond the end of this process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""SGLang's JSON: requests, replies, streams, KV events. No other package knows it. Pure code, which the hub imports, too."""
+"""SGLang's JSON: requests, replies, streams, KV events. No other place knows it. Pure code, which the hub imports, too."""

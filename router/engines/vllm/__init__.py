@@ -1,1 +1,1 @@
-"""vLLM's JSON, and how it becomes the common form. No other package knows it."""
+"""vLLM's JSON, and how it becomes the common form. No other place knows it."""
