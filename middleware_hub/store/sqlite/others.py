@@ -161,7 +161,7 @@ class Others:
         """Return whether others gave a reply this name since `horizon`."""
         return bool(self._names) and any(name_place(namespace, name).key in self._names for name in names_of(parent))
 
-    # The writer's numbers: claimed while no other process can take them, and before they are visible in the file -------------
+    # The writer's numbers: claimed while no other process can take them, and before they are visible in the file ------
 
     def locked(self, newest: int) -> None:
         """Set the last number, while this process does not write or no other process can."""
