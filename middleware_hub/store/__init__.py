@@ -1,8 +1,8 @@
 """The store: what was recorded, beyond the life of a process and for several processes at once.
 
 *The store finds, the tree decides.* Spans are immutable, so a store keeps each as one record (`records.SpanRecord`), with its
-links as ids. A tree that does not know a text asks the store which records lie on the text's path, takes them in as if they
-had been recorded there, and decides as always. Nothing is replayed at the start.
+links as ids. A tree that does not know a text asks the store which records lie on the text's path, takes them in as if it had
+recorded them, and decides as always. Nothing is replayed at the start.
 
 **Open one** (`opening`, `protocol.Store`):
 
@@ -24,7 +24,7 @@ context for any other reply, or None at the start of a chain. `root` is that of 
     await store.append(Batch([context, reply], {reply.id: path}))       # returns when it is acknowledged
 
 MissingRecordError means that the conversation was forgotten meanwhile: append what the store lacks (`missing`) as well, and try
-again. A record that is there already, with the same content, is no fault.
+again. A record that is there already, with the same content, is no error.
 
 **Look a text up** that the tree knows up to character `n` (the end of the reply it continues; 0 for nothing). `known` has the
 ids of the records in the tree. If the `PathState` of the reply's end is at hand, only the text after it is hashed:
@@ -33,22 +33,23 @@ ids of the records in the tree. If the `PathState` of the reply's end is at hand
     found = await store.find(Query(asked, known_from=n, known=ids_in_tree, parents=[name]))
     for record in found.records: ...                                    # those that others build on come first
 
-If a tree still has everything that it appended and found on the path of a text (nothing of it was evicted), it says
+If a tree still has everything that it appended and found on the path of a text (nothing was evicted), it says
 `Query(..., complete=True)` and asks `store.spared(query)` first. That answers at once (a few us) if no other process can have
-written anything on the path, or given one of the names, since the last look-up or append here. In a process that is alone it
-always does; one of several on a SQLite file knows where the others wrote (see `sqlite.others`). `store.others()` is 0 if no
-other process wrote at all. `find` looks names up even for a `complete` query.
+written anything on the path, or given one of the names, since the last look-up or append here. It always does so for a process
+that is alone; one of several processes on a SQLite file knows where the others wrote (see `sqlite.others`). `store.others()` is
+0 if no other process wrote at all. `find` looks names up even for a `complete` query.
 
-A look-up brings whatever its records build on (`SpanRecord.links`), before them, unless it is known. Apart from that they come
-in the order of `serial`, so that the newest of equal texts stays the newest. Hashes are only for finding: compare the texts. A
-damaged record is left out with everything that builds on it, logged and counted (`Found.damaged`).
+A look-up brings everything on which its records build (`SpanRecord.links`), before them, unless it is known. Otherwise they
+come in the order of `serial`, so that the newest of equal texts stays the newest. Hashes are only for finding: compare the
+texts. A damaged record is left out with everything that builds on it, logged and counted (`Found.damaged`).
 
-**Logs** are for sessions and the like: `Batch.events` are appended in one step with the records of a turn, or refused together
+**Logs** are for sessions and the like: `Batch.events` are appended together with the records of a turn, or refused together
 with them (ClosedLogError, LogMovedError). `read(log, after=number)` returns what follows.
 
 **Who writes.** All batches that were appended while the event loop was busy become one group (see `gathering`). With the
 durability `process`, the loop writes a group itself, in about 0.1 ms, if it need not wait for anything; a thread writes the
-others (see `sqlite.writer`). With Redis, the batches that come while a group is on its way become the next one (see `redis`).
+other groups (see `sqlite.writer`). With Redis, the batches that come while a group is on its way become the next one (see
+`redis`).
 
-**Marks** (`note`) say which conversation was hit or retrieved. They are written later, in groups; `forget` decides by them.
+**Marks** (`note`) say which conversation was hit or retrieved. They are written later, in groups; `forget` uses them to decide.
 """

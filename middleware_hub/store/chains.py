@@ -1,4 +1,4 @@
-"""Between the spans of this process and the records of a store: the same chains, linked by pointers here and by ids there."""
+"""Maps the spans of this process to the records of a store: the same chains, linked by pointers here and by ids there."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         id, root, serial: of the record.
         plain: whether the ids of its chain spell its text.
-        state: the hashes of the whole text up to the last block's end in it, for the look-up of a text that goes on behind
-            it; None where texts are not looked up.
-        spelled: where what the ids of its chain spell ends, if that is not its text and is known here.
-        stamp, ends, extras: of the record, so that it is the same when it is made again. (A span may be measured later.)
+        state: the hashes of the whole text up to the last block's end in it, for the look-up of a text that continues it; None
+            where texts are not looked up.
+        spelled: the end of what the ids of its chain spell, if that differs from its text and is known here.
+        stamp, ends, extras: of the record, so that the same record can be made again. (A span may be measured later.)
     """
 
     id: bytes
@@ -46,10 +46,10 @@ def record_of(
     base: TokenSpan | None = None,
     **details: Any,
 ) -> SpanRecord:
-    """Return the record of a span. Its parent, `line` and `base` are `stored`. One that is stored keeps its id and its ends.
+    """Return the record of a span. Its parent, `line` and `base` are `stored`. A stored span keeps its id and its ends.
 
     Args:
-        text: of the span, behind the whole text of `base`.
+        text: that of the span, after the whole text of `base`.
         line: the complete reply that its prompt continued.
         details: further fields of the record: `tail`, `extras`, `spelled`.
     """

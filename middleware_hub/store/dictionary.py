@@ -1,4 +1,4 @@
-"""A store in a dictionary: what all other stores are judged by. It compares texts, and is slow on purpose."""
+"""A store in a dictionary, the reference for all other stores. It compares texts, and is slow on purpose."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class DictionaryStore:
         return numbers
 
     def on_loss(self, refill: object) -> None:
-        """It loses nothing by itself."""
+        """Do nothing: this store loses nothing by itself."""
 
     def note(self, marks: Sequence[Mark]) -> None:
         for mark in marks:

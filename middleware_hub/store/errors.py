@@ -1,4 +1,4 @@
-"""What a store can refuse, what to do about it, and how a reply tells that it was not saved."""
+"""The errors of a store, what to do about them, and how a reply tells that it was not saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.errors import RouterError
 NOT_SAVED: Final = (b"x-radix-saved", b"no")
 """The header of a reply that was sent although the store did not take it."""
 NOT_SAVED_COMMENT: Final = b": x-radix-saved: no\n\n"
-"""The same in a stream, before its last event: a comment, which readers of server-sent events leave out.
+"""The same in a stream, before its last event: a comment, which readers of server-sent events ignore.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
 """
@@ -32,7 +32,7 @@ class StoreUnreachableError(StoreError):
 
 
 class StoreMismatchError(StoreError):
-    """The store belongs to another tokenizer, has a newer format, or is no store at all."""
+    """The store belongs to another tokenizer, has a newer format, or is not a store."""
 
     type = "store_mismatch"
 
@@ -44,10 +44,10 @@ class DamagedRecordError(StoreError):
 
 
 class MissingRecordError(StoreError):
-    """A record builds on others that the store does not have (any more): append those again, together with it.
+    """A record builds on others that the store does not have (any more): append them again, together with the record.
 
     Attributes:
-        missing: the ids of what is not there.
+        missing: the ids of the missing records.
     """
 
     type = "store_record_missing"
@@ -58,7 +58,7 @@ class MissingRecordError(StoreError):
 
 
 class ConflictingRecordError(StoreError):
-    """The id of a record is in the store with another content, or a record is not in the root of what it builds on."""
+    """A stored record has the same id and another content, or a record is not in the root of the records on which it builds."""
 
     type = "store_record_conflict"
 

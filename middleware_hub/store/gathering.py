@@ -1,4 +1,4 @@
-"""Doing together what is asked for while the event loop is busy: ten turns at once cost a third of ten turns.
+"""Gathers the work that is asked for while the event loop is busy: ten turns at once cost a third of ten single turns.
 
     add   add      add                       add
      |     |        |                         |
@@ -6,7 +6,8 @@
                           |                    |
                           after `patience`     at once
 
-Nobody waits for an idle processor. An event loop does not say that it has nothing to do: its next turn is just quick.
+No work waits while the processor is idle. An event loop does not say that it has nothing to do, but then its next turn is
+quick.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _IDLE: Final = 30e-6
 
 
 class Gathering(Generic[T]):
-    """Hands over what was added, in order.
+    """Hands over the added work, in order.
 
     Args:
-        work: gets it, in a turn of the event loop of its own; raises nothing.
+        work: called with it, in a separate turn of the event loop; raises nothing.
         patience: seconds to wait at most.
-        enough: the weight that is not waited with.
+        enough: the weight at which the work is handed over at once.
     """
 
     def __init__(self, work: Callable[[list[T]], None], patience: float, enough: int) -> None:
@@ -52,7 +53,7 @@ class Gathering(Generic[T]):
         self._weight += weight
 
     def take(self) -> list[T]:
-        """Return what was added, which is not handed over then."""
+        """Return the added work, which is then not handed over."""
         taken, self._gathered = self._gathered, []
         return taken
 

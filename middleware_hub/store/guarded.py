@@ -1,10 +1,10 @@
-"""A store that hangs nobody: whoever asks it is answered, or told in time that it does not answer.
+"""A store that hangs no caller: each is answered, or told in time that the store does not answer.
 
-    answering --- a look-up fails, or takes too long ---> away: everything fails at once, and probes ask on
+    answering --- a look-up fails, or takes too long ---> away: everything fails at once, and probes go on asking
               <----------- a probe is answered ------------
 
-A change that fails changes nothing here, because a store with a full disk is still read. It has no bound, either: it cannot be
-taken back, so whoever waits for it says how long (`persistence.saving`).
+A write that fails does not change this state, because a store with a full disk can still be read. A write has no time limit
+here either: it cannot be taken back, so its caller decides how long to wait (`persistence.saving`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GuardedStore:
         patience: how many seconds `open` waits for a store that cannot be reached.
 
     Attributes:
-        away_seconds: how long look-ups were not answered, all times together but the present one.
+        away_seconds: how long look-ups were not answered, summed without the present outage.
     """
 
     def __init__(self, store: Store, *, patience: float = 0.0) -> None:
@@ -63,7 +63,7 @@ class GuardedStore:
         return self._away_seconds + (0.0 if self._since is None else time.monotonic() - self._since)
 
     async def open(self, fingerprint: str | None) -> None:
-        """Open the store; wait for one that cannot be reached, as long as `patience` says."""
+        """Open the store; if it cannot be reached, wait for it as long as `patience` says."""
         deadline, told = time.monotonic() + self._patience, 0.0
         while True:
             try:
@@ -138,7 +138,7 @@ class GuardedStore:
     async def _asked(self, work: Callable[[], Awaitable[T]], seconds: float = ANSWER_SECONDS) -> T:
         self._require()
         try:
-            async with patience(seconds):  # a loop that is late would take an answer that is there for none
+            async with patience(seconds):  # a late loop would miss an answer that is there
                 return await work()
         except TimeoutError:
             error = StoreUnreachableError(f"the store has not answered for {seconds:.0f} s")
@@ -199,5 +199,5 @@ class GuardedStore:
         try:
             async with asyncio.timeout(FETCH_SECONDS):
                 return await self._store.stats()
-        except TimeoutError:  # it may only be large
+        except TimeoutError:  # the store may only be large
             raise StoreUnreachableError("the store takes long to count what is in it") from None

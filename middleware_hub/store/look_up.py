@@ -1,6 +1,7 @@
-"""What a look-up brings of all that a store has entered on the path of a text: the same for every store that has places.
+"""Which records on the path of a text a look-up brings: the same for every store that has places.
 
-Of a crowd of replies it brings only some, see `Store.find`: so a look-up costs no more, however many others begin alike.
+Of a crowd of replies it brings only some (see `Store.find`), so its cost does not grow with the number of replies that begin
+alike.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from middleware_hub.store.paths import BLOCK, STEP
 from middleware_hub.store.records import SpanRecord
 
 MOST_VARIANTS: Final = 64
-"""Of the replies that end at the very same text, the newest ones that a look-up brings."""
+"""How many of the replies that end at exactly the same text a look-up brings: the newest ones."""
 MOST_CHAINS: Final = 16
-"""Of the chains that a text leaves midway, the newest ones of each place that a look-up brings, and when it stops looking."""
+"""How many of the chains that a text leaves midway a look-up brings of each place (the newest), and in all."""
 
 R = TypeVar("R", bound=Hashable)
-"""What a store calls a record by."""
+"""A store's key for a record."""
 
 
 class Hit(NamedTuple, Generic[R]):
@@ -36,7 +37,7 @@ class Choice(Generic[R]):
     """Takes the records that a look-up brings.
 
     Attributes:
-        taken: these, in the order of taking.
+        taken: the records, in the order of taking.
         cut_off: how often a bound kept something out.
     """
 
@@ -53,7 +54,7 @@ class Choice(Generic[R]):
         self._chains: set[R] = set()
 
     def take(self, hits: Sequence[Hit[R]], named: Iterable[tuple[R, int]]) -> None:
-        """Take what is wanted of all hits, in the order of the text, and of the named parents, with where their texts end."""
+        """Take the wanted records of all hits, in the order of the text, and the named parents, with their text ends."""
         floor = self._known_from
         for hit in hits:
             if hit.length >= max(1, self._known_from):
@@ -102,7 +103,7 @@ def last_step(at: int) -> int:
 
 
 def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[list[SpanRecord], int]:
-    """Return the records whose links are all there or known, those they build on first, and how many are left out."""
+    """Return the records whose links are all there or known, each after those it builds on, and the number left out."""
     waiting = {record.id: record for record in records}
     done = dict[bytes, SpanRecord]()
     stack = sorted(waiting.values(), key=lambda record: record.serial, reverse=True)

@@ -1,4 +1,4 @@
-"""Which store `--store` names. A store's module is imported when it is asked for, so its library need not be installed else."""
+"""Which store `--store` names. A store's module is imported on demand, so its library is needed only then."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _STORES: Final = {
     "redis+sentinel": _REDIS,
     "redis+cluster": _REDIS,
 }
-"""By scheme the class."""
+"""Maps a scheme to the class of its stores."""
 
 
 _LOCAL: Final = frozenset({"sqlite", "memory"})
 _PATIENCE: Final = 60.0
-"""Seconds that a router waits at its start for a store on another machine, which may be starting, too."""
+"""Seconds that a router waits at its start for a store on another machine, which may be starting too."""
 
 
 def patience(address: str) -> float:
-    """Return how many seconds a router waits at its start for a store that cannot be reached: a file is there, or is not."""
+    """Return how many seconds a router waits at its start for an unreachable store: none for a file."""
     return 0.0 if address.partition(":")[0] in _LOCAL else _PATIENCE
 
 

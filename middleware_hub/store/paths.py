@@ -1,18 +1,18 @@
 """Where records are found by text: hashes of a text's prefixes, and the places under which records are entered.
 
-A text is cut into blocks of `BLOCK` characters. The digest at the end of a block chains the one before it, and the first one
-is salted with the namespace: who does not know the namespace finds, counts and times nothing.
+A text is cut into blocks of `BLOCK` characters. The digest at the end of a block chains the one before it, and the first one is
+salted with the namespace: without the namespace nothing can be found, counted or timed.
 
     text      |  block 0  |  block 1  |  block 2  |  bl
     digest  salt         d1          d2          d3          d(i+1) = blake2b(d(i) + the characters of block i)
 
-A record is entered in few places, since each of them costs time when it is written:
+A record is entered in few places, because each of them costs time when it is written:
 
-    START    where the prompt of a reply ends: (block end at or before it, length, hash of all of the text)
+    START    where the prompt of a reply ends: (block end at or before it, length, hash of the whole text)
     END      where a reply ends, in the same way
     PASS     every `STEP`-th block's end that a reply passes: a text may leave it midway
-    WAY      every `STEP`-th block's end that a context passes. Where there is none, and no PASS, nothing goes on.
-    NAME     a request id of a reply, under a key of its own
+    WAY      every `STEP`-th block's end that a context passes. Without a WAY or a PASS there, no longer text is recorded.
+    NAME     a request id of a reply, under a separate key
 
 The key of a block end is the digest, but its first four bytes are those of the digest at the last `GROUP`-th block: places
 that are written together lie together on disk.
@@ -33,7 +33,7 @@ Namespace = tuple[str, ...]
 BLOCK: Final = 256
 """Characters of a block (measured: 64, 128, 256, 512). Part of the format: another value finds nothing."""
 STEP: Final = 4
-"""Blocks between two places of a record that goes on."""
+"""Blocks between two places of a record that passes them."""
 GROUP: Final = 16
 _SIZE: Final = 16
 _NEAR: Final = 4
@@ -45,14 +45,14 @@ _EMPTY: Final = blake2b(digest_size=_SIZE)
 START: Final = 0
 END: Final = 1
 END_ALONE: Final = 2
-"""The end of a reply that texts which go on behind it may not continue (see `SpanRecord.continuable`)."""
+"""The end of a reply that longer texts may not continue (see `SpanRecord.continuable`)."""
 PASS: Final = 3
 WAY: Final = 4
 NAME: Final = 5
 
 
 class PathState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The hashes of a text up to a `STEP`-th block's end: enough to go on from there without the text before it."""
+    """The hashes of a text up to a `STEP`-th block's end: enough to go on from there without the earlier text."""
 
     blocks: int
     digest: bytes
@@ -60,34 +60,34 @@ class PathState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TextEnd(msgspec.Struct, frozen=True, gc=False):
-    """The end of a text, from which its hashes go on without the text before it: `rest` stands behind the blocks of `state`."""
+    """The end of a text, from which its hashes go on without the earlier text: `rest` follows the blocks of `state`."""
 
     state: PathState
     rest: str
 
     def longer(self, more: str) -> TextEnd:
-        """Return the end of the text that goes on with `more`."""
+        """Return the end of the text continued by `more`."""
         state, rest = self.state, self.rest + more
         digests, groups = _hashes(state, rest, 0)
         new = len(digests) - 1
         return TextEnd(PathState(state.blocks + new, digests[-1], groups[-1]), rest[BLOCK * new :])
 
     def place(self) -> tuple[bytes, int, bytes]:
-        """Return the first three fields of the `Place` of a reply whose whole text this ends; `rest` is less than a block."""
+        """Return the first three fields of the `Place` of a reply whose whole text ends here; `rest` is less than a block."""
         state, rest = self.state, self.rest.encode("utf-8", "surrogatepass")
         key = state.group + state.digest[_NEAR:_KEY]
         return key, BLOCK * state.blocks + len(self.rest), xxh3_64_digest(state.digest + rest)
 
 
 class Place(NamedTuple):
-    """Where a record is entered."""
+    """A place: where a record is entered."""
 
     key: bytes
-    """Of the block end at or before the place."""
+    """The key of the block end at or before the place."""
     length: int
-    """Of the text, in characters; 0 but for START and END."""
+    """The length of the text, in characters; 0 except for START and END."""
     hash: bytes
-    """Of all of the text; empty but for START and END."""
+    """The hash of the whole text; empty except for START and END."""
     kind: int
 
 
@@ -96,9 +96,9 @@ class TextPath:
 
     Args:
         namespace: the salt.
-        text: all of it, from its first character.
-        state: of a prefix of this very text in this namespace (`TextPath.state`); then only what is behind it is hashed, and
-            nothing can be asked that lies before it. The caller vouches for it.
+        text: the whole text, from its first character.
+        state: the state of a prefix of this text in this namespace (`TextPath.state`); then only the text after it is hashed,
+            and nothing before it can be asked for. The caller guarantees that it fits.
     """
 
     __slots__ = ("_digests", "_groups", "first", "namespace", "text")
@@ -133,7 +133,7 @@ class TextPath:
         return TextEnd(PathState(last, self._digests[-1], self._groups[-1]), self.text[BLOCK * last :])
 
     def longer(self, text: str) -> TextPath:
-        """Return the path of a text that begins with this one: only what is behind the last whole block is hashed."""
+        """Return the path of a text that begins with this one: only what follows the last whole block is hashed."""
         last = PathState(self.last, self._digests[-1], self._groups[-1])
         found = TextPath(self.namespace, text, last)
         found.first = self.first
@@ -147,7 +147,7 @@ class TextPath:
         return self._groups[at] + self._digests[at][_NEAR:_KEY]
 
     def digest(self, block: int) -> bytes:
-        """Return the digest at the end of the first `block` blocks: that of all of the text up to there."""
+        """Return the digest at the end of the first `block` blocks: that of the whole text up to there."""
         return self._digests[self._index(block)]
 
     def digests(self) -> list[bytes]:
@@ -155,7 +155,7 @@ class TextPath:
         return self._digests[::STEP]
 
     def place(self, length: int, kind: int) -> Place:
-        """Return where a record is entered that starts or ends behind these characters."""
+        """Return where a record is entered that starts or ends after these characters."""
         block = length // BLOCK
         at = self._index(block)
         digest = self._digests[at]
@@ -179,14 +179,14 @@ class TextPath:
 
 
 def steps(start: int, end: int) -> range:
-    """Return the `STEP`-th block ends behind one character, and not behind another one."""
+    """Return the `STEP`-th block ends after one character and up to another."""
     return range((start // BLOCK // STEP + 1) * STEP, end // BLOCK + 1, STEP)
 
 
 def places(path: TextPath, start: int, end: int, left_from: int | None = None, *, continuable: bool) -> list[Place]:
     """Return where a reply is entered that covers these characters of a text.
 
-    The path has to be known from the block of `start`, or of `left_from`. That and `continuable` are the `SpanRecord`'s.
+    The path has to be known from the block of `start`, or of `left_from`. Both and `continuable` are those of the `SpanRecord`.
     """
     begin = start if left_from is None else left_from
     found = [path.place(begin, START), path.place(end, END if continuable else END_ALONE)]
@@ -219,7 +219,7 @@ def _hashes(state: PathState, text: str, at: int) -> tuple[list[bytes], list[byt
     digests, groups = [digest], [group]
     for begin in range(at, len(text) - BLOCK + 1, BLOCK):
         block += 1
-        hashed = _EMPTY.copy()  # half the time of making one
+        hashed = _EMPTY.copy()  # half the time of making a new one
         hashed.update(digest + text[begin : begin + BLOCK].encode("utf-8", "surrogatepass"))
         digest = hashed.digest()
         if block % GROUP == 0:

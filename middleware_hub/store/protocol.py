@@ -1,4 +1,4 @@
-"""What every store does. Code outside this package need not know which one it is."""
+"""The interface of every store. Code outside this package need not know which store it uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from middleware_hub.store.paths import TextPath
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 
 Durability = Literal["process", "disk", "off"]
-"""What an acknowledged append survives: the death of this process, a power cut, or nothing (it is acknowledged at once)."""
+"""What an acknowledged append survives: the death of this process, a power cut, or nothing (acknowledged at once)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Batch:
     Attributes:
         records: those that others build on first.
         paths: for each reply among them its id and the path of its whole text, from the block where its `text` begins or
-            before. A context is found by the path of the record behind it. Records without any text are not found by text,
-            and not by name.
-        blobs: of records of this batch, or of earlier ones. One that is there already stays.
-        events: in the order of their numbers, also if they belong to different logs.
-        gathered: the caller has waited for what can be appended together, so the store need not wait for more.
+            before. A context is found by the path of the record after it. Records without any text are not found by text or by
+            name.
+        blobs: those of records of this batch, or of earlier ones. An existing blob stays.
+        events: in the order of their numbers, even if they belong to different logs.
+        gathered: whether the caller has already gathered what can be appended together, so the store need not wait for more.
     """
 
     records: Sequence[SpanRecord] = ()
@@ -36,24 +36,24 @@ class Batch:
 
 
 Mend = Callable[[Batch, MissingRecordError], Batch | None]
-"""Returns a batch with what the store has forgotten; None if it is not known here either."""
+"""Returns a batch with the records that the store has forgotten; None if they are not known here either."""
 Over = Callable[[bool], None]
 """Called at the end: True if the batch is in the store, False if it was given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a text's look-up wants to know.
+    """The query of a text's look-up.
 
     Attributes:
-        path: of the text. `path.first` may be as late as the block of `known_from`.
+        path: that of the text. `path.first` may be as late as the block of `known_from`.
         known_from: the length up to which the caller knows what is recorded: replies that end before are not looked for,
             those that end just there are.
-        known: the ids of records that the caller has, with everything they build on. They are not brought.
-        parents: names (request ids) of replies that are wanted whatever their text is: of each name the newest.
-        complete: the caller still has everything that it appended through this store object, or found, on the path of this
-            text. Then the store spares a look-up if no other process can have written anything on the path.
-        logs: those of which the caller wants to know how far they go.
+        known: the ids of records that the caller has, with everything they build on. They are left out.
+        parents: names (request ids) of replies that are wanted whatever their text is: the newest of each name.
+        complete: whether the caller still has everything that it appended through this store object, or found, on the path of
+            this text. Then the store spares a look-up if no other process can have written anything on the path.
+        logs: the logs of which the caller wants the number of the last event.
     """
 
     path: TextPath
@@ -70,10 +70,10 @@ class Found:
 
     Attributes:
         records: those that others build on first. What a record builds on (`SpanRecord.links`, recursively) is here or known.
-        marks: by root, of the conversations that the records belong to.
+        marks: by root, those of the conversations to which the records belong.
         cut_off: how often a bound kept something out (`look_up.MOST_VARIANTS`, `MOST_CHAINS`).
         damaged: how many records were left out, because they or what they build on cannot be read.
-        ends: by log (`Query.logs`), the number of its last event; 0 for one that is not there.
+        ends: by log (`Query.logs`), the number of its last event; 0 without a log.
     """
 
     records: Sequence[SpanRecord] = ()
@@ -100,7 +100,7 @@ class StoreStats:
         bytes: used by everything in it.
         groups, appends: groups that were committed, and the batches in them.
         finds, spared: look-ups that were made, and those that needed none (`Query.complete`).
-        torn_bytes: of an append that was never acknowledged; they were cut off when the store was opened.
+        torn_bytes: those of an append that was never acknowledged; they were cut off when the store was opened.
     """
 
     records: int = 0
@@ -124,7 +124,7 @@ class Finding:
     Attributes:
         kind: `file`, `record`, `link`, `index`, `blob`, or `event`.
         message: what is wrong, with ids in hex.
-        record: the id, where it is about one.
+        record: the id of the record, if the finding is about one.
     """
 
     kind: str
@@ -134,7 +134,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was forgotten: whole conversations, those that were never retrieved counted apart; and all of their records."""
+    """What was forgotten: whole conversations, with a separate count of those never retrieved; and all of their records."""
 
     retrieved: int = 0
     unretrieved: int = 0
@@ -155,18 +155,18 @@ class Forgotten:
 
 
 class Refill(Protocol):
-    """A store that has lost something, for those who still know it (`Store.on_loss`). Everything raises StoreError."""
+    """A store that has lost something, for callers that still know it (`Store.on_loss`). Every method raises StoreError."""
 
     async def lacking(self, records: Mapping[bytes, bytes]) -> set[bytes]:
-        """Return which of these records, given by their ids with their roots, are not there."""
+        """Return which of these records, given by their ids with their roots, are missing."""
         ...
 
     async def finds(self, batch: Batch) -> bool:
-        """Return whether a text finds the records of a batch, as far as that can be lost without the records."""
+        """Return whether a text finds the records of a batch, if the store can lose that without losing the records."""
         ...
 
     async def ends(self, logs: Sequence[str]) -> list[int]:
-        """Return the number of the last event of each log; 0 for one that is not there."""
+        """Return the number of the last event of each log; 0 for a log that is not there."""
         ...
 
     async def event(self, log: str, number: int) -> Event | None:
@@ -174,7 +174,7 @@ class Refill(Protocol):
         ...
 
     async def append(self, batch: Batch) -> None:
-        """Append a batch, while nobody else can. See `Store.append`."""
+        """Append a batch while no other caller can. See `Store.append`."""
         ...
 
 
@@ -183,7 +183,7 @@ Loss = Callable[[Refill], Awaitable[None]]
 
 
 class Store(Protocol):
-    """Remembers records beyond a process. Several processes may use one store at once, each with an object of its own.
+    """Remembers records beyond a process. Several processes may use one store at once, each with its own object.
 
     Every method but `note` may raise StoreUnreachableError.
     """
@@ -191,52 +191,53 @@ class Store(Protocol):
     async def open(self, fingerprint: str | None) -> None:
         """Make or open the store of the tokenizer with this fingerprint. Raises StoreMismatchError.
 
-        None opens a store that is there, whatever tokenizer it belongs to: for programs that use none.
+        None opens an existing store of any tokenizer: for programs that use no tokenizer.
         """
         ...
 
     async def close(self) -> None:
-        """Write what is waiting, and let go of the store. It may not be used again. Closing twice does nothing."""
+        """Write what is waiting, and release the store. It may not be used again. A second close does nothing."""
         ...
 
     async def append(self, batch: Batch) -> list[int]:
-        """Append all of a batch or nothing; return the numbers of its events when it is as durable as was asked for.
+        """Append all of a batch or nothing; return the numbers of its events when it is as durable as required.
 
-        Records that are there already, with the same content, are no fault. A caller that is cancelled does not know
+        Records that are there already, with the same content, are no error. A caller that is cancelled does not know
         whether the batch was appended; it may append the records again, but not the events.
 
         Raises:
-            MissingRecordError: something that a record builds on is not there, perhaps forgotten.
-            ConflictingRecordError: a reply is there with another content; or a record is in another root than its links.
+            MissingRecordError: something on which a record builds is missing, perhaps forgotten.
+            ConflictingRecordError: the reply exists with another content; or a record has another root than its links.
             ClosedLogError, LogMovedError: an event is refused.
             ValueError: a record is wrong in itself, or a text cannot be stored.
         """
         ...
 
     def on_loss(self, refill: Loss) -> None:
-        """Call `refill` when the store turns out to have lost what it had acknowledged, before it answers anything again.
+        """Call `refill` when the store has lost something that it had acknowledged, before it answers anything again.
 
-        Several may be given; they are called in that order. The store is open. Not every store can lose something and stay:
-        one that is a file loses nothing without the file.
+        Several may be given; they are called in that order. The store is open. Not every store can lose something and survive:
+        a file loses nothing unless the whole file is lost.
         """
         ...
 
     def note(self, marks: Sequence[Mark]) -> None:
-        """Keep marks. They are written with the next append, or after a second; a killed process loses at most these."""
+        """Keep marks. They are written with the next append, or after a second; a killed process loses only these."""
         ...
 
     def others(self) -> int:
-        """Return a number that has grown if others may have appended records: 0 as long as this object wrote all there are.
+        """Return a number that has grown if others may have appended records: 0 as long as this object wrote all of them.
 
-        It counts from the opening: the records that were there then count once. It costs about 2 us. A store that cannot know
-        without asking another machine returns a greater number each time.
+        It counts from the opening: all records that were there then count once. A call costs about 2 us. A store that cannot
+        know without asking another machine returns a greater number each time.
         """
         ...
 
     def spared(self, query: Query) -> Found | None:
-        """Return at once what a look-up has to say to a caller that is `complete`, if it would bring nothing new.
+        """Return at once the answer of a look-up to a `complete` caller, if it would bring nothing new.
 
-        None: ask `find`. A name in `parents` is spared if the caller gave it or looked it up, and no other process has since.
+        None: ask `find`. A name in `parents` is spared if the caller gave it or looked it up, and no other process has given it
+        since.
         """
         ...
 
@@ -251,16 +252,16 @@ class Store(Protocol):
         - the replies called `parents`;
         - and what all of these build on.
 
-        The cost grows with the text behind `known_from` and with what is found, not with what else is stored.
+        The cost grows with the text after `known_from` and with what is found, not with what else is stored.
         """
         ...
 
     async def get(
         self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
     ) -> Found:
-        """Return these records, and all they build on that is not known. Ids that are not there are left out.
+        """Return these records, and everything unknown on which they build. Missing ids are left out.
 
-        `roots` has the roots of records by their ids. A record whose root the caller does not know costs some stores a search.
+        `roots` has the roots of records by their ids. In some stores, a record without a known root costs a search.
         """
         ...
 
@@ -271,11 +272,11 @@ class Store(Protocol):
         ...
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
-        """Return the events of a log behind a number, in order. Raises DamagedRecordError."""
+        """Return the events of a log after a number, in order. Raises DamagedRecordError."""
         ...
 
     async def wait(self, log: str, after: int, seconds: float) -> int:
-        """Return the number of the last event of a log as soon as it is greater than `after`, or when the time is over.
+        """Return the number of the last event of a log as soon as it is greater than `after`, or when the time is up.
 
         A log without events has the number 0. A caller that is cancelled has changed nothing.
         """
@@ -284,7 +285,7 @@ class Store(Protocol):
     async def trim(self, log: str, before: int) -> None:
         """Forget the events of a log in front of a number. `read` begins with the first that is there.
 
-        Numbers are not given again: a log goes on, and stays as closed as it is, if all of its events were forgotten.
+        Numbers are not reused: a log whose events were all forgotten goes on, and stays as closed as it was.
         """
         ...
 
@@ -293,16 +294,16 @@ class Store(Protocol):
         ...
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
-        """Say something that holds for some seconds from now on, in the place of what was said under this name before.
+        """Announce a value that holds for some seconds from now on; it replaces the earlier value of this name.
 
-        0 seconds take it back. It is no record: a store that was restarted may have lost it.
+        0 seconds withdraw it. It is not a record: a store that was restarted may have lost it.
         """
         ...
 
     async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
-        """Return what is announced and holds now, by name, as far as the names begin with `prefix`.
+        """Return the announcements that hold now, by name, whose names begin with `prefix`.
 
-        The clock is the store's (of the machine, if the store is a file), not that of the process that announced.
+        The clock is that of the store (for a file, of the machine), not that of the process that announced.
         """
         ...
 
@@ -311,7 +312,7 @@ class Store(Protocol):
         ...
 
     def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
-        """Check everything that is stored, page by page, while others go on to use it; yield what is wrong.
+        """Check everything that is stored, page by page, while others use the store; yield what is wrong.
 
         `checked` is told how many more records were checked, from time to time.
         """
@@ -320,13 +321,13 @@ class Store(Protocol):
     async def forget(self, max_bytes: int) -> Forgotten:
         """Forget whole conversations until no more than `max_bytes` are used.
 
-        Those that were retrieved go first, the least recently hit (`Mark.tick`) first. Those never retrieved go last. Before
-        any of them go the events of deleted logs (`closes` >= 2), except each log's last one: such a log stays closed.
+        Retrieved conversations go first, the least recently hit (`Mark.tick`) first; those never retrieved go last. Before all
+        of them, the events of deleted logs (`closes` >= 2) go, except each log's last event: such a log stays closed.
         """
         ...
 
     async def forget_roots(self, roots: Sequence[bytes]) -> Forgotten:
-        """Forget these conversations, named by the root of their records. One that grows meanwhile is left as it is."""
+        """Forget these conversations, named by the root of their records. A conversation that grows meanwhile is kept."""
         ...
 
     async def stats(self) -> StoreStats:

@@ -1,13 +1,13 @@
 """The records of a store: immutable spans, blobs beside them, events of logs, and marks of what was hit.
 
-A `SpanRecord` is a `TokenSpan` with its place in a chain as ids instead of pointers, and with its text. The text of a chain
-is kept once: a record has the characters behind the whole text of `base`, another record of the same chain.
+A `SpanRecord` is a `TokenSpan` whose place in a chain is given by ids instead of pointers, with its text. The text of a chain
+is kept once: a record has the characters after the whole text of `base`, another record of the same chain.
 
     whole text of a record = whole text of its base (or nothing) + its own `text`
 
-On disk a record is `format (1 byte) | xxh3-64 of the rest, with the format as seed (8 bytes) | msgpack`. Whatever comes
-later keeps these nine bytes, so damage and a newer format can be told apart. New fields go to the end and have a
-default; an older router refuses a record only if the format byte has grown.
+On disk a record is `format (1 byte) | xxh3-64 of the rest, with the format as seed (8 bytes) | msgpack`. Every later format
+keeps these nine bytes, so damage and a newer format can be told apart. New fields go to the end and have a default; an older
+router refuses a record only if the format byte has grown.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _NEAR: Final = 5
 
 
 class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One span of a chain: the context of a prompt, or a sampled reply. The fields without a word here are `TokenSpan`'s.
+    """One span of a chain: the context of a prompt, or a sampled reply. Fields not described here are those of `TokenSpan`.
 
     Attributes:
-        id: 16 bytes: of a context, the hash of its content (`content_id`); of a reply, unique (`new_id`).
-        root: the id of the first record of the chain (its own, if that is this one): what is forgotten together.
-        namespace: nothing is ever found from another one.
+        id: 16 bytes: for a context, the hash of its content (`content_id`); for a reply, unique (`new_id`).
+        root: the id of the first record of the chain (perhaps its own): records with one root are forgotten together.
+        namespace: nothing is found from another namespace.
         serial: the order of recording over all routers, see `Serials`.
         stamp: the weight version at the time of recording.
         start, width: the characters of the chain's text that this span covers: `start` to `start + width`.
         text: the last characters of the chain's text, up to the end of this span; they begin at `text_from`.
         parent, take: the chain goes through the first `take` tokens of that record.
         line: the complete reply that the prompt of this reply or context continued (`PrefixMatch.continues`).
-        base: `parent`, `line`, or None: the record behind whose whole text `text` stands.
+        base: `parent`, `line`, or None: the record after whose whole text `text` begins.
         tail: the hidden tail, for the texts that may spell it.
         extras: names of the blobs beside this record.
-        spelled: where it is entered besides, as a client that sends ids finds it: what they spell is not its text.
-        left_from: of a reply, the character behind which a text that leaves its chain midway finds it, where that is before
+        spelled: a further place for clients that send ids, if the ids do not spell its text.
+        left_from: for a reply, the character after which a text that leaves its chain midway finds it, if that is before
             `start`: its context has sampled tokens of a chain that was recorded under another text.
     """
 
@@ -82,7 +82,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def sampled(self) -> bool:
-        """Return whether this is a reply, and not a context."""
+        """Return whether this is a reply, not a context."""
         return self.versions is not None
 
     @property
@@ -102,14 +102,14 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def links(self) -> tuple[bytes, ...]:
-        """Return the ids of the records that this one cannot do without."""
+        """Return the ids of the records that this record needs."""
         if self.parent is None:
             return () if self.line is None else (self.line,)
         return (self.parent,) if self.line is None or self.line == self.parent else (self.parent, self.line)
 
     @property
     def continuable(self) -> bool:
-        """Return whether every text that goes on behind this reply continues it (rules 1 and 6 make exceptions)."""
+        """Return whether every text that goes on after this reply continues it (rules 1 and 6 make exceptions)."""
         return self.width > 0 and self.visible != 0 and not self.flags & SpanFlag.MISMATCH
 
 
@@ -129,9 +129,9 @@ class Event(msgspec.Struct, frozen=True):
     Attributes:
         log: the key of the log.
         kind: what happened.
-        data: whatever belongs to it.
+        data: the content of the event.
         number: its place in the log, from 1 without gaps. The store assigns it.
-        closes: from this event on the log takes only events that close it further: 0 for none (finalized: 1, deleted: 2).
+        closes: from this event on the log takes only events that close it further: 0 closes nothing (finalized: 1, deleted: 2).
         expected: to append only if the last event has this number; None: wherever the log ends. It is not kept.
     """
 
@@ -143,7 +143,7 @@ class Event(msgspec.Struct, frozen=True):
     expected: int | None = None
 
     def decoded(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
-        """Return what the data says. Raises DamagedRecordError."""
+        """Return the decoded data. Raises DamagedRecordError."""
         try:
             return decoder.decode(self.data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -153,11 +153,11 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What was last done with a conversation (all that grew from one root). Marks of one root merge into the latest.
+    """What was last done with a conversation (all records of one root). Marks of one root merge into the latest.
 
     Attributes:
         root: the `root` of the records that were hit.
-        tick: when, as `Serials` gives it.
+        tick: the time of that, as `Serials` gives it.
         stamp: the weight version at that time.
         retrieved: whether its tokens were retrieved or exported; once is enough.
     """
@@ -173,7 +173,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Serials:
-    """Gives numbers that grow: over restarts as far as clocks go forward, and above those of all records seen here."""
+    """Gives numbers that grow: across restarts if clocks go forward, and above those of all records seen here."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -191,7 +191,7 @@ os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 
 def new_id() -> bytes:
-    """Return an id that nobody else has. It begins with the time, so that neighbours in time are neighbours on disk."""
+    """Return a unique id. It begins with the time, so that neighbours in time are neighbours on disk."""
     return ((time.time_ns() << 64) | _random.getrandbits(64)).to_bytes(16, "big")
 
 
@@ -200,9 +200,9 @@ _decoder = msgspec.msgpack.Decoder(SpanRecord)
 
 
 def content_id(record: SpanRecord) -> bytes:
-    """Return the id of a context: the hash of what it is, not of when it was recorded.
+    """Return the id of a context: the hash of its content, not of the time of its recording.
 
-    It begins as the id of what it builds on, so that the two are neighbours on disk.
+    It begins like the id of the record on which it builds, so that the two are neighbours on disk.
     """
     content = (
         *(record.namespace, record.parent, record.take, record.line, record.base, record.start, record.width),
@@ -237,7 +237,7 @@ def decode(data: bytes) -> SpanRecord:
 
 
 def path_of(record: SpanRecord, given: TextPath | None) -> TextPath:
-    """Return a path of the text of a record: the given one, if it is that. Raises ValueError if there is none."""
+    """Return a path of the text of a record: the given path, if it is one. Raises ValueError if there is none."""
     end = record.text_end
     begin = end - len(record.text)
     if given is not None and given.namespace == record.namespace and given.text[begin:end] == record.text:
@@ -250,7 +250,7 @@ def path_of(record: SpanRecord, given: TextPath | None) -> TextPath:
 def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
     """Return where a record is entered: nowhere, if its whole text is empty.
 
-    `path` is that of its whole text, or of one that goes on behind it, from the block where its `text` begins or before.
+    `path` is that of its whole text, or of a longer text, from the block where its `text` begins or before.
     """
     if not record.text_end:
         return []
@@ -266,7 +266,7 @@ def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
 
 
 def encode_event(event: Event) -> bytes:
-    """Return what is kept of an event, but its log and its number."""
+    """Return what is kept of an event, without its log and its number."""
     return seal(msgspec.msgpack.encode((event.kind, event.closes, event.data)))
 
 
@@ -308,7 +308,7 @@ def unseal(data: bytes) -> memoryview:
 
 
 def faults(record: SpanRecord, *, thorough: bool = False) -> list[str]:
-    """Return what is wrong with a record by itself. `thorough`: hash the content of a context, too, which takes longer."""
+    """Return what is wrong with a record by itself. `thorough`: also hash the content of a context, which takes longer."""
     wrong = []
     count, length = len(record.ids) // ID_BYTES, record.start + record.width
     text_from, links, logprobs, versions = length - len(record.text), record.links, record.logprobs, record.versions

@@ -1,4 +1,4 @@
-"""Where records are entered, computed from what is stored: to check it, and to remove it."""
+"""The places of records, computed from what is stored: to check them, and to remove them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class _End(NamedTuple):
 
     state: PathState | None
     rest: str
-    """The text behind the block end of `state`."""
+    """The text after the block end of `state`."""
     length: int
     tokens: int
 
 
 class Retracer:
-    """Computes the paths of records, base by base, and keeps where the last ones ended.
+    """Computes the paths of records, base by base, and keeps the ends of the last ones.
 
-    `load` returns a record by its id, or None if it is not there or cannot be read.
+    `load` returns a record by its id, or None if it is missing or cannot be read.
     """
 
     def __init__(self, load: Callable[[bytes], SpanRecord | None]) -> None:
@@ -52,7 +52,7 @@ class Retracer:
         state: PathState | None = None
         before, base, text = "", record.base, record.text
         if record.left_from is not None and base is not None and base != record.line:
-            context = self._load(base)  # the path has to be known from where it begins
+            context = self._load(base)  # the path has to be known from its beginning
             if context is None:
                 return None
             base, text = context.base, context.text + text

@@ -1,4 +1,4 @@
-"""What a store counts while it is open, and tells of itself."""
+"""What a store counts and reports while it is open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Tally:
         return found
 
     def stats(self, sizes: tuple[int, int, int, int], writer: Writer, torn_bytes: int = 0) -> StoreStats:
-        """Return all that a store tells of itself. `sizes`: records, conversations, logs, and bytes."""
+        """Return everything that a store reports of itself. `sizes`: records, conversations, logs, and bytes."""
         records, roots, logs, size = sizes
         return StoreStats(
             records=records,

@@ -1,1 +1,1 @@
-"""`tito-router store`: look into a store, check it, export what is in it, and prune it, beside the routers that use it."""
+"""`tito-router store`: inspect, check, export and prune a store while routers use it."""

@@ -27,9 +27,9 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 @asynccontextmanager
 async def opened(args: argparse.Namespace, fingerprint: str | None = None) -> AsyncIterator[Store]:
-    """Open the store that the flags name, and close it at the end. Raises BadRequestError if that cannot be.
+    """Open the store that the flags name, and close it at the end. Raises BadRequestError if that is impossible.
 
-    `fingerprint`: of the tokenizer that the store has to be of; None takes any.
+    `fingerprint`: that of the tokenizer to which the store must belong; None takes any.
     """
     store = open_store(args.store, prefix=args.store_prefix)
     try:

@@ -67,7 +67,7 @@ async def _trees(
 
 
 async def deleted_sessions(store: Store) -> frozenset[str]:
-    """Return the logs of sessions that a client has deleted: their tokens are there until they are forgotten."""
+    """Return the logs of sessions that a client has deleted: their tokens stay in the store until they are forgotten."""
     found, after = set[str](), ""
     while page := await store.logs(PREFIX, after=after, limit=_PAGE):
         after = page[-1].log
@@ -79,5 +79,5 @@ async def deleted_sessions(store: Store) -> frozenset[str]:
 
 
 def _exported(rows: list[Row]) -> list[Mark]:
-    """Return the marks that say so. When the conversations were hit last, and under which version, stays as it is."""
+    """Return the marks that note the retrieval. The time and version of the last hits stay unchanged."""
     return [Mark(row.mark.root, row.mark.tick, row.mark.stamp, retrieved=True) for row in rows if row.mark is not None]

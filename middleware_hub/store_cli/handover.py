@@ -1,4 +1,4 @@
-"""What a router left behind in a spool file: looked at, and handed over by hand."""
+"""Lists and hands over, by hand, what a router left behind in a spool file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from router.errors import BadRequestError
 
 
 async def handover(args: argparse.Namespace) -> int:
-    """Hand over what waits in files; return 1 if something is left.
+    """Hand over what waits in files; return 1 if anything is left.
 
     Raises BadRequestError for a file that is in use, or belongs to another store, and StoreError.
     """

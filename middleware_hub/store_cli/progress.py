@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int], None]
-"""Is told how much more is done."""
+"""Called with the amount of further progress."""
 
 
 @contextmanager
 def bar(title: str, total: int) -> Iterator[Advance]:
-    """Show a bar for the length of the block; yield what moves it."""
+    """Show a bar for the length of the block; yield the function that moves it."""
     if not sys.stderr.isatty():
         yield _nothing
         return

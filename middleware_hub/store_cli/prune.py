@@ -22,10 +22,10 @@ _CRITERIA: Final = ("before_version", "unused_for", "tenant", "lora_path", "name
 
 @dataclass
 class Choice:
-    """The conversations that are to be forgotten, and what is left out of them.
+    """The conversations to forget, and those that are left out.
 
     Attributes:
-        unretrieved: how many would be forgotten, if they had been retrieved.
+        unretrieved: how many more would be forgotten if they had been retrieved.
     """
 
     roots: list[bytes] = field(default_factory=list)
@@ -64,9 +64,9 @@ async def prune(store: Store, args: argparse.Namespace) -> int:
 
 
 async def _clock(store: Store, version: str | None) -> VersionClock:
-    """Return the order of weight versions, as the routers wrote it down.
+    """Return the order of weight versions that the routers have written down.
 
-    Raises BadRequestError for a version that has no place in it: everything would be older.
+    Raises BadRequestError for a version that is not in this order: everything would be older.
     """
     clock = VersionClock()
     await VersionLog(store, clock, WorkerVersions()).read()
@@ -101,7 +101,7 @@ async def _choose(store: Store, args: argparse.Namespace, clock: VersionClock, r
 async def _sort(
     store: Store, roots: list[SpanRecord], args: argparse.Namespace, clock: VersionClock, choice: Choice
 ) -> None:
-    """Ask for the marks of some conversations, and choose."""
+    """Fetch the marks of some conversations, and choose among them."""
     marks = (await store.get([one.id for one in roots], roots={one.id: one.root for one in roots})).marks
     for record in roots:
         mark = marks.get(record.id) or Mark(record.id, record.serial, record.stamp)

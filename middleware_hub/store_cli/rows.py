@@ -1,6 +1,6 @@
 """A row of an export: one recorded sequence, from its first prompt to the end of a reply.
 
-It is what `/retrieve_from_text` answers for the whole text of that reply: the same code lays the same spans flat.
+It is the answer of `/retrieve_from_text` for the whole text of that reply: the same code flattens the same spans.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Row(NamedTuple):
 
     Attributes:
         record: the reply that it ends with.
-        text: all of it; None for a turn of a session, which has messages instead.
+        text: the whole text; None for a turn of a session, which has messages instead.
         flat: its tokens.
-        request_ids: one for each reply that ends with this very text, newest first.
+        request_ids: one for each reply that ends with exactly this text, newest first.
         mark: what was last done with its conversation.
     """
 
@@ -39,15 +39,15 @@ class Row(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Return whether nothing is known to be missing from it or wrong with it."""
+        """Return whether it is exact: nothing is known to be missing or wrong."""
         return INEXACT.isdisjoint(self.flat.reasons)
 
 
 class Ends:
     """Collects the replies that end a row, from all records of a store in the order of `Store.scan`.
 
-    A reply that another one continues, or of which another one has all visible tokens, is inside that one's row. With
-    `every=True` it has one of its own all the same.
+    A reply that another reply continues, or all of whose visible tokens another reply has, is inside the other's row. With
+    `every=True` it also has its own row.
     """
 
     def __init__(self, *, every: bool = False) -> None:
@@ -73,9 +73,9 @@ class Ends:
 
 
 async def read_rows(store: Store, roots: Mapping[bytes, bytes], *, at_once: int = _AT_ONCE) -> AsyncIterator[list[Row]]:
-    """Yield the rows that end with these replies, which are named with their roots, some at a time. Those share their spans.
+    """Yield the rows that end with these replies, which are named with their roots, some at a time.
 
-    What cannot be read, or was forgotten, has none.
+    Rows of one step share their spans. A reply that cannot be read, or was forgotten, has no row.
     """
     ids = list(roots)
     for at in range(0, len(ids), at_once):

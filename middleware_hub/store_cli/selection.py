@@ -1,4 +1,4 @@
-"""Which records a command is about, as its flags say: their namespace, their weight version, their age."""
+"""The records that the flags of a command select: by namespace, weight version and age."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 @dataclass(frozen=True)
 class Places:
-    """Part of a store: what lies under these names; None is any."""
+    """Part of a store: the records under these names; None matches any name."""
 
     tenant: str | None = None
     lora_path: str | None = None
@@ -41,9 +41,9 @@ class Selection:
     """Which replies end a row of an export.
 
     Attributes:
-        versions: their last token was sampled under one of these; empty: whatever it was sampled under.
-        since: they were recorded at this time or later, in nanoseconds.
-        without: they do not belong to these sessions, given as the keys of their logs.
+        versions: the weight versions of their last tokens; empty: any version.
+        since: the earliest time of recording, in nanoseconds.
+        without: the sessions whose replies are left out, given as the keys of their logs.
     """
 
     places: Places = Places()
@@ -68,7 +68,7 @@ def named(namespace: Namespace) -> tuple[str, str, str]:
 
 
 def session_of(namespace: Namespace) -> str:
-    """Return the session that records of this namespace belong to; empty for those that are found by their text.
+    """Return the session to which records of this namespace belong; empty for records that are found by their text.
 
     A session's records have the key of its log as the last part of their namespace: `session/TENANT/ID/LIFE`.
     """

@@ -68,7 +68,7 @@ async def _read_all(store: Store, records: int) -> dict[str, Any]:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as it is read easily."""
+    """Return a number of bytes in a readable form."""
     number = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if number < 1024:

@@ -1,4 +1,4 @@
-"""Rows as Parquet or Arrow: columns that are called as the fields of `/retrieve_from_text`, written in pieces."""
+"""Rows as Parquet or Arrow: columns with the names of the fields of `/retrieve_from_text`, written in pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TREE: Final = "tree"
 """A line of JSON for each conversation; its files end in `.jsonl`."""
 STDOUT: Final = "-"
 _PIECE_TOKENS: Final = 1 << 20
-"""A row group of Parquet, or a record batch of Arrow, is written when it has so many tokens."""
+"""A row group of Parquet, or a record batch of Arrow, is written when it has this many tokens."""
 
 
 def format_of(path: str, given: str | None) -> str:
@@ -46,7 +46,7 @@ class RowWriter:
             raise BadRequestError("an export needs pyarrow: pip install 'tito-router[export]'") from error
         self._schema = _schema(pa)
         self._record_batch = pa.RecordBatch.from_pydict
-        # Python's file, because Arrow's own refuse a pipe; and what is written to one has no position but its length.
+        # Python's file, because Arrow's own files refuse a pipe; in a pipe, the only position is the length written so far.
         self._counted = _Counted(sink)
         self._sink = pa.PythonFile(self._counted, mode="w")
         if kind == "parquet":
@@ -70,7 +70,7 @@ class RowWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._counted.drop = True  # pyarrow writes an end in any case, if only when it is collected
+            self._counted.drop = True  # pyarrow writes an end in any case, at the latest when it is collected
         else:
             self._write()
         self._writer.close()
@@ -93,7 +93,7 @@ class RowWriter:
 
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """Open the file of an export for the length of the block. It has its name only once it is complete.
+    """Open the file of an export for the length of the block. The file gets its name once it is complete.
 
     Raises BadRequestError for a terminal, and for a file that cannot be made.
     """

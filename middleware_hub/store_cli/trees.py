@@ -1,7 +1,7 @@
-"""An export as trees: a line of JSON for each conversation, in which what its branches share stands once.
+"""An export as trees: a line of JSON for each conversation, which has what its branches share once.
 
-A line is what `finalize` with `"format": "tree"` gives for a session, made by the same code. Texts have trees as well: all that
-grew from one first prompt.
+A line is what `finalize` with `"format": "tree"` gives for a session, made by the same code. Texts have trees too: everything
+that grew from one first prompt.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Rewards:
                 self._replies.setdefault(self._turns[event.log, heard.branch], {}).update(info)
 
     def of_row(self, row: Row) -> dict[str, Any]:
-        """Return the rewards of a sequence: that of its session, and over it those of its replies, in order."""
+        """Return the rewards of a sequence: that of its session, overridden by those of its replies, in order."""
         namespace = row.record.namespace
         found = dict(self._sessions.get(namespace[3], {})) if len(namespace) > 3 else {}
         for turn in row.flat.turns:
@@ -87,8 +87,8 @@ async def read_trees(
     """Yield the rows of each conversation and its tree as a line of JSON.
 
     Args:
-        roots: of the replies that end a branch.
-        per_token: whether nodes have what engines told of each token.
+        roots: those of the replies that end a branch.
+        per_token: whether nodes have the per-token data of engines.
     """
     rewards = await Rewards.of(store)
     conversations: dict[bytes, dict[bytes, bytes]] = {}
@@ -133,7 +133,7 @@ async def _branch(store: Store, row: Row, rewards: Rewards, *, per_token: bool) 
 
 
 async def _per_token(store: Store, row: Row) -> dict[str, PerTokenArray]:
-    """Return what the engine told of each token of a sequence, joined from its replies as for a session."""
+    """Return the engine's per-token data of a sequence, joined from its replies as for a session."""
     told: dict[str, list[TurnRows]] = {}
     widths: dict[str, set[int | None]] = {}
     for turn in row.flat.turns:

@@ -1,4 +1,4 @@
-"""What a chat template writes around sampled turns. The turns are never rendered, because their tokens exist.
+"""The text that a chat template writes around sampled turns. The turns are never rendered, because their tokens exist.
 
 The first turn is the template's rendering of all messages. Every later turn renders only the **tail**: what the template
 writes after the turn that was sampled last. It is found by rendering a conversation with a sentinel in that turn:
@@ -14,14 +14,14 @@ a call belongs to the turn, not to the tail: it is what such a turn writes in ad
 
 The rendered conversation is a short one, with one user's message before the turn and no tools, if the template's tails depend
 neither on earlier messages nor on tools; otherwise everything is rendered. `_probe` finds that out by trying, and the result
-is remembered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word
-that the template spells, everything is rendered, too (see `reads`). Comparing (`composing`) finds what is still missed, and
-from then on (`distrust`) this template gets no short conversations. Where a template only copies the texts after the turn,
-other texts are put into what it wrote around the first ones (see `slots`).
+is remembered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word that
+the template spells, everything is rendered as well (see `reads`). A comparison (`composing`) finds what is still missed, and
+from then on (`distrust`) this template gets no short conversations. If a template only copies the texts after the turn, other
+texts are put into what it wrote around the first ones (see `slots`).
 
-A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. Before a sentinel stands
-the opening of the turn, which is not always what the model was asked with (the history has lost a `<think>`, or gained one):
-short conversations show the opening, and it is cut off. A turn with an unknown opening cannot be separated.
+A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. A sentinel follows the
+opening of the turn, which is not always the generation prompt that the model got (the history has lost a `<think>`, or gained
+one): short conversations show the opening, and it is cut off. A turn with an unknown opening cannot be separated.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Transcript(NamedTuple):
 
     Attributes:
         pieces: the text in front of each of these turns, from the end of the previous one, without the turn's opening.
-        tail: the text behind the last one.
+        tail: the text after the last of these turns.
     """
 
     pieces: tuple[str, ...]
@@ -78,7 +78,7 @@ class ChatTemplate(TurnForms):
         }
 
     def warm(self) -> None:
-        """Do now what the first request would wait for: import transformers, and find out how to render tails."""
+        """Do now the work that the first request would wait for: import transformers, and find out how to render tails."""
         for tools in (False, True):
             for called in (False, True):
                 self._plan((), {}, tools, called)
@@ -95,16 +95,16 @@ class ChatTemplate(TurnForms):
         continue_final: bool = False,
         whole: bool | None = None,
     ) -> str:
-        """Return the text behind what the model sampled for `last`, an assistant's message that may have calls.
+        """Return the text after what the model sampled for `last`, an assistant's message that may have calls.
 
         That is its closing (`<|im_end|>\\n`), the messages `behind`, and the generation prompt. `earlier` are the messages in
-        front of `last`. With `continue_final` the last message behind is the assistant's, and the tail ends with its content;
-        with none behind, `last` itself goes on, and the tail is empty. `whole` says whether everything must be rendered; None:
-        decide by these messages (`reads`).
+        front of `last`. With `continue_final` the last message of `behind` is the assistant's, and the tail ends with its
+        content; if `behind` is empty, `last` itself goes on, and the tail is empty. `whole` says whether everything must be
+        rendered; None: decide by these messages (`reads`).
 
         Raises:
             BadRequestError: the template refuses, in its own words.
-            RenderingError: the tail cannot be separated from the turn, or does not hold all the messages behind it.
+            RenderingError: the tail cannot be separated from the turn, or does not hold all messages after it.
         """
         if continue_final and not behind:
             return ""
@@ -134,7 +134,7 @@ class ChatTemplate(TurnForms):
             else:
                 text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
         for message in following:
-            # Some templates write every system message at the head, where nothing can be added later.
+            # Some templates write every system message at the beginning, where nothing can be added later.
             if message["role"] in ("system", "developer") and not _holds(text, message["content"]):
                 raise RenderingError(f"the template does not write a {message['role']} message where it stands")
         return text
@@ -180,12 +180,12 @@ class ChatTemplate(TurnForms):
         return Transcript(tuple(pieces), text[at:])
 
     def closing(self, options: Options, *, calls: bool = False) -> str:
-        """Return what closes an assistant's turn that ends with text, or with calls; empty where the next role closes it."""
+        """Return what closes an assistant's turn that ends with text, or with calls; empty if the next role closes it."""
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]} if calls else SAID
         return self.tail(turn, (), None, options, earlier=SHORT).removesuffix(self.scaffold(None, options))
 
     def stop_literals(self, options: Options) -> tuple[str, ...]:
-        """Return the special tokens that a model of this template ends its turns with, judged by their look.
+        """Return the special tokens with which a model of this template ends its turns, judged by their look.
 
         They begin a tail: `("<|im_end|>",)`, or what opens the next role (`("<|user|>", "<|observation|>")`).
         """
@@ -202,7 +202,7 @@ class ChatTemplate(TurnForms):
 
     @property
     def takes_parts(self) -> bool:
-        """Return whether a user's text parts may stay a list. Otherwise a space joins them, as a worker does it."""
+        """Return whether a user's text parts may stay a list. Otherwise a space joins them, as in a worker."""
         return "user" in self._roles_of_parts
 
     # Finding what is a turn's own -----------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class ChatTemplate(TurnForms):
     def _probe(self, options: Options, tools: bool, called: bool) -> _Plan:
         """Try a few conversations: does a short one have the tails of longer ones, and do tools matter?
 
-        Shapes that the template refuses say nothing. With no shape left everything is rendered.
+        Shapes that the template refuses show nothing. If no shape is left, everything is rendered.
         """
         shown = [TOOL] if tools else None
         short = self._tails(SHORT, shown, options, called)
@@ -286,7 +286,7 @@ class ChatTemplate(TurnForms):
         return _Plan(short=True, tools=tools and self._tails(SHORT, None, options, called) != short)
 
     def _tails(self, before: Iterable[Message], tools: Tools, options: Options, called: bool) -> list[str | None]:
-        """Return the tails of all shapes behind these messages; None for each that is refused."""
+        """Return the tails of all shapes after these messages; None for each shape that is refused."""
         earlier = [self._plain(message) for message in before]
         found: list[str | None] = []
         owns: dict[int, Own | None] = {0: None}

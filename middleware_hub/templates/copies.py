@@ -1,12 +1,12 @@
-"""Whether a chat template only copies its messages' texts: then a text can be put into a rendering instead of being rendered.
+"""Whether a chat template only copies its messages' texts: if so, a text can be put into a rendering instead of being rendered.
 
     {{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}                       copied
     {%- if message.content.startswith('<tool_response>') %}                               a word: no text that holds it
     {{- message.content | trim }}                                                         no text with white space around it
     {{- message.content | tojson }}                                                       not copied
 
-Everything that a template does with a text is looked at here, and what is not known to leave it as it is counts as not copied.
-So a template that copies decides the same, and writes the same around a text, for every text that holds none of its words.
+Every operation of a template on a text is checked here; one that is not known to leave the text unchanged counts as not copied.
+So a copying template makes the same decisions, and writes the same around a text, for every text that holds none of its words.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Copies(NamedTuple):
     """How a template copies texts.
 
     Attributes:
-        words: what it looks for in them. Texts that hold one of these are not only copied.
+        words: the words that it looks for in them. Texts that hold one of these are not only copied.
         strips: whether it may remove white space around them.
-        fields: all names by which it reads fields, of messages and of anything else.
+        fields: all field names that it reads, of messages and of anything else.
     """
 
     words: frozenset[str]
@@ -34,7 +34,7 @@ class Copies(NamedTuple):
     fields: frozenset[str]
 
     def copied(self, text: str) -> bool:
-        """Return whether the template copies this text as it would copy any other."""
+        """Return whether the template copies this text like any other."""
         if not text or (self.strips and (text[0].isspace() or text[-1].isspace())):
             return False
         return not any(word in text for word in self.words)
@@ -49,11 +49,11 @@ def copies_of(template: str) -> Copies | None:
 
 
 class _NotCopiedError(Exception):
-    """The template does something with messages that is not known to be a copy."""
+    """The template uses messages in a way that is not known to be a copy."""
 
 
 class _Kind(Enum):
-    """What a value holds of the messages; None stands for nothing."""
+    """What a value holds of the messages; None for nothing."""
 
     MESSAGES = auto()
     MESSAGE = auto()
@@ -66,11 +66,11 @@ class _Kind(Enum):
 
 _PRINTED = (None, _Kind.TEXT, _Kind.WRITTEN)
 _TYPES = frozenset("string mapping iterable sequence none defined undefined number boolean true false".split())
-"""Tests that say the same of every text."""
+"""Tests with the same result for every text."""
 _FUNCTIONS = frozenset({"raise_exception", "namespace", "range"})
 """Others may return something else each time (`strftime_now`)."""
 _MARKS = frozenset({"safe", "escape", "e", "forceescape"})
-"""Filters whose results escape what is joined to them."""
+"""Filters whose results escape the text joined to them."""
 _STRIPS = frozenset({"strip", "lstrip", "rstrip"})
 _STATEMENTS = (
     nodes.Template,
@@ -85,7 +85,7 @@ _STATEMENTS = (
 
 
 class _Copying:
-    """Follows messages and their texts through a template, by names, wherever these stand. See `copies_of`."""
+    """Follows messages and their texts through a template, by names, wherever the names occur. See `copies_of`."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
@@ -151,7 +151,7 @@ class _Copying:
     # Expressions --------------------------------------------------------------------------------------------------------
 
     def _kind(self, node: nodes.Node | None) -> _Kind | None:
-        """Return what a value holds. Raise _NotCopiedError for what is not known to leave it as it is."""
+        """Return what a value holds. Raise _NotCopiedError for an expression that is not known to leave texts unchanged."""
         if isinstance(node, nodes.Name):
             return self._names.get(node.name)
         if isinstance(node, nodes.Getattr | nodes.Getitem):
@@ -291,7 +291,7 @@ def _string(node: nodes.Node) -> str | None:
 
 
 def _one_of(kinds: Iterable[_Kind | None]) -> _Kind | None:
-    """Return the one kind that is among these. Raise _NotCopiedError if there are several."""
+    """Return the only kind among these. Raise _NotCopiedError if there are several."""
     found = {kind for kind in kinds if kind is not None}
     if found == {_Kind.TEXT, _Kind.WRITTEN}:
         return _Kind.WRITTEN

@@ -1,7 +1,7 @@
 """Which values of a chat template may hold a message's text, a number of messages, or a known text.
 
-Values are followed through variables, namespaces and macros by their names, wherever they stand. That finds too much rather
-than too little.
+Values are followed through variables, namespaces and macros by their names, wherever the names occur. That finds too much
+rather than too little.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TEXT_FIELDS = frozenset({"content", "text", "reasoning_content"})
 FINDS = frozenset({"startswith", "endswith", "find", "rfind", "index", "rindex", "count"})
 
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
-"""A tag that transformers adds: it marks the assistant's text, and decides nothing."""
+"""A tag that transformers adds: it marks the assistant's text, and affects no decision."""
 
 N = TypeVar("N", bound=nodes.Node)
 _Assigned = tuple[list[str], nodes.Node]
@@ -37,7 +37,7 @@ class Dataflow:
         self._constants: dict[str, set[str] | None] = {}
         # Variables, and fields of namespaces, that may hold a message's text.
         self._texts: set[str] = set()
-        # Those that may say how many messages there are.
+        # Those that may hold the number of messages.
         self.counts: set[str] = {"loop", "messages"}
         self._follow()
 
@@ -73,7 +73,7 @@ class Dataflow:
             for output in block.find_all(nodes.Output):
                 yield from ((_names(block.target), one) for one in output.nodes)
         for loop in self.each(nodes.For):
-            # The items of a list of parts are no texts; the pieces of a text are.
+            # The items of a list of parts are not texts; the pieces of a text are.
             cut = isinstance(loop.iter, nodes.Call | nodes.Filter | nodes.List | nodes.Tuple | nodes.Const)
             if cut or (isinstance(loop.iter, nodes.Name) and loop.iter.name in lists):
                 yield _names(loop.target), loop.iter
@@ -135,7 +135,7 @@ class Dataflow:
         return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name == "range"
 
     def spelled(self, node: nodes.Node | None) -> set[str] | None:
-        """Return the texts that a value may have, as the template spells them; None if it may have another one."""
+        """Return the texts that a value may have, as the template spells them; None if it may have another text."""
         if isinstance(node, nodes.Const):
             return {node.value} if isinstance(node.value, str) else set()
         if isinstance(node, nodes.Name):
@@ -167,7 +167,7 @@ def _names(target: nodes.Node) -> list[str]:
 
 
 def _result_of(macro: str) -> str:
-    """Return the name under which a macro's result is kept; no variable has one like it."""
+    """Return the name under which a macro's result is kept; no variable has such a name."""
     return f"{macro}()"
 
 

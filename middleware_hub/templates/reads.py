@@ -1,4 +1,4 @@
-"""What a chat template reads of its messages' texts, found in its source: could another text change what it writes?
+"""What a chat template reads in its messages' texts, found in its source: can another text change what it writes?
 
 Tails are rendered from a short conversation (see `chat_template`). That is right only if the template writes the same for
 the real one. Most templates copy texts and read only roles. Some look for words:
@@ -7,9 +7,9 @@ the real one. Most templates copy texts and read only roles. Some look for words
     {%- if messages | length > 20 %}                        a number that no short conversation reaches
     {%- if trigger in message.content %}                    a word that only the client knows
 
-So a template has *words*, and a conversation that holds none of them may be rendered short. A template that decides by
-anything else that a short conversation cannot have is *opaque*: then nothing is rendered short. `dataflow` follows what
-decides by name; a false finding costs time, and never makes a wrong tail.
+So a template has *words*, and a conversation that holds none of them may be rendered short. A template whose decisions depend
+on anything else that a short conversation cannot have is *opaque*: then nothing is rendered short. `dataflow` follows such
+values by name; a false finding costs time, and never makes a wrong tail.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _COMPARISONS = frozenset(
     {"in", "eq", "equalto", "==", "ne", "!=", "sameas", "lt", "gt", "le", "ge", "<", ">", "<=", ">="}
 )
 _SMALL = frozenset({-1, 0, 1, 2})
-"""The trials of `chat_template` go beyond these numbers."""
+"""The trials of `chat_template` exceed these numbers."""
 
 
 class Reads(NamedTuple):
     """What is known of a template.
 
     Attributes:
-        words: what it looks for in texts.
-        folded: it ignores case; then the words are in lower case.
-        opaque: it decides by something else.
+        words: the words that it looks for in texts.
+        folded: whether it ignores case; then the words are in lower case.
+        opaque: whether it decides by anything else.
     """
 
     words: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ def reads_of(template: str) -> Reads:
 
 
 class _Decisions:
-    """Finds what a template decides by."""
+    """Finds what the decisions of a template depend on."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._flow = Dataflow(tree)
@@ -103,7 +103,7 @@ class _Decisions:
             if not isinstance(mod.left, nodes.Const) and self._flow.number(mod.right) != 2:
                 self._opaque = True
         words = {word.casefold() for word in self._words} if self._folded else self._words
-        # Whoever looks for a word finds the words that hold it, too.
+        # A search for a word also finds longer words that hold it.
         least = [word for word in words if not any(other in word for other in words if other != word)]
         return Reads(tuple(sorted(least)), self._folded, self._opaque)
 

@@ -1,6 +1,6 @@
-"""Renders conversations with a chat template: the only file of the hub that knows how transformers does it.
+"""Renders conversations with a chat template: the only file of the hub that knows how transformers does that.
 
-Templates are foreign code. They run in the sandbox that transformers gives them (`render_jinja_template`, a public name).
+Templates are foreign code. They run in transformers' sandbox (`render_jinja_template`, a public name).
 How a template wants its messages (arguments as objects or as text, content as parts or strings) is found by trying.
 """
 
@@ -24,7 +24,7 @@ Tools = Sequence[Tool] | None
 Options = Mapping[str, Any]
 """Further variables of a template: `enable_thinking`, `reasoning_effort`, `documents`."""
 
-# What a template's code can raise out of the sandbox.
+# The errors that a template's code can raise out of the sandbox.
 _FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _OURS = frozenset(
     "conversations messages tools chat_template add_generation_prompt continue_final_message "
@@ -60,7 +60,7 @@ class Renderer:
     Args:
         template: Jinja source, as in `tokenizer_config.json`.
         special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
-        end: a text that no message has in it.
+        end: a text that no message contains.
 
     Raises:
         BadRequestError: the template cannot be compiled.
@@ -78,13 +78,13 @@ class Renderer:
             raise BadRequestError(
                 f"the chat template cannot be compiled: {error.message} (line {error.lineno})"
             ) from error
-        except _FAILURES:  # it compiles; what it has against a conversation is said when there is one
+        except _FAILURES:  # it compiles; its objections to a conversation come later
             pass
 
     # Renderings --------------------------------------------------------------------------------------------------------
 
     def whole(self, messages: Messages, tools: Tools, options: Options, *, continue_final: bool = False) -> str:
-        """Return the text of a start, up to where the assistant is to speak.
+        """Return the text of a start, up to the assistant's turn.
 
         With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
 
@@ -99,7 +99,8 @@ class Renderer:
         plain = [self._plain(message) for message in messages]
         return self._until_end(plain, tools, options, continue_final=continue_final)
 
-    # Messages as a template wants them --------------------------------------------------------------------------------------
+    # Messages in the form that a template wants
+    # --------------------------------------------------------------------------------------
 
     def _plain(self, message: Message) -> Message:
         """Return a message without None and empty values, with a content, and arguments in the template's form."""
@@ -193,7 +194,7 @@ class Renderer:
 
 
 def _compiles(template: str) -> bool:
-    """Return whether Jinja compiles a template as it is; what transformers adds to Jinja, only transformers can compile."""
+    """Return whether plain Jinja compiles a template; only transformers can compile what it adds to Jinja."""
     try:
         Environment(extensions=["jinja2.ext.loopcontrols"]).compile(template)
     except (TemplateError, RecursionError):
@@ -203,7 +204,7 @@ def _compiles(template: str) -> bool:
 
 @cache
 def _render_jinja_template() -> Callable[..., Any]:
-    """Import transformers, which takes a second: not at a start, see `ChatTemplate.warm`."""
+    """Import transformers, which takes a second: not at the start of the router, see `ChatTemplate.warm`."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     quiet_their_handlers()
@@ -218,7 +219,7 @@ def check_options(options: Options) -> None:
 
 
 def _longer(message: Message, end: str) -> Message:
-    """Return an assistant's message with `end` behind its content."""
+    """Return an assistant's message with `end` after its content."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + end}

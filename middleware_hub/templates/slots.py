@@ -1,9 +1,9 @@
-"""Renderings with slots: what a template writes around texts that it only copies, so that other texts are put in unrendered.
+"""Renderings with slots for texts that a template only copies, so that other texts are put in without rendering.
 
     stand-ins   <|im_end|>\\n<|im_start|>user\\n<tool_response>\\nSLOT\\n</tool_response><|im_end|>\\n<|im_start|>assistant\\n
     texts                                                  total 8 ...
 
-Nearly every tail of an agent is such a one. Rendering it takes longer than anything else that a turn of a session needs.
+Nearly every tail of an agent has this form. Rendering it takes longer than any other step of a session's turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from middleware_hub.chat.messages import Message
 from middleware_hub.templates.copies import copies_of
 
 REMEMBERED = 1024
-"""How many renderings are remembered, by the roles of their messages and all else that shapes them. Clients choose these."""
+"""How many renderings are remembered, by roles and everything else that shapes them. Clients choose these."""
 
 _ROLES = ("user", "tool")
 _KEYS = frozenset({"role", "content"})
@@ -23,7 +23,7 @@ Render = Callable[[list[Message]], str]
 
 
 class Slots:
-    """Renders messages of users and tools, by slots where the template copies their texts.
+    """Renders messages of users and tools, with slots if the template copies their texts.
 
     Args:
         stand_in: letters and digits that no client can write.
@@ -34,10 +34,10 @@ class Slots:
         self._copies = None if found is None or not found.copied(f"{stand_in}000000") else found
         self._stand_in = stand_in
         self._known: dict[tuple[object, ...], tuple[str, ...] | None] = {}
-        """The text around each slot; None if a slot is not written once, in its order."""
+        """The text around each slot; None if a slot is not written exactly once, in order."""
 
     def rendered(self, key: object, messages: list[Message], render: Render) -> str:
-        """Return `render(messages)`. `key` is all that its result depends on besides these messages."""
+        """Return `render(messages)`. `key` is everything else on which the result depends."""
         if not self._copied(messages):
             return render(messages)
         place = (key, *(message["role"] for message in messages))

@@ -1,8 +1,8 @@
-"""What an assistant's turn itself writes in a rendering, found by short conversations: its opening, and what closes calls.
+"""What an assistant's turn itself writes in a rendering, found with short conversations: its opening, and what closes calls.
 
 <|im_start|>assistant\\n<think>\\n                                       a generation prompt: the model is asked
 <|im_start|>assistant\\n SENTINEL                                       an opening: the turn is history
-<|im_start|>assistant\\n<tool_call>\\n{..."x": "SENTINEL"}}\\n</tool_call>  another; behind the sentinel the turn's own
+<|im_start|>assistant\\n<tool_call>\\n{..."x": "SENTINEL"}}\\n</tool_call>  another; after the sentinel, the turn's own
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CLOSED = "the template closes calls in more than one way"
 
 
 class Own(NamedTuple):
-    """The text that a turn with calls writes behind the sentinel, and the place of the sentinel."""
+    """The text that a turn with calls writes after the sentinel, and the place of the sentinel."""
 
     place: Literal["arguments", "content"]
     text: str
 
 
 class Short(NamedTuple):
-    """A short conversation as a template renders it: its messages, their text, and the generation prompt behind that."""
+    """A short conversation as a template renders it: its messages, their text, and the generation prompt after it."""
 
     messages: list[Message]
     text: str
@@ -56,7 +56,7 @@ _ASKING: tuple[list[Message], ...] = (
     [*SHORT, SAID, ASKED],
     [*SHORT, ONE, RESULT, SAID, ASKED],
 )
-"""Conversations behind which a model is asked to speak."""
+"""Conversations after which a model is asked to speak."""
 _PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
 
 
@@ -79,16 +79,16 @@ class TurnForms(Renderer):
         """Generation prompts that no short conversation shows, the last ones first."""
 
     def reads(self, messages: Iterable[Message]) -> bool:
-        """Return whether the template looks for something that these messages hold: no others can stand for them."""
+        """Return whether the template looks for something in these messages: then no others can stand for them."""
         found = self._reads
         return found.opaque or (bool(found.words) and found.concern(messages))
 
     def distrust(self) -> bool:
-        """Never let messages stand for others again. Return whether that is new."""
+        """Never let messages stand for others again. Return whether this is the first call."""
         new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
         return new
 
-    # What a model is asked with -----------------------------------------------------------------------------------------
+    # Generation prompts -----------------------------------------------------------------------------------------
 
     def scaffold(self, tools: Tools, options: Options) -> str:
         """Return the generation prompt, from which the model goes on (`<|im_start|>assistant\\n<think>\\n`).
@@ -100,7 +100,7 @@ class TurnForms(Renderer):
         return found[0] if found else self._asked(SHORT, tools, options)[1]
 
     def scaffolds(self, tools: Tools, options: Options) -> tuple[str, ...]:
-        """Return all generation prompts with these options: behind a user's message, and behind a tool's answer. Remembered."""
+        """Return all generation prompts with these options: after a user's message, and after a tool's answer. Remembered."""
         key = (options_key(options), bool(tools))
         found = self._scaffolds.get(key)
         if found is None:
@@ -148,7 +148,7 @@ class TurnForms(Renderer):
         return found
 
     def _short(self, tools: Tools, options: Options) -> tuple[Short, ...]:
-        """Return those conversations behind which a model is asked to speak that the template takes. Remembered."""
+        """Return those conversations after which a model is asked to speak that the template accepts. Remembered."""
         key = (options_key(options), bool(tools))
         found = self._shorts.get(key)
         if found is None:
@@ -162,13 +162,13 @@ class TurnForms(Renderer):
         return found
 
     def _asked(self, before: Messages, tools: Tools, options: Options) -> tuple[str, str]:
-        """Return a rendering of these messages, and the generation prompt behind it."""
+        """Return a rendering of these messages, and the generation prompt after it."""
         check_options(options)
         return self._parted([self._plain(message) for message in before], [TOOL] if tools else None, options)
 
     def _parted(self, plain: list[Message], tools: Tools, options: Options) -> tuple[str, str]:
         asking, silent = (self._render(plain, tools, options, generate=generate) for generate in (True, False))
-        # Phi-3 ends with EOS where no reply is asked for, so the common beginning ends before a whole special token.
+        # Phi-3 ends with EOS if no reply is asked for, so the common beginning ends before a whole special token.
         alike = _alike(asking, silent)
         if alike < len(silent):
             cut = (match.start() for match in self._special.finditer(asking) if match.start() < alike < match.end())
@@ -178,7 +178,7 @@ class TurnForms(Renderer):
     # What is a turn's own -----------------------------------------------------------------------------------------------
 
     def _openings_of(self, calls: Messages, own: Own | None, tools: Tools, options: Options) -> frozenset[str]:
-        """Return the texts between earlier messages and the sentinel in a turn that short conversations show."""
+        """Return the texts that short conversations show between earlier messages and the sentinel in a turn."""
         key = (self._called(calls), own and own.place, options_key(options), bool(tools))
         found = self._openings.get(key)
         if found is None:
@@ -202,11 +202,11 @@ class TurnForms(Renderer):
     def _opening_here(
         self, plain: Messages, at: int, sentinel: str, before: str, tools: Tools, options: Options
     ) -> str | None:
-        """Return the opening of a turn of this very conversation, for templates whose opening depends on what was said.
+        """Return the opening of a turn in this conversation, for templates whose opening depends on what was said.
 
         Args:
             plain: all messages; the one at `at` holds the sentinel.
-            sentinel: what the turn holds.
+            sentinel: the sentinel in the turn.
             before: the rendering in front of that sentinel; an opening ends it.
         """
         header, shown = self.header(tools, options), [TOOL] if tools else None
@@ -244,7 +244,7 @@ class TurnForms(Renderer):
 
     def _find_own(self, before: Messages, calls: Messages, tools: Tools, options: Options) -> Own:
         for place in _PLACES:
-            # The empty one is for templates that want every call answered before the user speaks.
+            # The empty list is for templates that want every call answered before the user speaks.
             for behind in (SHORT, ()):
                 try:
                     calling, speaking = (
@@ -260,9 +260,9 @@ class TurnForms(Renderer):
         raise RenderingError("the template writes neither the arguments of a call nor the text in front of it")
 
     def _cut(self, calling: str, speaking: str) -> str:
-        """Return what a turn with calls itself writes, given the texts behind the sentinel with calls and without.
+        """Return what a turn with calls itself writes, given the texts after the sentinel with calls and without.
 
-        Usually both end alike, closing included, and the rest is the turn's own. gpt-oss closes calls with a token of their own
+        Usually both end alike, closing included, and the rest is the turn's own. gpt-oss closes calls with a separate token
         (`<|call|>`, a text with `<|end|>`), and Gemma 4 opens the answer at once: then the last special token before
         the place where the two become alike closes the turn.
         """
@@ -300,7 +300,7 @@ def _ending(text: str, known: Sequence[str]) -> str:
 
 
 def _alike(one: str, other: str) -> int:
-    """Return how many characters both begin with."""
+    """Return the length of the common beginning."""
     shorter = min(len(one), len(other))
     return next((i for i in range(shorter) if one[i] != other[i]), shorter)
 

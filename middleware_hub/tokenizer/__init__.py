@@ -1,1 +1,1 @@
-"""Text to ids, ids to text, and how the two lie over each other."""
+"""Text to ids, ids to text, and how the ids lie over the text."""

@@ -1,8 +1,8 @@
 """How ids lie over the text they were encoded from, or that an engine sent with them.
 
-For a context the first that fits: the ids spell the text; they do apart from a leading BOS; apart from the dummy space
-behind it; the tokenizer's own offsets (a normalizer changed characters); else the ends are unknown, and the span is cut only
-at its edges.
+For a context, the first case that fits: the ids spell the text; they spell it after a leading BOS; also after the dummy space
+that follows the BOS; the tokenizer's own offsets (a normalizer changed characters); else the ends are unknown, and the span is
+cut only at its edges.
 
 For a reply the ids have to explain the text; if they do not, `--tokenizer-path` may be wrong:
 
@@ -43,7 +43,7 @@ class Alignment(msgspec.Struct, frozen=True):
 def align_context(
     vocabulary: Vocabulary, ids: Sequence[int], text: str, *, bos: Sequence[int], offsets: Offsets
 ) -> Alignment:
-    """Align ids with `text` that they were encoded from, or that spells them."""
+    """Align ids with the `text` from which they were encoded, or which they spell."""
     spelled = vocabulary.spell(ids)
     led = len(bos) == 1 and list(ids[:1]) == list(bos)
     bare = spelled[len(vocabulary.literal(bos[0])) :] if led else spelled
@@ -88,7 +88,7 @@ def align_reply(
         ids: `output_ids`.
         text: the reply's text.
         skips_special: the request's `skip_special_tokens`.
-        matched: `finish_reason.matched`: the stop token or stop string that ended the reply, if one did.
+        matched: `finish_reason.matched`: the stop token or stop string that ended the reply, if any.
 
     Returns:
         An alignment with `MISMATCH` among its flags if the ids do not explain the text.
@@ -97,7 +97,7 @@ def align_reply(
 
 
 class _ReplyLayout:
-    """The ids of one reply over its text; `trimmed` are the ids without a matched stop token."""
+    """The ids of one reply over its text; `trimmed`: the ids without a matched stop token."""
 
     def __init__(
         self, vocabulary: Vocabulary, ids: Sequence[int], text: str, skips_special: bool, matched: int | str | None
@@ -117,7 +117,8 @@ class _ReplyLayout:
             return Alignment(self.flags, None, visible, self._literals(visible))
         spelled = vocabulary.spell(ids, skip_special=self.skips_special)
         bare = spelled if trimmed is ids else vocabulary.spell(trimmed, skip_special=self.skips_special)
-        # A decoder that does not see what precedes the reply takes its first space for the dummy one, and removes it.
+        # A decoder that does not see what precedes the reply takes the first space of the reply for the dummy one, and removes
+        # it.
         for lead in (0, 1) if vocabulary.strips_lead and spelled.startswith(" ") else (0,):
             found = self._laid_over(spelled[lead:], bare[lead:], lead)
             if found is not None:
@@ -170,8 +171,8 @@ class _ReplyLayout:
         """Return whether a stop, or a character cut in half, explains that the ids spell more than the text."""
         text, matched = self.text, self.matched
         if isinstance(matched, str):
-            # Usually the text ends where the stop string begins (or, untrimmed, where it ends). But SGLang may pass its
-            # beginning on when an interim text was made in the middle of it (sglang PR #35157).
+            # Usually the text ends where the stop string begins (or, untrimmed, where it ends). But SGLang may pass on its
+            # beginning if an interim text was made in its middle (sglang PR #35157).
             begin = spelled.find(matched, max(0, len(text) - len(matched)))
             return 0 <= begin <= len(text)
         return not spelled[len(text) :].strip(REPLACEMENT)
@@ -179,7 +180,7 @@ class _ReplyLayout:
     def _held_back(self, lead: int) -> bool:
         """Return whether the text lacks just the last tokens, which end inside a character.
 
-        A decoder that shows text in pieces (vLLM's) waits for the rest of the character with all that its token spells.
+        A decoder that shows text in pieces (vLLM's) holds back the whole token until the rest of the character comes.
         """
         shown, skips = self.trimmed[: self._without_textless(len(self.trimmed))], self.skips_special
         spell = self.vocabulary.spell
@@ -229,11 +230,11 @@ class _ReplyLayout:
                 index += 1
             shown = max(0, min(seen, end) - begin) if begin < seen else 0
             if shown:
-                # The tokens before it have no text and lie inside what the reader saw: they stay or go with it.
+                # The tokens before it have no text and lie inside what the reader saw: they are kept or dropped with it.
                 first = visible
                 tail.clear()
             text = spelled[max(begin, seen) : end]
-            # No text spells half a character. So its token stays, unless it is what a stop string hides.
+            # No text spells half a character. So its token stays, unless a stop string hides it.
             stays = not isinstance(self.matched, str) and not shown and text.endswith(REPLACEMENT)
             tail.append(HiddenToken(index - first, text, stays, shown))
             begin = end

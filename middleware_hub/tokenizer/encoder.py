@@ -1,11 +1,11 @@
-"""Text to ids: by Hugging Face's tokenizers, or ten times faster by fastokens where that gives the same ids.
+"""Text to ids: by Hugging Face's tokenizers, or ten times faster by fastokens if that gives the same ids.
 
-`tokenizers` defines what a worker makes of a text: SGLang loads it, and nothing else may be sent. fastokens (SGLang's own
-`--tokenizer-backend fastokens`) reads the same tokenizer.json, and is checked against it in three ways. It is used only for
-the kind of tokenizer it was made for: byte-level BPE, with plain added tokens. Both have to encode a few hundred awkward
-texts alike. And while it is used, every 1,024th text is encoded by both. After one difference or one error it is not used
-again. A wrong encoding would not be a wrong sample (what was sent is what is remembered), but it would be another prompt
-than the worker's own.
+`tokenizers` defines the ids that a worker makes of a text: SGLang loads it, and no other ids may be sent. fastokens (SGLang's
+own `--tokenizer-backend fastokens`) reads the same tokenizer.json, and is checked against it in three ways. It is used only for
+the kind of tokenizer it was made for: byte-level BPE, with plain added tokens. Both have to encode a few hundred awkward texts
+alike. And while fastokens is used, every 1,024th text is encoded by both. After one difference or one error it is not used
+again. A wrong encoding would not be a wrong sample (what was sent is what is remembered), but it would be another prompt than
+the worker's own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from router.errors import BadRequestError
 
 try:
     import fastokens
-except ImportError:  # pragma: no cover - there are platforms without it
+except ImportError:  # pragma: no cover - some platforms lack it
     fastokens = None
 
 logger = logging.getLogger(__name__)
 
 CHECK_EVERY = 1024
-"""Every so many texts, one is encoded by both."""
+"""One of this many texts is encoded by both."""
 
 _PROBES = 300
 _AWKWARD = (
@@ -42,7 +42,7 @@ _AWKWARD = (
 )
 
 Encode = Callable[[str], bytes]
-"""Returns a text's ids, packed as spans keep them, with nothing added before or behind them."""
+"""Returns a text's ids, packed as spans keep them, with nothing added before or after them."""
 
 
 def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: PromptLimits = PROMPT_LIMITS) -> Encode:
@@ -65,9 +65,9 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: Pro
 
 
 class LateEncoder:
-    """Encodes by `tokenizers`, and has the encoder made that `encoder` chooses for `auto`. That takes a second or two.
+    """Encodes by `tokenizers`, and starts making the encoder that `encoder` chooses for `auto`. That takes a second or two.
 
-    It is begun with the first text, and in a thread. So neither a start nor a request waits for it.
+    The work starts with the first text, in a thread. So neither the start of a router nor a request waits for it.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class _UnfitError(Exception):
 
 
 class FastEncoder:
-    """Encodes by fastokens as long as `slow` agrees. Several threads call it; only a count can race."""
+    """Encodes by fastokens as long as `slow` agrees. Several threads call it; they can race only on a count."""
 
     def __init__(self, slow: Encode, fast: Encode) -> None:
         self._slow = slow
@@ -119,7 +119,7 @@ class FastEncoder:
         except TextTooLongError:
             raise
         except Exception:
-            # Whatever its kind: the slow encoder can take over.
+            # Any error: the slow encoder can take over.
             logger.exception("fastokens failed on a text: from here on Hugging Face's tokenizers encode all of them")
             self._fast = None
             return self._slow(text)
@@ -156,7 +156,7 @@ def _by_fastokens(settings: dict[str, Any], limits: PromptLimits) -> Encode:
     fast = _built(msgspec.json.encode({**settings, "post_processor": None}).decode())
 
     def encode(text: str) -> bytes:
-        ids: bytes = fast.encode_batch_flat([text])[0]  # little-endian, as are all machines that it is built for
+        ids: bytes = fast.encode_batch_flat([text])[0]  # little-endian, like all machines for which fastokens is built
         limits.check_tokens(len(ids) // ID_BYTES)
         return ids
 

@@ -1,4 +1,4 @@
-"""Ids and options of requests that would end a worker's process: what the model's vocabulary lacks."""
+"""Ids and options of requests that would end a worker's process, because the model's vocabulary lacks them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Files that a start leaves for the next one, in the user's cache folder.
 
-A file's key is a fingerprint of all that its content was made from, so a key's content never changes, and what was made from
-something else is never found. A file begins with the hash of the rest: half a file, or a spoilt one, is no file. It is
-written beside its place and moved there. A cache folder that cannot be written or read costs time and nothing else.
+A file's key is a fingerprint of everything from which its content was made, so a key's content never changes, and content made
+from anything else is never found. A file begins with the hash of the rest: a partial or damaged file is ignored. It is written
+beside its place and then moved there. A cache folder that cannot be written or read costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from blake3 import blake3
 logger = logging.getLogger(__name__)
 
 MOST_FILES = 8
-"""More are removed, those that were not used for longest first. A file has up to 40 MB."""
+"""More files are removed, the least recently used first. A file has up to 40 MB."""
 MOST_BYTES = 256 << 20
-"""Of a folder's files that are read for its fingerprint."""
+"""Limit of a folder's files that are read for its fingerprint."""
 TEMPLATES = "additional_chat_templates"
 """The only folder in a tokenizer's folder that is read."""
 LARGE_FILE = 64 << 20
@@ -40,9 +40,9 @@ def cache_folder() -> Path | None:
 
 
 def fingerprint(folder: Path, libraries: Iterable[str], version: int) -> str | None:
-    """Return the key of what `libraries` make of the files in a folder; None if that cannot be said cheaply.
+    """Return the key of what `libraries` make of the files in a folder; None if that cannot be found cheaply.
 
-    `version` is the caller's own: another one is another key.
+    `version` is the caller's own: another version has another key.
     """
     digest = blake3(f"{version} {sys.version}".encode())
     for name in libraries:
@@ -67,7 +67,7 @@ def fingerprint(folder: Path, libraries: Iterable[str], version: int) -> str | N
 
 
 def get(key: str) -> bytes | None:
-    """Return what was kept under a key; None if there is nothing, or nothing whole."""
+    """Return what was kept under a key; None if there is no file, or no whole file."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -85,7 +85,7 @@ def get(key: str) -> bytes | None:
 
 
 def put(key: str, content: bytes) -> None:
-    """Keep a content under its key, and remove the files that are too many."""
+    """Keep a content under its key, and remove surplus files."""
     folder = cache_folder()
     if folder is None:
         return

@@ -1,7 +1,7 @@
 """What transformers makes of a tokenizer's folder. The only file of the tokenizer that loads with transformers.
 
 transformers decides what a worker's tokenizer is: its classes may build another one than the folder's tokenizer.json says.
-To import it and to ask it takes two seconds of a processor. So what it made of a local folder is kept (`kept`) for the next
+Importing and asking it takes two seconds of processor time. So what it made of a local folder is kept (`kept`) for the next
 start, which finds it as long as neither a file of the folder nor a library has changed.
 """
 
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 PROBES = ("Hello world", " leading space", "naïve café 你好 🙂\n\n\tend", "x")
 
 LIBRARIES = ("transformers", "tokenizers", "huggingface-hub", "sentencepiece", "protobuf", "tiktoken", "mistral-common")
-"""What transformers loads tokenizers with. Another version of one, or one more, may make another tokenizer."""
+"""The libraries with which transformers loads tokenizers. Another version, or one more library, may make another tokenizer."""
 
 _FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
 """A folder with none of these has no tokenizer."""
 
 _VERSION = 1
-"""Of `LoadedTokenizer`. Raise it when that changes, or what it is made from."""
+"""The version of `LoadedTokenizer`. Raise it when that class changes, or what it is made from."""
 
 
 class LoadedTokenizer(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class LoadedTokenizer(msgspec.Struct, frozen=True):
 
     Attributes:
         tokenizer_json: its backend, as `tokenizers` writes it.
-        chat_template: Jinja source; of several, each has a name: `default`, `tool_use`.
+        chat_template: Jinja source; if there are several, each has a name: `default`, `tool_use`.
         special_tokens_map: `bos_token` and so on, with their texts.
         vocabulary_size: the model's, if known: models pad their vocabulary.
         probes: the ids that it makes of `PROBES`.
@@ -58,7 +58,7 @@ def load(path: str, *, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backen
     Raises:
         BadRequestError: it cannot be loaded.
     """
-    # What a hub id stands for may change, and foreign code may do anything.
+    # The content of a hub id may change, and foreign code may do anything.
     folder = None if trust_remote_code or not Path(path).is_dir() else Path(path)
     key = None if folder is None else kept.fingerprint(folder, LIBRARIES, _VERSION)
     content = None if key is None else kept.get(key)
@@ -66,7 +66,7 @@ def load(path: str, *, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backen
         found = _decoder.decode(content)
         return found, Backend.from_str(found.tokenizer_json)
     found, backend = _asked(path, trust_remote_code)
-    # Not if a file changed in the meantime.
+    # Do not keep it if a file changed in the meantime.
     if folder is not None and key is not None and key == kept.fingerprint(folder, LIBRARIES, _VERSION):
         kept.put(key, msgspec.json.encode(found))
     return found, backend
@@ -75,14 +75,14 @@ def load(path: str, *, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backen
 def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend]:
     if (
         path.startswith(("/", "./", "../", "~")) and not Path(path).exists()
-    ):  # else it would be a hub id that is spelled wrong
+    ):  # otherwise it would be taken for a misspelt hub id
         raise BadRequestError(f"--tokenizer-path {path}: there is no such folder")
     folder = Path(path)
     if folder.is_dir() and not any(next(folder.glob(name), None) for name in _FILES):
         raise BadRequestError(
             f"--tokenizer-path {path}: no tokenizer could be loaded from it: this folder has no tokenizer.json"
         )
-    from transformers import AutoTokenizer, PreTrainedConfig  # a second: only where nothing was kept
+    from transformers import AutoTokenizer, PreTrainedConfig  # takes a second: only if nothing was kept
 
     quiet_their_handlers()
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""What a tokenizer.json says about a tokenizer: its parts, and what only a start gains."""
+"""What a tokenizer.json says about a tokenizer: its parts, and what it adds only to a start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KNOWN_PARTS = frozenset({"Split", "ByteLevel", "Digits", "Sequence", "NFC"})
 
 
 def read_settings(tokenizer_json: str) -> dict[str, Any]:
-    """Return a tokenizer.json as a dict. The merges of its model, most of it, stay raw: nothing here looks at them."""
+    """Return a tokenizer.json as a dict. The merges of its model, which are most of it, stay raw: nothing here reads them."""
     raw = decode_object(tokenizer_json)
     model = decode_object(raw.pop("model"))
     settings: dict[str, Any] = {name: decode_any(value) for name, value in raw.items()}
@@ -53,7 +53,7 @@ def is_verbatim(settings: dict[str, Any]) -> bool:
 
 
 def tail_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a tail's tokenizer: what only a start gains is removed, also inside nested Sequences."""
+    """Return the settings of a tail's tokenizer: what only a start gains is removed, even inside nested Sequences."""
     pre_tokenizer = deepcopy(settings["pre_tokenizer"])
     for part in parts(pre_tokenizer):
         if part["type"] == "Metaspace":

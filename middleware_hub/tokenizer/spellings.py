@@ -68,19 +68,19 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _boundaries(added: dict[int, Any], settings: dict[str, Any]) -> list[int]:
-    """Return the added tokens that split a text before anything else looks at it, and touch nothing on either side."""
+    """Return the added tokens that split a text before any other step, and touch nothing on either side."""
     normalizer, pre_tokenizer = settings["normalizer"], settings["pre_tokenizer"]
     prefixed = any(part["type"] == "Prepend" for part in parts(normalizer)) or any(
         part.get("prepend_scheme") == "always" or part.get("add_prefix_space") is True for part in parts(pre_tokenizer)
     )
     if prefixed:  # every section between added tokens gains a dummy space: a start is not the sum of its sections
         return []
-    # Excluded are tokens that a longer one could swallow when the text goes on: those inside another one, and those
-    # overlapped by another one that is matched first (normalized tokens are matched in what the others left).
+    # Tokens that a longer token could swallow when the text goes on are left out: those inside another token, and those
+    # overlapped by another token that is matched first (normalized tokens are matched in what the others left).
     inside_of_others = "\0".join(token.content[:-1] for token in added.values())
     first = [token.content for token in added.values() if not token.normalized]
     beginnings = {content[:size] for content in first for size in range(1, len(content))}
-    # A `single_word` token matches only where no word goes on, which an encoder of the rest alone cannot see.
+    # A `single_word` token matches only where no word goes on, which an encoder that has only the rest cannot see.
     apart = any(token.single_word for token in added.values())
     return [
         i

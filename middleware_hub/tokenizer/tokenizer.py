@@ -2,8 +2,8 @@
 
 A text is encoded in one of two ways. A **start** is encoded as the worker itself would encode it: with BOS where the
 tokenizer adds one, with SentencePiece's dummy space. A **tail** follows tokens that are there already and must not gain
-what a start gains. It has an encoder of its own, made from the first one's JSON with everything removed that only a start
-gains. (Encoding a sentinel before the tail and cutting its ids off again fails where the text merges with it.)
+what a start gains. It has a separate encoder, made from the JSON of the first with everything removed that only a start gains.
+(To encode a sentinel before the tail and cut off its ids again fails if the text merges with the sentinel.)
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Tokenizer:
         add_special_tokens: `auto` adds a BOS unless the text spells it already, `always` adds it, `never` does not.
         vocabulary_size: the model's, if known: the limit for ids that clients send.
         encodes_by: see `encoder`.
-        limits: of a text. A longer one raises TextTooLongError.
-        tokenizer_json: the backend as text, where that is known: to write it takes a while.
+        limits: those of a text. A longer text raises TextTooLongError.
+        tokenizer_json: the backend as text, if that is known: writing it takes a while.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Tokenizer:
         self._packed_bos = pack_ids(self.bos)
         self.vocabulary = read_vocabulary(backend, settings)
         self.vocabulary.size = max(vocabulary_size or 0, len(self.vocabulary))
-        self.chat_template: str | dict[str, str] | None = None  # of several, each has a name: `default`, `tool_use`
+        self.chat_template: str | dict[str, str] | None = None  # if several, each has a name: `default`, `tool_use`
         self.special_tokens_map: dict[str, str] = {}
 
     @classmethod
@@ -97,7 +97,7 @@ class Tokenizer:
         """Load a tokenizer from a folder or a hub id.
 
         Raises:
-            BadRequestError: it cannot be loaded, or it is of a kind whose tokens' text is not known here.
+            BadRequestError: it cannot be loaded, or the text of its tokens is not known here.
         """
         found, backend = loaded.load(path, trust_remote_code=trust_remote_code)
         tokenizer = cls(
@@ -136,7 +136,7 @@ class Tokenizer:
     # Encoding ------------------------------------------------------------------------------------------------------------
 
     def encode_start(self, text: str) -> list[int]:
-        """Return the ids that the worker itself would make of this text, with nothing appended."""
+        """Return the ids that the worker itself would make of this text, without anything appended."""
         return unpack_ids(self._packed_start(text))
 
     def encode_tail(self, text: str) -> list[int]:
@@ -168,7 +168,7 @@ class Tokenizer:
     async def encode_aligned(self, text: str, *, start: bool) -> tuple[bytes, Alignment]:
         """Return what `encode_packed` returns, and how it lies over the text.
 
-        With a normalizer, that may cost as much again.
+        With a normalizer, this may cost twice as much.
         """
         if len(text) < self._long:
             return self._aligned(text, start)
@@ -192,7 +192,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells whether ids mean the same text to another tokenizer: of the vocabulary, added tokens and normalizer."""
+        """A hash of vocabulary, added tokens and normalizer: ids mean the same text to a tokenizer with the same hash."""
         settings = read_settings(self._start.to_str())
         parts = [settings["model"]["vocab"], settings["added_tokens"], settings["normalizer"]]
         return blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()
@@ -209,14 +209,14 @@ class Tokenizer:
         return Backend.from_str(_dump({**read_settings(self._start.to_str()), "post_processor": None}))
 
     def spell_prompt(self, ids: Sequence[int]) -> str:
-        """Return the text of a client's ids: special tokens spelled, without a leading BOS and the dummy space behind it."""
+        """Return the text of a client's ids: special tokens spelled, without a leading BOS and the dummy space after it."""
         led = bool(self.bos) and list(ids[: len(self.bos)]) == self.bos
         text = self.vocabulary.spell(ids[len(self.bos) :] if led else ids)
         return text[1:] if led and self._dummy_prefix and text[:1] == " " else text
 
     @cached_property
     def _dummy_prefix(self) -> bool:
-        """Return whether a start gains a space, so that `x` at a start differs from `x` behind something."""
+        """Return whether a start gains a space, so that `x` at a start differs from `x` after other text."""
         first = self._start.encode("x", add_special_tokens=False).ids
         return self.vocabulary.spell(first).startswith(" ")
 

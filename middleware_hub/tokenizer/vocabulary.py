@@ -8,9 +8,9 @@ determine where every token ends: the token that holds a character's first byte 
 
 so the tokens of one character share an end and go together, and `searchsorted(ends, cut, "right")` is the whole rule for a
 cut, once a token is raised to the end of the token that finishes its last character (a token may finish one character and
-go on with whole ones: `EC 9E`, `88 EC 8A B5`). That is one vectorised sum as long as the bytes are valid UTF-8. Where they
-are not, decoders write `�`, and the slow path counts as they do: a lossy decoder one per maximal broken part,
-SentencePiece one per byte of a broken run.
+go on with whole ones: `EC 9E`, `88 EC 8A B5`). That is one vectorised sum if the bytes are valid UTF-8. If not, decoders write
+`�`, and the slow path counts like them: a lossy decoder one per maximal broken part, SentencePiece one per byte of a broken
+run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Vocabulary:
     Args:
         pieces: id -> bytes, complete for ids the tokenizer knows.
         special: ids that `skip_special_tokens` leaves out of a text.
-        boundaries: ids of added tokens behind which encoding is provably compositional.
-        added: ids that an encoder matches in a text before anything else, whatever surrounds them.
+        boundaries: ids of added tokens after which encoding is provably compositional.
+        added: ids that an encoder matches in a text before any other step, whatever surrounds them.
         byte_ids: SentencePiece's byte tokens, empty for byte-level vocabularies.
         strips_lead: whether its decoder removes a leading space.
     """
@@ -55,7 +55,7 @@ class Vocabulary:
         self._pieces = [pieces.get(i, b"") for i in range(size)]
         ends = np.cumsum([len(piece) for piece in self._pieces])
         begins = np.frombuffer(b"".join(self._pieces), dtype=np.uint8) & 0xC0 != 0x80
-        # One entry more than there are ids, for ids beyond the table, which decoders skip too.
+        # One more entry than there are ids, for ids beyond the table, which decoders skip too.
         self._begun = np.zeros(size + 1, dtype=np.int32)
         self._begun[:size] = np.diff(np.concatenate(([0], np.cumsum(begins)))[ends], prepend=0)
         # SentencePiece's byte tokens are one byte long: none finishes one character and begins another.
@@ -72,7 +72,7 @@ class Vocabulary:
         self.special_ids = frozenset(int(i) for i in np.flatnonzero(self._special))
 
         self.size = size
-        """The number of ids that the model has, as far as is known; models pad their vocabulary."""
+        """The number of the model's ids, if known; models pad their vocabulary."""
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -107,7 +107,7 @@ class Vocabulary:
             return "".join(self._spell_runs(ids, skip_special))
 
     def lossy(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """Return the text of ids with one `�` per broken character, whatever the decoder's habit is."""
+        """Return the text of ids with one `�` per broken character, whatever the decoder does."""
         return self._joined(ids, skip_special).decode("utf-8", "replace")
 
     def spells(self, ids: Sequence[int], text: str, *, skip_special: bool = False) -> bool:
@@ -175,7 +175,7 @@ class Vocabulary:
 
     @staticmethod
     def _raised(ends: NDArray[np.int32], continues: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Raise the ends of tokens that share a character to the last one's. `continues`: which go on with an open one."""
+        """Raise the ends of tokens that share a character to the last end. `continues`: which continue an open character."""
         if not continues.any():
             return ends
         has_text = continues | (np.diff(ends, prepend=np.int32(0)) > 0)
@@ -188,7 +188,7 @@ class Vocabulary:
         return ends
 
     def counted(self, ids: Sequence[int], *, skip_special: bool = False) -> NDArray[np.int32]:
-        """Return the ends of any ids: decoded token by token, counting as the decoder does where bytes are not UTF-8."""
+        """Return the ends of any ids: decoded token by token, counting like the decoder where bytes are not UTF-8."""
         ends: list[int] = []
         if not self._bytes:
             decoder, characters = _Decoder(), 0
@@ -227,9 +227,9 @@ class Vocabulary:
         return int(found[-1]) + 1 if len(found) and not unspelled else 0
 
     def boundaries(self, ids: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Return how many ids come before each place at which a text may be cut without any encoding of it changing.
+        """Return the number of ids before each place at which a text may be cut without changing its encoding.
 
-        These places are behind added tokens, in so far as the text spells them (see `Measure.last_boundary`).
+        These places follow added tokens that the text spells (see `Measure.last_boundary`).
         """
         return np.flatnonzero(self._boundary[self._within(ids)]) + 1
 
@@ -261,8 +261,8 @@ def _as_array(ids: Sequence[int]) -> NDArray[np.int32]:
 class _Decoder:
     """Decodes UTF-8 piece by piece, and replaces each broken part as soon as it is certain.
 
-    Python's own decoder keeps the first two bytes of a surrogate (ED A0 to ED BF) until a third one comes, for callers who let
-    surrogates pass. Here they are no character, whatever follows them, and so two broken parts.
+    Python's own decoder keeps the first two bytes of a surrogate (ED A0 to ED BF) until a third one comes, for callers that let
+    surrogates pass. Here they are no character, whatever follows, and so they are two broken parts.
     """
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ def described(sample: Sample, built: Built) -> dict[str, Any]:
 
 
 def waiting(ledger: Ledger) -> Steps[dict[str, int]]:
-    """Count what there is that was not given."""
+    """Count the samples that were not given out."""
     found = Counter(groups=0, complete_samples=0, open_samples=0, claimed_samples=0)
     for few in groups_in_steps(ledger):
         for group in few:

@@ -1,12 +1,12 @@
 """The calls about groups over HTTP.
 
-    GET   /trajectories?group=ID        all samples of a group, also those that trainers hold
+    GET   /trajectories?group=ID        all samples of a group, including those that trainers hold
     POST  /trajectories/claim           samples for a while
-    POST  /trajectories/ack             those of a claim are never handed out again
-    POST  /trajectories/release         those of a claim are given back
+    POST  /trajectories/ack             the samples of a claim are never handed out again
+    POST  /trajectories/release         the samples of a claim are given back
     POST  /trajectories/renew           the lease of a claim begins again
-    POST  /trajectories/reward          what a reply was worth: its rollout is at its end
-    POST  /trajectories/drop            what no trainer holds of a group is never handed out
+    POST  /trajectories/reward          what a reply was worth: its rollout ends POST  /trajectories/drop            samples of
+    a group that no trainer holds are never handed out
 
 A key sees the groups of its tenant, and of the namespace that `x-radix-namespace` names.
 """
@@ -74,7 +74,7 @@ class Calls:
         }
 
     def _at(self, scope: Scope) -> tuple[str, Journal]:
-        """Return the tenant of a request, and the journal that it is about."""
+        """Return the tenant of a request, and its journal."""
         tenant = request_state(scope).caller.tenant
         return tenant, self._groups.journal(tenant, header(scope, b"x-radix-namespace") or "")
 
@@ -230,7 +230,7 @@ def _group(journal: Journal, name: str) -> Group:
 
 
 def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float | None, bytes]:
-    """Read one reward, and find what it is for. Raises BadRequestError, NotFoundError."""
+    """Read one reward, and find its reply or session. Raises BadRequestError, NotFoundError."""
     name, group, rollout = (_text(fields, key) for key in ("request_id", "group_id", "rollout_id"))
     reward: float | None = typed(fields, "reward", float, "a number, or null")
     info = typed(fields, "reward_info", dict[str, Any], "an object")

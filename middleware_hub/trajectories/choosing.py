@@ -10,7 +10,7 @@ from middleware_hub.trajectories.ledger import Ledger
 from middleware_hub.trajectories.samples import Choice, Group, Sample
 
 Refusal = Callable[[Sample], str | None]
-"""Says why a sample is not wanted; None if it is."""
+"""Returns the reason for which a sample is not wanted; None if it is wanted."""
 
 
 T = TypeVar("T")
@@ -38,15 +38,14 @@ def choosing(
     size: int | None = None,
     partial_before: float | None = None,
 ) -> Steps[tuple[list[Choice], Counter[str]]]:
-    """Find what a trainer may be given now, oldest groups first, and how many samples were refused, by reason.
+    """Find the samples that a trainer may be given now, oldest groups first, and how many were refused, by reason.
 
-    What has changed between two steps does no harm: the claim then gets less than was chosen.
+    A change between two steps does no harm: the claim then gets fewer samples than were chosen.
 
     Args:
-        groups, limit: how many groups and samples at most.
-        size: of a complete group, instead of its own.
-        partial_before: groups that are not complete count as well, if nothing has happened to them since that time; they
-            come last.
+        groups, limit: the maximum of groups and of samples.
+        size: the size of a complete group, instead of the group's own.
+        partial_before: incomplete groups count too if nothing has happened to them since that time; they come last.
     """
     chosen: list[Choice] = []
     partial: list[Choice] = []

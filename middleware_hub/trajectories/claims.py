@@ -1,10 +1,10 @@
-"""Claims: a trainer takes samples for a while, and says when it has them.
+"""Claims: a trainer takes samples for a while, and acknowledges them when it has them.
 
     choose --> lease --> `claimed` in the log --> read on: what of it is ours --> lay the tokens out --> answer
        ^                                                                               |
        +---- nothing: wait for news ----+---- a whole group came out short: give it back
 
-What goes wrong behind `claimed` loses nothing: the lease ends, and the samples are claimed again.
+A failure after `claimed` loses nothing: the lease ends, and the samples are claimed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_SECONDS: Final = 1.0
-"""How often a claim that waits looks whether a lease is over."""
+"""How often a claim that waits checks whether a lease is over."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     @property
     def retrieval(self) -> dict[str, Any]:
-        """Return how the sequences of texts are answered: fields of `/retrieve_from_text`."""
+        """Return the options for the sequences of texts: fields of `/retrieve_from_text`."""
         return {name: getattr(self, name) for name in _RETRIEVAL}
 
 
@@ -66,7 +66,7 @@ class Claims:
 
     Args:
         counts: see `Groups`.
-        stopping: returns whether the router is about to stop, so that nobody may wait any longer.
+        stopping: returns whether the router is about to stop, so that no claim may wait any longer.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Claims:
         self._stopping = stopping
 
     async def claim(self, tenant: str, journal: Journal, wanted: Wanted) -> dict[str, Any]:
-        """Return the answer to a claim: with samples, or without any when the time is over. Raises StoreError."""
+        """Return the answer to a claim: with samples, or without any when the time is up. Raises StoreError."""
         until = time.monotonic() + wanted.wait_seconds
         lost: list[dict[str, str]] = []
         while True:
@@ -100,7 +100,7 @@ class Claims:
                     **{"filtered": refused, "lost": lost, "evicted": journal.ledger.counts["evicted"]},
                     "waiting": await result(waiting(journal.ledger)),
                 }
-            await asyncio.sleep(min(left, took))  # where much waits, news come faster than it can be looked at
+            await asyncio.sleep(min(left, took))  # under load, news comes faster than it can be read
             await journal.wait(min(left, LOOK_SECONDS))
 
     async def _take(self, journal: Journal, wanted: Wanted) -> tuple[list[Choice], Claim | None, Counter[str]]:
@@ -165,7 +165,7 @@ class Claims:
         choices: Sequence[Choice],
         lost: list[dict[str, str]],
     ) -> dict[str, Any] | None:
-        """Return the answer with what a claim holds; None if nothing is left of it."""
+        """Return the answer with the samples that a claim holds; None if it holds none any more."""
         groups, answered = [], []
         given_back: list[bytes] = []
         try:
@@ -192,7 +192,7 @@ class Claims:
                 )
                 answered += [described(sample, built) for sample, built in made]
         except BaseException:
-            # The samples reach no trainer: others need not wait for the end of the lease.
+            # The samples reach no trainer: other trainers need not wait for the end of the lease.
             await asyncio.shield(self._give_back(journal, claim, ()))
             raise
         if not answered or given_back:
@@ -214,7 +214,7 @@ class Claims:
     async def _built(
         self, tenant: str, journal: Journal, wanted: Wanted, sample: Sample, lost: list[dict[str, str]]
     ) -> Built | None:
-        """Return the tokens of a sample; None if they are lost, or are not what is wanted."""
+        """Return the tokens of a sample; None if they are lost or unwanted."""
         built = await self._sequences.built(tenant, sample, wanted.retrieval)
         if built is None:
             lost.append({"id": sample.id.hex(), "group_id": sample.group.id})
@@ -235,7 +235,7 @@ class Claims:
 
 
 async def result(steps: Steps[T]) -> T:
-    """Return what a walk returns. Between its steps others have their turn."""
+    """Return the result of a walk. Between its steps the event loop serves other requests."""
     while True:
         try:
             next(steps)

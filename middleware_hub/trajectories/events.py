@@ -3,8 +3,8 @@
     sampled  sampled  rewarded  sampled  rewarded  claimed  renewed  acknowledged
        1        2        3         4         5        6        7          8         numbers, given by the store
 
-The ledger is what its events make of it, in this order, in whichever process. Tokens are not in the log: a reply is named by
-the id of its record, and `Sampled` is appended in one step with that record.
+Any process that applies these events in order has the ledger. Tokens are not in the log: a reply is named by the id of its
+record, and `Sampled` is appended together with that record.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Sampled(GroupEvent, tag="sampled", frozen=True):
     Attributes:
         key, root: the ids of its record and of its conversation.
         size: how many samples the group will have, if the request said so.
-        rollout: the rollout that it belongs to; None: that of the replies which its prompt continues.
-        ended: it is the last one of its rollout.
-        parent: the reply that its prompt continues, as far as it does.
+        rollout: the rollout to which it belongs; None: that of the replies that its prompt continues.
+        ended: whether it is the last reply of its rollout.
+        parent: the reply that its prompt continues, if any.
         names: its request ids.
-        inexact: it is known that its sequence is not exact.
+        inexact: whether its sequence is known not to be exact.
         versions: the weight versions of its tokens.
     """
 
@@ -90,9 +90,9 @@ class Taken(msgspec.Struct, array_like=True, frozen=True):
     """A sample of a claim.
 
     Attributes:
-        id: of the sample.
-        members: the replies that it is made of, or the session.
-        before: the claim that has it and is over, with the number of its renewals; None if no claim ever had it.
+        id: the id of the sample.
+        members: its replies, or its session.
+        before: the claim that held it last and is over, with the number of its renewals; None if no claim ever held it.
     """
 
     id: bytes
@@ -127,7 +127,7 @@ class Released(GroupEvent, tag="released", frozen=True):
 
 
 class Judged(GroupEvent, tag="judged", frozen=True):
-    """What is known of a sample only since its tokens were laid out."""
+    """What became known of a sample when its tokens were laid out."""
 
     sample: bytes
     inexact: bool
@@ -135,7 +135,7 @@ class Judged(GroupEvent, tag="judged", frozen=True):
 
 
 class Dropped(GroupEvent, tag="dropped", frozen=True):
-    """Replies or sessions are not handed out (any more): `dropped` by a client, `evicted` for want of room, or `lost`."""
+    """Replies or sessions are not handed out (any more): `dropped` by a client, `evicted` for lack of room, or `lost`."""
 
     keys: tuple[bytes, ...]
     why: str

@@ -62,12 +62,12 @@ class Groups:
         return found
 
     def standing(self, namespace: Namespace, request_id: str) -> tuple[str, float | None] | None:
-        """Return the group of a reply, and its reward, as far as they are known here; None if it is in no group."""
+        """Return the group of a reply, and its reward, if known here; None if it is in no group."""
         journal = self._journals.get((namespace[0], namespace[2]))
         return None if journal is None else journal.ledger.standing(request_id)
 
     async def read_on(self, tenant: str, namespaces: Iterable[str]) -> None:
-        """Read what was written down of these namespaces since the last time. Raises StoreError."""
+        """Read what was written down for these namespaces since the last time. Raises StoreError."""
         if self._saving is not None:
             for namespace in namespaces:
                 await self.journal(tenant, namespace).read_on()
@@ -82,7 +82,7 @@ class Groups:
         return sum(one.ledger.last for name, one in self._journals.items() if name[0] == tenant)
 
     def _forget_one(self) -> None:
-        """Forget a ledger: one that the store has, or that is empty, or else the one that was used longest ago."""
+        """Forget a ledger: one that the store has, or an empty one, or else the least recently used one."""
         idle = (name for name, one in self._journals.items() if self._saving is not None or not len(one.ledger))
         name = next(idle, next(iter(self._journals)))
         gone = self._journals.pop(name).ledger
@@ -93,12 +93,12 @@ class Groups:
             )
 
     def sampled(self, namespace: Namespace, member: Membership, generation: Generation) -> list[Event]:
-        """Return what is to be appended to the store in one step with the record of a reply, whose span has an id."""
+        """Return what to append to the store together with the record of a reply. The span of the reply has an id."""
         self.counts["joined"] += 1
         return [stored(log_key(namespace[0], namespace[2]), _sampled(namespace[1], member, generation))]
 
     def note(self, tree: RadixTree, namespace: Namespace, member: Membership, generation: Generation) -> None:
-        """Enter a reply where there is no store. The tree finds it by an id, as long as it has it."""
+        """Enter a reply if there is no store. The tree finds it by an id as long as it holds it."""
         span = generation.span
         name = new_id()
         above = next((part for part, _ in links(span.parent, span.take) if part.stored is not None), None)
@@ -121,7 +121,7 @@ class Groups:
         return await self.journal(tenant, namespace).keep(event)
 
     async def ended(self, tenant: str, namespace: str, session: str) -> bool:
-        """Note that a session is at its end; return as `joined` does."""
+        """Note that a session has ended; return as `joined` does."""
         return await self.journal(tenant, namespace).keep(Ended(session=session, time=time.time()))
 
     async def left(self, tenant: str, namespace: str, session: str) -> None:
@@ -153,7 +153,7 @@ def _sampled(lora: str, member: Membership, generation: Generation) -> Sampled:
 
 
 def _continued(span: TokenSpan) -> bytes | None:
-    """Return the record of the last reply in front of this one, as far as its prompt goes on from it."""
+    """Return the record of the last reply before this one if its prompt continues that reply."""
     for part, take in links(span.parent, span.take):
         if part.sampled and take:
             return None if part.stored is None else part.stored.id
@@ -161,7 +161,7 @@ def _continued(span: TokenSpan) -> bytes | None:
 
 
 def _own_flags(span: TokenSpan) -> int:
-    """Return the flags of a reply and of the context in front of it."""
+    """Return the flags of a reply and of the context before it."""
     flags = SpanFlag.NONE
     for part, _ in links(span, span.count):
         if part is not span and part.sampled:

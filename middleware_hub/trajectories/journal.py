@@ -1,7 +1,7 @@
-"""Where the events of a ledger are: in a log of the store, which all routers read and append to, or in this process alone.
+"""The place of a ledger's events: a log of the store, which all routers read and append to, or only this process.
 
 Code that depends on the ledger first reads on to the end of the log, and then appends wherever the log ends (see `ledger`: the
-order decides). A lease is what a router announces in the store, before the claim is in the log: the store's clock ends it.
+order decides). A router announces a lease in the store before the claim is in the log: the store's clock ends it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from middleware_hub.trajectories.ledger import Ledger
 logger = logging.getLogger(__name__)
 
 MOST_MEMBERS: Final = 100_000
-"""Replies and sessions that wait in one ledger. Those of the oldest groups go first; that is logged and counted."""
+"""Replies and sessions that wait in one ledger. Those of the oldest groups are dropped first; that is logged and counted."""
 MOST_EVENTS: Final = 1_000_000
 """Events for which a reply or session waits to be claimed. Without a limit, an unclaimed one would keep the whole log."""
 PREFIX: Final = "groups/"
 _PAGE: Final = 500
 _STEP: Final = 100
-"""Events that are applied before others have their turn: a millisecond."""
+"""Events that are applied before the event loop serves other requests: about a millisecond."""
 _SPARE: Final = 1_000
-"""Events that stay in the log although nothing depends on them: claims that are over may still be asked about."""
+"""Events that stay in the log although nothing depends on them: a trainer may still ask about claims that are over."""
 _TRIM_EVERY: Final = 500
 
 
@@ -40,7 +40,7 @@ _decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 
 
 class Journal(Protocol):
-    """A ledger, and where its events are. Everything may raise StoreUnreachableError.
+    """A ledger, and the place of its events. Every method may raise StoreUnreachableError.
 
     Attributes:
         ledger: as of the last `read_on`.
@@ -61,10 +61,10 @@ class Journal(Protocol):
         ...
 
     async def wait(self, seconds: float) -> None:
-        """Return when something was appended, or when the time is over."""
+        """Return when something was appended, or when the time is up."""
 
     async def lease(self, claim: str, seconds: float) -> None:
-        """Let the lease of a claim begin, or begin again; 0 seconds end it."""
+        """Begin the lease of a claim, or begin it again; 0 seconds end it."""
 
     async def live(self) -> Collection[str]:
         """Return the claims whose lease is not over."""
@@ -100,7 +100,7 @@ class StoreJournal:
         self._newest: Event | None = None
 
     async def read_on(self) -> None:
-        """The last event that is known is read once more: if it is another one now, the store was set back."""
+        """The last known event is read once more: if it has changed, the store was set back."""
         async with self._reading:
             ledger = self.ledger
             page = await self._page(max(0, ledger.last - 1))
@@ -110,7 +110,8 @@ class StoreJournal:
                 page = await self._page(0)
             while page := [event for event in page if event.number > ledger.last]:
                 if 0 < ledger.last < page[0].number - 1 and await self._begins_with(page[0]):
-                    # Others have trimmed what was not read here, such as acknowledgements. The rest of the log is whole.
+                    # Other routers have trimmed events that were not read here, such as acknowledgements. The rest of the log
+                    # is whole.
                     ledger = Ledger()
                 for number, event in enumerate(page, 1):
                     ledger.apply(event.number, read(event))
@@ -134,7 +135,7 @@ class StoreJournal:
         if ledger.last - self._trimmed < _TRIM_EVERY + _SPARE:
             return
         before = min(ledger.needed, ledger.last - _SPARE)
-        self._trimmed = max(before, ledger.last - _SPARE - _TRIM_EVERY // 2)  # not to count again at once
+        self._trimmed = max(before, ledger.last - _SPARE - _TRIM_EVERY // 2)  # so that it is not counted again at once
         await self._store.trim(self.log, before)
 
     async def append(self, event: AnyEvent) -> None:
@@ -199,7 +200,7 @@ class MemoryJournal:
 
 
 def _is_other(page: Sequence[Event], newest: Event) -> bool:
-    """Return whether a page that begins with the last known event begins with something else, which is not behind it."""
+    """Return whether a page that should begin with the last known event has another event in its place, or nothing."""
     return not page or (page[0].number <= newest.number and page[0] != newest)
 
 
@@ -214,5 +215,5 @@ def stored(log: str, event: AnyEvent) -> Event:
 
 
 def read(event: Event) -> AnyEvent:
-    """Return what the store kept. Raises DamagedRecordError."""
+    """Return the event that the store kept. Raises DamagedRecordError."""
     return event.decoded(_decoder)

@@ -1,4 +1,4 @@
-"""The groups of one tenant and namespace: what there is to claim, who has it, and what is done with it.
+"""The groups of one tenant and namespace: which samples can be claimed, which claims hold them, and what is done with them.
 
                  sampled, joined             claimed                    acknowledged
     (nothing) ---------------------> open ------------> sealed, held ----------------> done, and soon forgotten
@@ -8,10 +8,10 @@
 
 A *member* is a reply, or a session. A *sample* is what a trainer gets for one rollout: a session; the replies of one rollout
 id; or else a reply that no other reply continues, with those that it continues. Which replies make a sample is open until it is
-claimed. Then it is sealed, and it keeps its id and its members: what is sampled behind it is another sample. So each reply
+claimed. Then it is sealed, and it keeps its id and its members: what is sampled after it is another sample. So each reply
 belongs to one sample.
 
-The one rule: **the order of the log decides.** A claim says of each sample in which state it saw the sample (free, or held by
+The only rule: **the order of the log decides.** A claim says of each sample in which state it saw the sample (free, or held by
 a claim whose lease was over), and gets the sample if that state still holds at the claim's place in the log. So no append has
 to expect a number, and all routers agree. Leases are not in the log: a claim names the earlier claims that it took for over.
 
@@ -42,7 +42,7 @@ from middleware_hub.trajectories.events import (
 from middleware_hub.trajectories.samples import Claim, Group, Member, Sample, drafts_of, versions_of
 
 MOST_CLAIMS: Final = 10_000
-"""Claims that are over and remembered, so that an acknowledgement may be sent twice."""
+"""Finished claims that are remembered, so that an acknowledgement may be sent twice."""
 MOST_SETTLED: Final = 10_000
 """Replies of settled groups whose group and reward can still be looked up."""
 
@@ -55,8 +55,8 @@ class Ledger:
 
     Attributes:
         last: the number of the last event.
-        counts: of samples `claimed`, `acknowledged`, `released`, `expired` (claimed from a trainer whose lease was over); of
-            members `dropped`, `evicted`, `lost`.
+        counts: those of samples `claimed`, `acknowledged`, `released`, `expired` (claimed from a trainer whose lease was over);
+            of members `dropped`, `evicted`, `lost`.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Ledger:
     # Events ------------------------------------------------------------------------------------------------------------
 
     def apply(self, number: int, event: AnyEvent) -> None:
-        """Apply an event. One that is not possible (any more) changes nothing."""
+        """Apply an event. An event that is not possible (any more) changes nothing."""
         self.last = number
         match event:
             case Sampled() | Joined():
@@ -121,9 +121,9 @@ class Ledger:
         if isinstance(event, Joined):
             known = self._sessions.get(event.session)
             if known is not None and known.group is group and known.sample is None and not known.done:
-                return  # asked for twice
+                return  # the event came twice
             if known is not None:
-                known.session = ""  # it was deleted, and another session has its name
+                known.session = ""  # the old session was deleted, and another has its name
             member = Member(event.key, group, number, event.session)
             self._sessions[event.session] = member
         else:
@@ -279,7 +279,7 @@ class Ledger:
     # Samples -----------------------------------------------------------------------------------------------------------
 
     def claim(self, name: str) -> Claim | None:
-        """Return the claim of this id; None if it is unknown, or over for long."""
+        """Return the claim of this id; None if it is unknown, or ended long ago."""
         return self._claims.get(name)
 
     def samples(self, group: Group) -> list[Sample]:
@@ -287,7 +287,7 @@ class Ledger:
         return [*group.sealed.values(), *self.drafts(group)]
 
     def drafts(self, group: Group) -> list[Sample]:
-        """Return what the open members of a group are as samples, in the order of what ends them."""
+        """Return the samples that the open members of a group make, in the order of their ends."""
         if group.drafts is None:
             group.drafts = list(drafts_of(group))
         return group.drafts
@@ -309,25 +309,26 @@ class Ledger:
         return None
 
     def standing(self, request_id: str) -> Standing | None:
-        """Return the group and the reward of the newest reply of this name, also if its group was settled lately."""
+        """Return the group and the reward of the newest reply of this name, even if its group was settled lately."""
         member = self.reply(request_id)
         if member is not None:
             return member.group.id, member.reward
         return next((self._settled[name] for name in names_of(request_id) if name in self._settled), None)
 
     def rollout(self, group: str, rollout: str) -> Member | None:
-        """Return the last reply of a rollout: an open one, if there is one."""
+        """Return the last reply of a rollout: an open reply, if there is one."""
         found = self.groups.get(group)
         members = [] if found is None else [one for one in found.members.values() if one.rollout == rollout]
         return next((one for one in reversed(members) if one.sample is None), members[-1] if members else None)
 
     def session(self, session: str) -> Member | None:
-        """Return the member that is this session."""
+        """Return the member for this session."""
         return self._sessions.get(session)
 
     def overflow(self, most: int, before: int = 0) -> tuple[bytes, ...]:
-        """Return the members that have to go: those of the oldest groups, so that no more than `most` are left, and those of
-        events in front of the number `before`, since the log is kept from the first of them on.
+        """Return the members to drop: those of the oldest groups, so that at most `most` are left, and early ones.
+
+        Early members are those of events before number `before`: the log is kept from the first member's event on.
         """
         found: list[bytes] = []
         for group in self.groups.values():

@@ -1,4 +1,4 @@
-"""How a request says to which group its replies belong."""
+"""How a request names the group of its replies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Membership(msgspec.Struct, frozen=True):
 def memberships(headers: Mapping[bytes, bytes], prompts: int) -> list[Membership | None]:
     """Return the membership of each prompt of a request. Raises BadRequestError.
 
-    Ids and ends may be one for all prompts, or as many as there are prompts, separated by commas.
+    An id or end may be given once for all prompts, or once for each prompt, separated by commas.
     """
     given = {name: headers[name].decode("latin-1") for name in HEADERS if name in headers}
     if not given:

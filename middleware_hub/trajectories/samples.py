@@ -10,12 +10,12 @@ from msgspec import Raw
 
 
 class Member(msgspec.Struct, eq=False):
-    """A reply or a session; the fields without a word are those of `Sampled` and `Joined`.
+    """A reply or a session; fields not described here are those of `Sampled` and `Joined`.
 
     Attributes:
-        number: of its event.
-        sample: what it was sealed into.
-        done: acknowledged, or dropped.
+        number: that of its event.
+        sample: the sample into which it was sealed.
+        done: whether it was acknowledged or dropped.
     """
 
     key: bytes
@@ -50,8 +50,8 @@ class Sample(msgspec.Struct, eq=False):
     """One rollout. Its id is the key of its first member.
 
     Attributes:
-        complete: a reward, `x-rollout-end` or the session's end has ended it.
-        claim: who has it, or had it last.
+        complete: whether a reward, `x-rollout-end` or the session's end has ended it.
+        claim: the claim that has it, or had it last.
         inexact, versions: as far as is known before its tokens are laid out.
     """
 
@@ -71,7 +71,7 @@ class Sample(msgspec.Struct, eq=False):
 
     @property
     def held(self) -> bool:
-        """Return whether a claim has it, its lease over or not."""
+        """Return whether a claim has it, whether or not the lease is over."""
         return self.claim is not None and self.id in self.claim.held
 
     def open_to(self, live: Collection[str]) -> bool:
@@ -87,11 +87,11 @@ class Sample(msgspec.Struct, eq=False):
 
 
 class Group(msgspec.Struct, eq=False):
-    """A group: its members in order, and when something happened to them last.
+    """A group: its members in order, and the time of their last event.
 
     Attributes:
         acknowledged: how many samples were.
-        drafts: the samples of its open members; None if that has to be found out.
+        drafts: the samples of its open members; None if they have to be computed.
     """
 
     id: str
@@ -104,14 +104,14 @@ class Group(msgspec.Struct, eq=False):
 
 
 class Claim(msgspec.Struct, eq=False):
-    """What one trainer took.
+    """The samples that one trainer took.
 
     Attributes:
         number: of its event.
         renewals: how often its lease began again.
-        held: the samples that are its own.
-        taken: those that it had, and that others took when its lease was over.
-        acknowledged: how many were acknowledged; None before.
+        held: the samples that it holds.
+        taken: the samples that it held, and that others took when its lease was over.
+        acknowledged: how many samples were acknowledged; None before.
         released: whether it was given back.
     """
 
@@ -125,7 +125,7 @@ class Claim(msgspec.Struct, eq=False):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The sequences of a sample: their JSON, and what the filters of a claim look at. `rewards`: those of a session."""
+    """The sequences of a sample: their JSON, and what the filters of a claim need. `rewards`: those of a session."""
 
     trajectories: Sequence[Raw]
     exact: bool
@@ -148,7 +148,7 @@ class SampleTrajectories(Protocol):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A group that may be claimed, with the samples of it; `partial`: it is not complete."""
+    """A group that may be claimed, with its samples; `partial`: whether it is incomplete."""
 
     group: Group
     samples: tuple[Sample, ...]
@@ -156,7 +156,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def drafts_of(group: Group) -> Iterator[Sample]:
-    """Yield the samples that the open members of a group make, in the order of what ends them."""
+    """Yield the samples that the open members of a group make, in the order of their ends."""
     free = {key: one for key, one in group.members.items() if one.sample is None and not one.done}
     continued = {one.parent for one in free.values()}
     rollouts: dict[str, list[Member]] = {}
@@ -176,7 +176,7 @@ def drafts_of(group: Group) -> Iterator[Sample]:
 
 
 def _draft(free: dict[bytes, Member], taken: set[bytes], ends: list[Member], complete: bool) -> Sample:
-    """Return the sample of these replies, with all that they continue and that no sample before it has."""
+    """Return the sample of these replies, with everything that they continue and that no earlier sample has."""
     keys = {one.key for one in ends}
     for end in ends:
         above = free.get(end.parent or b"")

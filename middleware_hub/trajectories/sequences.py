@@ -1,7 +1,7 @@
 """The tokens of a sample: the sequences that hold its replies whole, as `cover` gives them, or those of its session.
 
-Mask 1 is left to the replies of the sample itself. Another sample of the group has the rest of a sequence, or a reply that was
-sampled without the group's header (`outside_group`).
+Only the replies of the sample itself have mask 1. The rest of a sequence belongs to another sample of the group, or to a reply
+that was sampled without the group's header (`outside_group`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Sequences:
     """Implements `SampleTrajectories`.
 
     Args:
-        tree, memory: what remembers texts; `memory` fills the tree from a store.
+        tree, memory: these remember texts; `memory` fills the tree from a store.
         sessions: lays out sessions, if any are served.
     """
 
@@ -57,7 +57,7 @@ class Sequences:
         in_group = sample.group.members.keys()
         last = found[-1]
         recall = Recall(end_of(last.span), True, _names(last))
-        # Taken before anybody waits: what is evicted meanwhile is still in them.
+        # Taken before the first await, so that they contain what is evicted meanwhile.
         first = flatten(*recall.cut[:2])
         others = retrieval.chains_to_add(first, found)
         masks = SharedMask(first, others)
@@ -96,7 +96,7 @@ class Sequences:
         return sorted(found, key=lambda one: one.serial) if len(found) == len(members) else None
 
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
-        """Note that a trainer has these: they may be forgotten before others."""
+        """Note that a trainer has these replies: they may be forgotten before others."""
         of_sessions, sessions = [one for one in members if one.session is not None], self._sessions()
         if of_sessions and sessions is not None:
             await sessions.acknowledged(tenant, of_sessions)

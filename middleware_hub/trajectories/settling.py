@@ -1,4 +1,4 @@
-"""What becomes of a claim, and what is said of samples: acknowledged, given back, kept for longer; rewarded, dropped."""
+"""Settles claims and samples: claims are acknowledged, given back or renewed; samples are rewarded or dropped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.errors import NotFoundError, RouterError
 
 
 class ClaimOverError(RouterError):
-    """The lease of a claim is over, and others have its samples; or it was given back."""
+    """The lease of a claim is over and others have its samples, or it was given back."""
 
     status = 409
     type = "claim_over"
@@ -27,16 +27,16 @@ class HandedOutError(RouterError):
 
 
 class Settling:
-    """Serves the calls behind a claim. `counts`: see `Groups`."""
+    """Serves the calls that follow a claim. `counts`: see `Groups`."""
 
     def __init__(self, sequences: SampleTrajectories, counts: Counter[str]) -> None:
         self._sequences = sequences
         self._counts = counts
 
     async def acknowledge(self, tenant: str, journal: Journal, name: str) -> int:
-        """Note that a trainer has its samples; return how many. A second time is answered as the first.
+        """Note that a trainer has its samples; return how many. A repeated call gets the same answer.
 
-        Raises NotFoundError, and ClaimOverError if others have some of them: the rest is acknowledged.
+        Raises NotFoundError, and ClaimOverError if others have some of them; the rest is acknowledged.
         """
         claim = await self._known(journal, name)
         members = [member for sample in claim.held.values() for member in sample.members]
@@ -58,13 +58,13 @@ class Settling:
             await journal.append(Released(claim=name, time=time.time()))
             await journal.read_on()
             self._counts["released"] += count if claim.acknowledged is None else 0
-        if claim.acknowledged is not None:  # perhaps meanwhile
+        if claim.acknowledged is not None:  # perhaps acknowledged meanwhile
             raise _over(claim)
         await journal.lease(name, 0)
         return count
 
     async def renew(self, journal: Journal, name: str, seconds: float) -> int:
-        """Let the lease of a claim begin again; return how many samples it has. Raises NotFoundError, ClaimOverError."""
+        """Begin the lease of a claim again; return how many samples the claim has. Raises NotFoundError, ClaimOverError."""
         claim = await self._known(journal, name)
         if not claim.held or claim.taken:
             raise _over(claim)
@@ -84,12 +84,12 @@ class Settling:
             )
         return claim
 
-    # Rewards, and what is not wanted -----------------------------------------------------------------------------------
+    # Rewards and drops -----------------------------------------------------------------------------------
 
     async def reward(self, journal: Journal, given: Sequence[tuple[Member, float | None, bytes]]) -> bool:
         """Give rewards to replies; return whether the store has taken them. Raises HandedOutError: then nothing has changed.
 
-        A reward that the sample was handed out with is no error: a client that lost the answer sends it again.
+        A reward with which the sample was handed out is no error: a client that lost the answer sends it again.
         """
         newest = {member.key: (member, Reward(member.key, reward, info)) for member, reward, info in given}
         _require_in_time(newest.values())
@@ -105,7 +105,7 @@ class Settling:
         return saved
 
     async def drop(self, journal: Journal, group: Group) -> int:
-        """Drop what no trainer holds of a group; return how many replies and sessions that are."""
+        """Drop what no trainer holds of a group; return the number of replies and sessions."""
         live = await journal.live()
         members = [one for one in group.members.values() if not one.done]
         keys = tuple(one.key for one in members if one.sample is None or one.sample.open_to(live))

@@ -176,7 +176,7 @@ class AiohttpUpstream:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise ConnectFailedError(_describe(error)) from error
         except aiohttp.ClientResponseError as error:
-            raise NotHttpError(f"not a valid HTTP reply: {error.message}") from error
+            raise NotHttpError(f"not a valid HTTP reply: {_one_line(error.message)}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
         if not 200 <= response.status < 600 or _CONTROL.search(b"\t".join(map(_value_of, response.raw_headers))):
@@ -299,4 +299,11 @@ def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
 def _describe(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error.os_error)
-    return str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str):
+        return "the connection was closed in the middle of the reply's head"  # aiohttp's message is what came of it
+    return _one_line(str(error)) or type(error).__name__
+
+
+def _one_line(text: str) -> str:
+    """Return the text of an error without the lines in which aiohttp points at the wrong byte."""
+    return " ".join(text.split()).removesuffix(" ^")

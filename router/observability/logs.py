@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -28,8 +29,12 @@ def configure_logging(level: str, log_format: LogFormat = "text", process: int |
         server_log.setLevel("WARNING")
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""What ends a line, or is a command to a terminal. Paths and workers' replies may hold it."""
+
+
 class TextFormatter(logging.Formatter):
-    """`time level logger [request id]: message`, and a traceback below it if there is one."""
+    """`time level logger [request id]: message` in one line, and a traceback below it if there is one."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s")
@@ -37,7 +42,8 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         request_id = REQUEST_ID.get()
         about = "" if request_id is None else f" [{request_id}]"
-        return f"{super().formatMessage(record)}{about}: {record.message}"
+        message = _CONTROL.sub(_escaped, record.message)
+        return f"{super().formatMessage(record)}{about}: {message}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -67,6 +73,10 @@ class JsonFormatter(logging.Formatter):
             return msgspec.json.encode(entry).decode()
         except UnicodeEncodeError:  # lone surrogates, from a file name or a client's JSON
             return msgspec.json.encode({key: _encodable(value) for key, value in entry.items()}).decode()
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode()
 
 
 def _encodable(value: str | int) -> str | int:

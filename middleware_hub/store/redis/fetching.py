@@ -1,4 +1,4 @@
-"""Records by their ids: those of one conversation by one command, and what they build on with them."""
+"""Fetches records by their ids: those of one conversation with one command, together with what they build on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from middleware_hub.store.redis.writing.preparing import unpack_mark
 logger = logging.getLogger(__name__)
 
 _MOST: Final = 256
-"""Records of one command: Redis does nothing else meanwhile."""
+"""Records of one command. Redis does nothing else meanwhile."""
 
 Ask = Callable[[Sequence[Command]], Awaitable[list[Any]]]
 
@@ -26,7 +26,7 @@ class Fetch:
     """Fetches records of one look-up, round by round, until nothing is missing that they build on.
 
     Attributes:
-        lacking: whether something that was wanted was not there.
+        lacking: whether something wanted was missing.
     """
 
     def __init__(self, ask: Ask, keys: Keys, known: Container[bytes]) -> None:
@@ -40,7 +40,7 @@ class Fetch:
         self.lacking = False
 
     async def run(self, wanted: Iterable[tuple[bytes, bytes]], cut_off: int = 0) -> Found:
-        """Fetch these records, each named by its root and its id. What is not there is left out."""
+        """Fetch these records, each named by its root and its id. Missing records are left out."""
         while True:
             by_root: dict[bytes, list[bytes]] = {}
             for root, record in wanted:

@@ -1,9 +1,9 @@
-"""Forgetting whole conversations, beside those who use the store.
+"""Forgets whole conversations while others use the store.
 
 1. all records of a conversation are read, and where they are entered is computed from them
-2. the conversation is removed at one moment, if nobody has appended to it since
+2. the conversation is removed atomically, if no router has appended to it since
 3. its places are removed: each reference names the life of the root that it belongs to, so what a router appends again
-   after 2 stays. What is left of 3 if this process dies leads nowhere, and finds nothing.
+   after 2 stays. If this process dies during 3, the places that are left lead nowhere, and no look-up finds anything there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from middleware_hub.store.redis.writing.preparing import Entered, entries
 from middleware_hub.store.retracing import Retracer
 
 _PLANNED: Final = 64
-"""Conversations that are looked at for the next ones to go."""
+"""Conversations from which the next to be forgotten are chosen."""
 _AT_ONCE: Final = 8
 """Conversations that are read at once."""
 _PLACES: Final = 200
@@ -60,7 +60,7 @@ class Forgetting:
         return size - max_bytes
 
     async def _forget_events(self) -> int:
-        """Forget what is left of some deleted logs but their last event; return how many events."""
+        """Forget the events of some deleted logs except the last; return how many."""
         forgotten = 0
         for dead in self._keys.deads:
             (names,) = await self._servers.read([("ZRANGE", dead, 0, _PLANNED - 1)])
@@ -75,7 +75,7 @@ class Forgetting:
         return forgotten
 
     async def _forget_next(self, excess: int) -> Forgotten | None:
-        """Forget some of the next conversations, of about so many bytes; None if there is none."""
+        """Forget some of the next conversations, of about `excess` bytes; None if there is none."""
         done, left = Forgotten(), excess
         order = await self._next()
         for at in range(0, len(order), _AT_ONCE):
@@ -87,19 +87,19 @@ class Forgetting:
         return done if order and left < excess else None
 
     async def _next(self) -> list[bytes]:
-        """Return the conversations that go next, in their order."""
+        """Return the conversations that are forgotten next, in order."""
         commands: list[Command] = [("ZRANGE", order, 0, _PLANNED - 1) for order in self._keys.orders]
         roots = [root for some in await self._servers.read(commands) for root in some]
         marks = await self._reading.marks(roots)
         gone = [root for root in roots if root not in marks]
         if gone:
             await self._servers.write([("ZREM", self._keys.order(root), root) for root in gone])
-        # The sets are only about right: microseconds, and in a cluster perhaps written in another order.
+        # The sets are approximate: they have microseconds, and in a cluster perhaps another order of writing.
         found = sorted(marks.values(), key=lambda mark: (not mark.retrieved, mark.tick))
         return [mark.root for mark in found[:_PLANNED]]
 
     async def forget_roots(self, roots: Sequence[bytes]) -> Forgotten:
-        """Forget these conversations. One that grows meanwhile is left as it is."""
+        """Forget these conversations. A conversation that grows meanwhile is kept."""
         done, some = Forgotten(), list(dict.fromkeys(roots))
         for at in range(0, len(some), _AT_ONCE):
             for one in await self._reading.whole(some[at : at + _AT_ONCE]):

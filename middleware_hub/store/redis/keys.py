@@ -1,4 +1,4 @@
-"""The names of all keys. What stands between braces decides where a key is in a cluster."""
+"""The names of all keys. The part between braces decides where a key is in a cluster."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from xxhash import xxh3_64_intdigest
 from middleware_hub.store.paths import NAME, Place, name_place
 
 KINDS: Final = b"SEAP"
-"""By kind of place the first character of its field: START, END, END_ALONE, PASS."""
+"""The first character of a field, by kind of place: START, END, END_ALONE, PASS."""
 CROWD: Final = 64
-"""Texts of one block that lie in one hash. Those of others have keys of their own."""
+"""Texts of one block that are kept in one hash. Further texts have separate keys."""
 
 
 class Keys:
@@ -48,7 +48,7 @@ class Keys:
         return b"%b%b}" % (self._place, b2a_base64(key, newline=False))
 
     def places(self, place: Place) -> tuple[bytes, bytes, bytes]:
-        """Return the key of a place, the key that it has if its block is crowded, and its field. A name has no field."""
+        """Return the key of a place, its key in a crowded block, and its field. A name has no field."""
         if place.kind == NAME:
             key = self._name + place.key
             return key, key, b""

@@ -18,7 +18,7 @@ from middleware_hub.store.redis.wire.servers import Servers
 from middleware_hub.store.redis.writing.preparing import TRY_SIZE
 
 _LOOK_EVERY: Final = 1.0
-"""Seconds after which a log is looked at that nobody told of: news may be lost when a connection breaks."""
+"""Seconds after which a log is read without a notification: one may be lost when a connection breaks."""
 _MOST_WAITED_FOR: Final = 1_000
 _TRIMMED: Final = 1_000
 """Events that one command forgets."""
@@ -38,7 +38,7 @@ class Logs:
         return [decode_event(log, number, body[TRY_SIZE:]) for number, body in enumerate(bodies, first)]
 
     async def ends(self, logs: Sequence[str]) -> list[LogInfo]:
-        """Return the ends of logs; those that are not there have number 0."""
+        """Return the ends of logs; a missing log has number 0."""
         replies = await self._servers.read([self.end_of(log) for log in logs])
         return [LogInfo(log, last, closed) for log, (last, closed, _) in zip(logs, replies, strict=True)]
 
@@ -49,7 +49,7 @@ class Logs:
         """Return logs in the order of their keys, see `Store.logs`."""
         begin, behind = encoded(prefix), encoded(after)
         low = b"(" + behind if behind >= begin else b"[" + begin
-        high = b"(" + begin + b"\xff"  # which is in no text
+        high = b"(" + begin + b"\xff"  # a byte that no text contains
         commands: list[Command] = [("ZRANGEBYLEX", index, low, high, "LIMIT", 0, limit) for index in self._keys.indexes]
         names = [
             name.decode("utf-8", "surrogatepass") for name in islice(merge(*await self._servers.read(commands)), limit)
@@ -57,14 +57,14 @@ class Logs:
         return [info for info in await self.ends(names) if info.last]
 
     async def wait(self, log: str, after: int, seconds: float) -> int:
-        """Return the number of a log's last event as soon as it is behind `after`, or when the time is over."""
+        """Return the number of a log's last event as soon as it is greater than `after`, or when the time is up."""
         end = monotonic() + seconds
         key = self._keys.log(log)
         while True:
             news = self._news.get(key)
             if news is None:
                 if len(self._news) >= _MOST_WAITED_FOR:
-                    self.close()  # they look again
+                    self.close()  # the waiters look again
                 news = self._news[key] = asyncio.Event()
             await self._servers.listen(key, self._tell)
             (info,) = await self.ends([log])
@@ -78,7 +78,7 @@ class Logs:
                 pass
 
     def close(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiters."""
         for key in list(self._news):
             self._tell(key)
 
@@ -88,7 +88,7 @@ class Logs:
             news.set()
 
     async def trim(self, log: str, before: int, *, dead: bool = False) -> tuple[int, int]:
-        """Forget the events in front of a number; return how many, and the bytes that are given back."""
+        """Forget the events in front of a number; return how many, and the bytes that are freed."""
         command = TRIM.of([self._keys.log(log)], [before, _TRIMMED, "1" if dead else "0"])
         events = size = 0
         while True:

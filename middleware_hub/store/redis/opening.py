@@ -1,4 +1,4 @@
-"""Opening a store in Redis: is this a server that keeps what it is given, and whose store is in it?"""
+"""Opens a store in Redis: checks that the server keeps what it is given, and which tokenizer its store belongs to."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from middleware_hub.store.redis.wire.servers import Servers
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-"""Of keys and values; of records see `records.FORMAT`."""
+"""The format of keys and values; for records see `records.FORMAT`."""
 _SHARDS: Final = 16
-"""Of the sets of roots and of logs in a cluster, where each is in another place."""
+"""Shards of the sets of roots and of logs in a cluster, where each is in another place."""
 _OLDEST: Final = (7, 0)
 _WAITS_FOR_AOF: Final = (7, 2)
 
@@ -76,7 +76,7 @@ async def check_servers(servers: Servers, address: Address, durability: Durabili
 
 
 def _beginning(keys: Keys, fingerprint: str, shards: int) -> list[Command]:
-    """Return what begins a store, and changes none that is there. One that is begun after it was emptied has another `life`."""
+    """Return the command that begins a store if there is none. A store begun again after a loss has another `life`."""
     return [
         ("HSETNX", keys.meta, "fingerprint", fingerprint),
         ("HSETNX", keys.meta, "shards", shards),
@@ -86,16 +86,16 @@ def _beginning(keys: Keys, fingerprint: str, shards: int) -> list[Command]:
 
 
 class Claim:
-    """Sees to it that a store stays that of its tokenizer while it is open.
+    """Ensures that a store stays that of its tokenizer while it is open.
 
-    A server may lose all it had: it is emptied, or starts again without a file. Then the first one that asks begins the store
-    again. If that is a router with another tokenizer, nobody else may use it: its ids mean other words.
+    A server may lose everything: it is emptied, or starts again without a file. Then the first router that asks begins the
+    store again. If that router has another tokenizer, no other router may use the store: its ids mean other words.
 
     Attributes:
         question: a command, whose answer `check` takes.
-        lost: whether the store was another one's when it was last looked at.
-        life: of the store; another one has begun when it was emptied.
-        emptied: is called when that is noticed.
+        lost: whether the store belonged to another tokenizer at the last check.
+        life: that of the store; a new life begins when it was emptied.
+        emptied: called when that is noticed.
     """
 
     def __init__(self, servers: Servers, keys: Keys, fingerprint: str, shown: str, life: bytes | None = None) -> None:
@@ -109,7 +109,7 @@ class Claim:
         self._shown = shown
 
     async def check(self, found: Sequence[bytes | None]) -> None:
-        """Take the answer to the question. Raises StoreUnreachableError if the store is another one's."""
+        """Take the answer to the question. Raises StoreUnreachableError if the store is another tokenizer's."""
         fingerprint, life = found
         if fingerprint != self._own or life is None:
             await self.hold()
@@ -118,7 +118,7 @@ class Claim:
         self.lost = False
 
     async def hold(self) -> None:
-        """Begin the store again if it is gone. Raises StoreUnreachableError if it is another one's."""
+        """Begin the store again if it is gone. Raises StoreUnreachableError if it is another tokenizer's."""
         beginning = _beginning(self._keys, self._own.decode(), self._keys.shards)
         (begun, *_, (found, life)) = await self._servers.write([*beginning, self.question])
         if begun:
@@ -141,7 +141,7 @@ class Claim:
 
 
 def _check_server(servers: Servers, address: Address, info: Mapping[str, str], durability: Durability) -> bool:
-    """Refuse a server that would lose what it is given; return whether WAITAOF has to be asked for."""
+    """Refuse a server that would lose what it is given; return whether WAITAOF is needed."""
     version = tuple(int(part) for part in re.findall(r"\d+", info.get("redis_version", "0"))[:2])
     if version < _OLDEST:
         raise StoreMismatchError(

@@ -1,9 +1,10 @@
-"""How far each router is with writing again what a store has lost. Each says it under `returned`, and reads what others say.
+"""How far each router is with writing again what a store has lost. Each announces that under `returned`, and reads the others.
 
     refilling 0 -> refilling 1 -> ... -> refilled -> done
 
-A word counts for one loss only: it names the life of the store, and the processes that have its keys. A router is waited for
-as long as it gets on. One that has died, or cannot go on, says nothing new, and is not waited for any longer.
+An announcement counts for one loss only: it names the life of the store, and the processes that have its keys. The others wait
+for a router as long as it makes progress. A router that has died, or cannot go on, announces nothing new, and they stop waiting
+for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from middleware_hub.store.redis.keys import Keys, encoded
 from middleware_hub.store.redis.wire.servers import Servers
 
 OTHERS_SECONDS: Final = 6.0
-"""How long a router that says nothing new is waited for: a little longer than the announcement of one that died holds."""
+"""How long to wait for a router that announces nothing new: a little longer than a dead router's announcement holds."""
 _SAY_EVERY: Final = 1.0
 _KEPT_SECONDS: Final = 60
 _UNHEARD: Final = (-1, 0)
@@ -36,12 +37,12 @@ _STAGES: Final = {word: stage for stage, word in _WORDS.items()}
 
 
 class Progress:
-    """The words of one recovery.
+    """The announcements of one recovery.
 
     Args:
-        life: of the store, and of the processes that have its keys.
+        life: that of the store, and of the processes that have its keys.
         own: the names under which this router announces itself.
-        others: those of the routers to wait for.
+        others: the names of the routers to wait for.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Progress:
         self._steps = 0
 
     async def say(self, stage: Stage) -> None:
-        """Say how far this router is. The time of the others begins when it has nothing to refill any more."""
+        """Announce how far this router is. The time limit of the others begins when this router has nothing more to refill."""
         self._said_at = monotonic()
         if stage is Stage.REFILLED:
             self._until = self._said_at + OTHERS_SECONDS
@@ -68,7 +69,7 @@ class Progress:
             await self._servers.write([("HSET", self._key, *pairs), ("EXPIRE", self._key, _KEPT_SECONDS)])
 
     async def step(self) -> None:
-        """Note that the refill has got on, and say so now and then."""
+        """Note progress of the refill, and announce it now and then."""
         self._steps += 1
         if monotonic() - self._said_at >= _SAY_EVERY:
             await self.say(Stage.REFILLING)
@@ -80,7 +81,7 @@ class Progress:
         (found,) = await self._servers.read([("HMGET", self._key, *self._others)])
         for name, word in zip(self._others, found, strict=True):
             self._said[name] = place = self._place(word or b"")
-            if place > self._furthest[name]:  # one that begins again and again gets no more time
+            if place > self._furthest[name]:  # a router that begins again and again gets no more time
                 self._furthest[name] = place
                 self._until = monotonic() + OTHERS_SECONDS
 
@@ -91,10 +92,10 @@ class Progress:
         return (_STAGES[name], int(steps) if steps.isdigit() else 0) if name in _STAGES else _UNHEARD
 
     def others_are(self, stage: Stage) -> bool:
-        """Return whether all others were at this stage, or further, at the last look."""
+        """Return whether all others had reached this stage when they were last read."""
         return all(place >= (stage, 0) for place in self._said.values())
 
     @property
     def silent(self) -> bool:
-        """Return whether nobody has said anything new for too long."""
+        """Return whether no router has announced anything new for too long."""
         return monotonic() > self._until

@@ -1,4 +1,4 @@
-"""Conversations read whole, and found without knowing their root."""
+"""Reads whole conversations, and finds records without knowing their root."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ROOTS: Final = 64
 
 
 class Conversation(NamedTuple):
-    """All that is stored of one root.
+    """Everything that is stored of one root.
 
     Attributes:
-        generation: which life of the root this is.
+        generation: the present life of the root.
         size: the number of the records, as the server counts them.
         bodies: by id.
     """
@@ -39,7 +39,7 @@ class Conversation(NamedTuple):
     bodies: dict[bytes, bytes]
 
     def records(self) -> dict[bytes, SpanRecord]:
-        """Return those that can be read."""
+        """Return the records that can be read."""
         found = {}
         for record, body in self.bodies.items():
             with suppress(DamagedRecordError, StoreMismatchError):
@@ -55,7 +55,7 @@ class Reading:
         self._keys = keys
 
     async def whole(self, roots: Sequence[bytes]) -> list[Conversation]:
-        """Return conversations with all their records; those that are not there are left out."""
+        """Return conversations with all their records; missing ones are left out."""
         key = self._keys.root
         found: dict[bytes, Conversation] = {}
         commands: list[Command] = [("HMGET", key(root), "g", "m", "n") for root in roots]
@@ -76,7 +76,7 @@ class Reading:
         return list(found.values())
 
     async def marks(self, roots: Sequence[bytes]) -> dict[bytes, Mark]:
-        """Return the marks of conversations; those that are not there have none."""
+        """Return the marks of conversations; missing ones have none."""
         commands: list[Command] = [("HGET", self._keys.root(root), "m") for root in roots]
         marks = await self._servers.read(commands)
         return {root: unpack_mark(root, mark) for root, mark in zip(roots, marks, strict=True) if mark is not None}
@@ -102,7 +102,7 @@ class Reading:
                 yield complete(one.records().values(), ())[0]
 
     async def roots_of(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the roots of records, by looking for them in one conversation after the other: nobody should have to."""
+        """Return the roots of records, by searching one conversation after the other, a last resort."""
         wanted = list(dict.fromkeys(ids))
         found: dict[bytes, bytes] = {}
         key = self._keys.root
@@ -116,12 +116,12 @@ class Reading:
         return found
 
     async def own(self, pattern: bytes, others: tuple[bytes, ...]) -> AsyncIterator[list[bytes]]:
-        """Yield the keys of this store that match a pattern behind its prefix."""
+        """Yield the keys of this store that match a pattern after its prefix."""
         async for found in self._servers.scan(self._keys.prefix + pattern):
             yield [key for key in found if not key.startswith(others)]
 
     async def stores_inside(self) -> tuple[bytes, ...]:
-        """Return the prefixes of other stores that begin with this one's: `tito:l:`, where this one's is `tito:`."""
+        """Return the prefixes of other stores that begin with this one's: `tito:l:`, where this store's is `tito:`."""
         prefixes: set[bytes] = set()
         async for found in self._servers.scan(self._keys.prefix + b"?*meta"):
             kinds = await self._servers.read([("TYPE", key) for key in found])

@@ -1,13 +1,14 @@
-"""What a server has lost although it was acknowledged, and how routers make it whole again.
+"""What a server has lost although it had acknowledged it, and how routers restore it.
 
     another process answers, or the store was emptied
-      -> nothing is looked up or appended: whatever would be found may lack what another router has not yet written again
-      -> what was written in the last seconds is written again; what stands behind others' has to wait for them
+      -> nothing is looked up or appended: a result may lack what another router has not yet written again
+      -> what was written in the last seconds is written again; what follows the writes of others has to wait for them
       -> what this process still knows is compared with the store, and what that lacks is appended       ("refilled")
-      -> what had to wait is written, since the others do the same meanwhile                            ("done")
-      -> all routers that were there are done, or have had time enough: the store answers again
+      -> what had to wait is written, because the others do the same meanwhile                            ("done")
+      -> all routers that were there are done, or have had enough time: the store answers again
 
-Each router says how far it is (`progress`). Whatever goes wrong on the way, the store is not asked before it has gone well.
+Each router announces how far it is (`progress`). After any failure on the way, the store is not asked before a try has
+succeeded.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ logger = logging.getLogger(__name__)
 
 _PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
-"""Seconds between two tries, where one has failed."""
+"""Seconds between two tries, after a failure."""
 _COMPLAIN_EVERY: Final = 60.0
 _PATIENCE: Final = 1.0
 """Seconds that a request waits until the store is whole."""
 _IDLE_LOOKS: Final = 10
-"""After so many looks without any progress, nobody is expected to write what some group of the last seconds needs."""
+"""After this many looks without progress, no router is expected to write what a group of the last seconds needs."""
 
 
 class Recovery:
     """See the top of this file.
 
     Args:
-        append: appends a batch, whatever is going on.
-        trusted: raises StoreError if servers are there now that would lose what they are given.
+        append: appends a batch, even during the recovery.
+        trusted: raises StoreError if the present servers would lose what they are given.
         refills: each appends something that this process knows and the store lacks.
     """
 
@@ -80,21 +81,21 @@ class Recovery:
             raise StoreUnreachableError("the store has lost what it had last, and routers are writing it again")
 
     async def over(self) -> None:
-        """Wait for a moment until the store is whole; raise StoreUnreachableError if it takes longer, or cannot be reached."""
+        """Wait a moment until the store is whole; raise StoreUnreachableError after that, or if it cannot be reached."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=2 * _PAUSE if self._away else _PATIENCE)
         self.check()
 
     def announced(self, name: str, seconds: float) -> None:
-        """Say that this router announces itself under a name, or takes that back."""
+        """Note that this router announces itself under a name, or withdraws that."""
         (self._own.add if seconds > 0 else self._own.discard)(name)
 
     def saw(self, names: Mapping[str, bytes]) -> None:
-        """Say who is there."""
+        """Note which routers are there."""
         self._others = frozenset(names) - self._own
 
     def begin(self) -> None:
-        """Say that the store may have lost something."""
+        """Note that the store may have lost something."""
         self._begun = True
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -165,9 +166,7 @@ class Recovery:
     async def lacking(self, records: Mapping[bytes, bytes]) -> set[bytes]:
         await self._step()
         if not self._servers.together:
-            return set(
-                records
-            )  # where a text finds a record may be lost, and the record not: they lie at several nodes
+            return set(records)  # the places of a record may be lost without the record: they are at several nodes
         names = list(records)
         commands: list[Command] = [("HEXISTS", self._keys.root(records[one]), one) for one in names]
         there = await self._servers.read(commands)
@@ -197,7 +196,7 @@ class Recovery:
         return next(iter(await self._logs.read(log, number - 1, 1)), None)
 
     async def append(self, batch: Batch) -> None:
-        await self._append(batch)  # first, because others that are asked for behind it may build on it
+        await self._append(batch)  # first, because records that are asked for later may build on it
         await self._step()
 
     async def _step(self) -> None:

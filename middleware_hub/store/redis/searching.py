@@ -17,7 +17,7 @@ _SIZE = GENERATION_SIZE + 48
 
 
 class Reference(NamedTuple):
-    """What a place says of a record."""
+    """The entry of a record at a place."""
 
     root: bytes
     id: bytes
@@ -25,9 +25,9 @@ class Reference(NamedTuple):
 
 
 class Search:
-    """Says what to ask a server, and what follows from the answers.
+    """Decides what to ask a server, and evaluates the answers.
 
-    `commands` are asked first; if `read` returns some more, those are asked, too. Then `wanted` knows.
+    Send `commands` first; if `read` returns more, send those too. Then `wanted` has the result.
     """
 
     def __init__(self, keys: Keys, query: Query) -> None:
@@ -59,7 +59,7 @@ class Search:
         for name, reply in zip(self._names, replies[blocks:], strict=True):
             if reply:
                 some = _references(reply, 4)
-                # What waited in a spool is entered late; an id begins with the time of recording.
+                # A record that waited in a spool is entered late; an id begins with the time of recording.
                 newest = max(range(len(some)), key=lambda at: some[at].id[:8])
                 at = GENERATION_SIZE + 48 + newest * (_SIZE + 4)
                 self._named[name] = some[newest], int.from_bytes(reply[at : at + 4], "big")
@@ -81,7 +81,7 @@ class Search:
                 self._enter(block, place, value)
 
     def _crowded(self, block: int, kind: bytes, lengths: bytes) -> None:
-        """Note which keys may hold our text, of a block whose entries have keys of their own."""
+        """Note which keys may hold our text, for a block whose entries have separate keys."""
         first = 0 if kind == b"S" else max(0, self._query.known_from - BLOCK * block)
         for offset in range(first, min(BLOCK, self._size - BLOCK * block + 1)):
             if lengths[offset // 8] >> offset % 8 & 1:
@@ -104,7 +104,7 @@ class Search:
         of_kind += _references(value)
 
     def wanted(self) -> list[tuple[bytes, bytes]]:
-        """Return the roots and ids of the records to fetch: what was found, and the contexts before."""
+        """Return the roots and ids of the records to fetch: what was found, and the contexts before it."""
         self._choice.take([self._hits[at] for at in sorted(self._hits)], self._parents())
         found: dict[tuple[bytes, bytes], None] = {}
         for one in self._choice.taken:
@@ -120,7 +120,7 @@ class Search:
         return self._choice.cut_off
 
     def _parents(self) -> Iterator[tuple[Reference, int]]:
-        """Yield the named parents, and where their texts end."""
+        """Yield the named parents, and the ends of their texts."""
         for parent in self._query.parents:
             named = next((self._named[name] for name in names_of(parent) if name in self._named), None)
             if named is not None:
@@ -132,7 +132,7 @@ def _one_each(replies: list[Reference]) -> Iterable[Reference]:
 
 
 def _references(value: bytes, more: int = 0) -> list[Reference]:
-    """Return what a value says, newest first; each entry has so many bytes `more` behind it."""
+    """Return the entries of a value, newest first; each is followed by `more` bytes."""
     return [
         Reference(value[at : at + 16], value[at + 16 : at + 32], value[at + 32 : at + 48])
         for at in range(GENERATION_SIZE, len(value), _SIZE + more)

@@ -47,14 +47,14 @@ from middleware_hub.store.tally import Tally
 logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 1_000
-"""With durability `off`, appends wait all the same while so many batches are not written."""
+"""Even with durability `off`, appends wait while this many batches are not written."""
 
 
 class _Open:
-    """What a store has while it is open."""
+    """The parts of an open store."""
 
     def __init__(self, servers: Servers, keys: Keys, writer: Writer, claim: Claim | None) -> None:
-        """`claim`: None for one who only looks, and has no tokenizer."""
+        """`claim`: None for a reader without a tokenizer."""
         self.servers = servers
         self.keys = keys
         self.claim = claim
@@ -65,8 +65,8 @@ class _Open:
         self.forgetting = Forgetting(servers, keys, self.reading, self.logs)
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the answers to some commands. If the store was emptied before the last of them, `check` raises from now on."""
-        if self.claim is None or not self.servers.together:  # there it would be one more node to ask
+        """Return the answers to some commands. If the store was emptied before the last answer, `check` raises from now on."""
+        if self.claim is None or not self.servers.together:  # in a cluster it would be one more node to ask
             return await self.servers.read(commands)
         *replies, claimed = await self.servers.read([*commands, self.claim.question])
         await self.claim.check(claimed)
@@ -75,7 +75,7 @@ class _Open:
     async def check(self, *, lacking: bool = False) -> None:
         """Raise StoreUnreachableError while the store may lack what it had.
 
-        `lacking`: something was not there. So ask whether the store was emptied, which nobody may have noticed yet.
+        `lacking`: something was missing. So ask whether the store was emptied, which may be unnoticed so far.
         """
         if lacking and self.claim is not None:
             (claimed,) = await self.servers.read([self.claim.question])
@@ -84,7 +84,7 @@ class _Open:
             self.recovery.check()
 
     async def list_logs(self, _: Refill) -> None:
-        """Enter all logs in the lists of logs once more: in a cluster these lie at other nodes than the logs."""
+        """Enter all logs in the lists of logs once more: in a cluster these are at other nodes than the logs."""
         async for found in self.reading.own(b"l:*", await self.reading.stores_inside()):
             names = [key[len(self.keys.prefix) + 2 :] for key in found]
             lists = [self.keys.index(name.decode("utf-8", "surrogatepass")) for name in names]
@@ -108,7 +108,7 @@ class _Open:
 
 
 class RedisStore:
-    """A `Store`, see `protocol`. Processes of several machines may use one."""
+    """A `Store`, see `protocol`. Processes on several machines may share one."""
 
     def __init__(self, address: str, durability: Durability = "process", prefix: str = PREFIX) -> None:
         self._address: Address = parse(address, prefix)
@@ -157,7 +157,7 @@ class RedisStore:
         return self._opened
 
     async def _claimed(self) -> _Open:
-        """Return what is open, if the store is not another one's, and whole."""
+        """Return the open store, if it is whole and not another tokenizer's."""
         opened = self._open()
         if opened.recovery is not None:
             await opened.recovery.over()
@@ -181,7 +181,7 @@ class RedisStore:
         self._open().writer.note(marks)
 
     def others(self) -> int:
-        """Return a number that grows each time: others write at any moment, and nobody says so without being asked."""
+        """Return a number that grows each time: others write at any moment, without a notification."""
         return next(self._others)
 
     def spared(self, query: Query) -> Found | None:
@@ -288,7 +288,7 @@ class RedisStore:
 
     async def forget(self, max_bytes: int) -> Forgotten:
         opened = self._open()
-        await opened.writer.flush()  # the marks that wait decide about the order
+        await opened.writer.flush()  # waiting marks decide the order
         return await opened.forgetting.forget(max_bytes)
 
     async def forget_roots(self, roots: Sequence[bytes]) -> Forgotten:

@@ -1,4 +1,4 @@
-"""Checking a store, some keys at a time: every record, what it builds on, and where it is entered."""
+"""Checks a store, some keys at a time: every record, what it builds on, and where it is entered."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from middleware_hub.store.retracing import Retracer
 _AT_ONCE: Final = 16
 _EVENTS: Final = 500
 _PATIENCE: Final = 0.5
-"""Seconds after which what seems to be wrong is looked at again: it may just have been written."""
+"""Seconds after which an apparent fault is checked again: the record may just have been written."""
 
 
 class Verifier:
-    """Checks all that is in a store. Whatever is forgotten meanwhile is no finding."""
+    """Checks everything in a store. What is forgotten meanwhile is not a finding."""
 
     def __init__(self, servers: Servers, keys: Keys, reading: Reading) -> None:
         self._servers = servers
@@ -52,7 +52,7 @@ class Verifier:
                 yield await self._log(key)
 
     async def _guarded(self, roots: Sequence[bytes]) -> list[Finding]:
-        """Check some conversations; look again before anything is said to be wrong."""
+        """Check some conversations; check again before anything is reported."""
         suspects = []
         for one in await self._reading.whole(roots):
             self.records += len(one.bodies)

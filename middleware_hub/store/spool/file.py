@@ -1,12 +1,13 @@
-"""One file with what waits for the store, in the order of recording.
+"""One file with the batches that wait for the store, in the order of recording.
 
     head | batch | batch | done up to here | batch | batch | zeros          each: length (4 bytes) | seal of (kind | data)
 
 The data of a batch begins with the number of its replies (4 bytes).
 
 It is only ever appended to, and emptied when the store has everything. Its writer holds a lock on it (`flock`), which ends with
-the process, so a file without a lock was left behind. What `put` has returned for survives SIGKILL. A kill may tear the batch
-that is being written, as Linux looks for it between pages, and a power cut more: the torn end is cut off and counted.
+the process, so a file without a lock was left behind. A batch survives SIGKILL once `put` has returned. A kill may tear the
+batch that is being written, because Linux checks for it between pages, and a power cut may tear more: the torn end is cut off
+and counted.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ _DONE: Final = b"D"
 _LENGTH: Final = 4
 _COUNT: Final = 4
 _AHEAD: Final = (4 << 20, 1 << 20, 256 << 10, 64 << 10, 16 << 10)
-"""Bytes of the disk that are taken ahead, if there are so many: for the replies that are in flight when it is full."""
+"""Bytes of the disk that are reserved, if there are so many: for the replies that are in flight when it is full."""
 _OVERDRAFT: Final = 64 << 20
-"""Bytes over the budget for what was in flight when that was used up."""
+"""Bytes over the budget for replies that were in flight when it was used up."""
 
 
 class SpoolHead(msgspec.Struct, frozen=True):
-    """Whose file it is: the store, without secrets, and the fingerprint of the tokenizer."""
+    """The owner of the file: the store, without secrets, and the fingerprint of the tokenizer."""
 
     store: str
     fingerprint: str | None
 
 
 class Waiting(msgspec.Struct):
-    """A batch in the file; `mend` and `over` are those of whoever recorded it in this process (see `handover`)."""
+    """A batch in the file; `mend` and `over` are those of its recorder in this process (see `handover`)."""
 
     offset: int
     size: int
@@ -56,13 +57,13 @@ class Waiting(msgspec.Struct):
 
 
 class SpoolFile:
-    """See the top of this file. Its methods raise OSError where the disk fails.
+    """See the top of this file. Its methods raise OSError if the disk fails.
 
     Attributes:
-        waiting: what is to be handed over, in order.
-        waiting_bytes: of all that.
+        waiting: the batches to hand over, in order.
+        waiting_bytes: their bytes.
         torn_bytes, damaged: what could not be read when the file was opened: bytes at its end, and batches within.
-        cramped: whether the disk had no room ahead.
+        cramped: whether the disk had no room to reserve.
     """
 
     def __init__(self, descriptor: int, path: Path | None, head: SpoolHead, max_bytes: int) -> None:
@@ -94,7 +95,7 @@ class SpoolFile:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if _is_at(descriptor, path):
                 break
-            os.close(descriptor)  # a router that looked for what was left behind was quicker than the lock
+            os.close(descriptor)  # another router took the file for a leftover before it was locked
         made = cls(descriptor, path, head, max_bytes)
         made._begin = made._end = made._write(_HEAD, msgspec.json.encode(head))
         return made
@@ -103,7 +104,7 @@ class SpoolFile:
     def adopt(cls, path: Path, head: SpoolHead | None) -> SpoolFile | None:
         """Return a file that was left behind, locked; None if it is in use, gone, or belongs to another store or tokenizer.
 
-        Without a `head`, whosever it is.
+        Without a `head`, return it whatever its owner.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -132,7 +133,7 @@ class SpoolFile:
         mend: Callable[..., Any] | None = None,
         over: Callable[[bool], None] | None = None,
     ) -> None:
-        """Append a batch with so many replies."""
+        """Append a packed batch and its number of replies."""
         if self.waiting_bytes + len(data) > self._max_bytes + _OVERDRAFT:
             raise OSError(f"it has more than the {self._max_bytes} bytes of --store-spool-max-bytes")
         self._take_ahead(len(data))
@@ -146,7 +147,7 @@ class SpoolFile:
         return unseal(data)[1 + _COUNT :]
 
     def done(self, count: int = 1) -> list[Waiting]:
-        """Take the first batches away, and return them. What is taken away is not handed over again, but after a power cut."""
+        """Remove the first batches, and return them. They are not handed over again, except after a power cut."""
         taken = [self.waiting.popleft() for _ in range(count)]
         self.waiting_bytes -= sum(one.size for one in taken)
         if not self.waiting:
@@ -157,12 +158,12 @@ class SpoolFile:
         return taken
 
     def move_back(self) -> None:
-        """Put the first batch behind all others."""
+        """Move the first batch after all others."""
         self._moved = True
         self.waiting.rotate(-1)
 
     def refuse(self) -> Path | None:
-        """Keep the first batch, which no store takes, in a file beside this one; return which."""
+        """Keep the first batch, which no store takes, in a file beside this one; return that file."""
         if self.path is None:
             return None
         again = self.path.suffix == ".refused"
@@ -175,7 +176,7 @@ class SpoolFile:
         return beside
 
     def close(self) -> None:
-        """Let go of the file, and remove it if nothing waits in it. What is damaged in it is kept beside it."""
+        """Release the file, and remove it if nothing waits in it. Its damaged parts are kept beside it."""
         if self._descriptor < 0:
             return
         if self.path is not None and not self.waiting:
@@ -191,7 +192,7 @@ class SpoolFile:
         self.waiting_bytes += waiting.size
 
     def _write(self, kind: bytes, data: bytes) -> int:
-        """Write behind the end, and return the new end."""
+        """Write after the end, and return the new end."""
         frame = memoryview(_framed(kind, data))
         at = self._end
         try:
@@ -199,7 +200,7 @@ class SpoolFile:
                 written = os.pwrite(self._descriptor, frame, at)
                 frame, at = frame[written:], at + written
         except OSError:
-            # What was written of it must not look like a beginning.
+            # The part that was written must not look like a beginning.
             os.ftruncate(self._descriptor, self._end)
             self._allocated = self._end
             raise
@@ -259,7 +260,7 @@ class SpoolFile:
         try:
             return end, "whole", bytes(unseal(os.pread(self._descriptor, length, at + _LENGTH)))
         except DamagedRecordError:
-            # Torn, unless something stands behind it.
+            # Torn, unless something follows it.
             behind = int.from_bytes(os.pread(self._descriptor, _LENGTH, end), "big")
             whole = bool(behind) and end + _LENGTH + behind <= size
             return (end, "damaged", b"") if whole else (at, "end", b"")
@@ -269,7 +270,7 @@ class SpoolFile:
             self.waiting_bytes -= self.waiting.popleft().size
 
     def _torn(self, at: int, size: int) -> int:
-        """Return how many bytes behind the end are not zero, up to the last of them."""
+        """Return how many bytes after the end reach up to the last one that is not zero."""
         torn, start = 0, at
         while data := os.pread(self._descriptor, min(1 << 20, size - at), at):
             kept = len(data.rstrip(b"\0"))

@@ -25,10 +25,10 @@ class SpoolFolder:
     """The spool files of one store and one tokenizer on this machine.
 
     Args:
-        base: what `--store-spool` says; None for a folder below the user's cache.
+        base: the value of `--store-spool`; None for a folder below the user's cache.
         store: its `identity`.
         fingerprint: of the tokenizer.
-        max_bytes: what `--store-spool-max-bytes` says.
+        max_bytes: the value of `--store-spool-max-bytes`.
     """
 
     def __init__(self, base: str | None, store: str, fingerprint: str | None, max_bytes: int) -> None:
@@ -73,7 +73,7 @@ class SpoolFolder:
             yield found
 
     def paths(self) -> list[Path]:
-        """Return all files, also those in use."""
+        """Return all files, including those in use."""
         return sorted(self._folder.glob("*.spool"))
 
     def leave(self) -> None:

@@ -1,8 +1,8 @@
-"""Spool files, emptied into a store in order: each event is appended once, whatever happened before.
+"""Empties spool files into a store, in order: each event is appended once, whatever happened before.
 
 A batch may be in the store already: its acknowledgement was lost, or a router died between handing it over and noting that.
-Records may be appended again. Events may not: where a log has gone on since, they are compared with what is there, and what is
-new stands behind it. A turn of a session that was finalized or has ended meanwhile is refused, as it would have been then.
+Records may be appended again. Events may not: if a log has gone on since, they are compared with the log, and new events are
+appended after it. A turn of a session that was finalized or has ended meanwhile is refused, as any such turn is.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 
 Unpack = Callable[[bytes | memoryview], Batch]
 Another = Callable[[], Awaitable[Store]]
-"""Opens the store once more."""
+"""Makes a second object for the store."""
 
 GIVE_UP_SECONDS: Final = 30.0
-"""After so long an append that is not answered is cancelled. Whether it happened is not known."""
+"""Seconds after which an unanswered append is cancelled. Whether it happened is unknown."""
 _GROUP: Final = 64
 _GROUP_BYTES: Final = 256 << 10
-"""Batches, and their bytes, that are appended in one step at most: fewer where some were refused."""
+"""The most batches, and bytes of batches, that are appended in one step: fewer after a refusal."""
 _PAGE: Final = 500
 _TRIES: Final = 100
 TURN: Final = "turn"
@@ -55,7 +55,7 @@ class EndedElsewhereError(StoreError):
 
 @dataclass(slots=True)
 class _Tail:
-    """What is known of a log behind a number."""
+    """What is known of a log after a number."""
 
     last: int
     seen: set[tuple[str, bytes]] = field(default_factory=set)
@@ -63,7 +63,7 @@ class _Tail:
 
 
 class HandOver:
-    """Appends batches that may be in the store already. One for each run through a file."""
+    """Appends batches that may be in the store already. Made for each run through a file."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class HandOver:
         self._broken: set[str] = set()
 
     async def several(self, batches: Sequence[Batch]) -> bool:
-        """Append batches in one step, if they can be; return whether that is so. Raises StoreUnreachableError."""
+        """Append batches in one step, if possible; return whether that was done. Raises StoreUnreachableError."""
         if any(event.expected is None for batch in batches for event in batch.events):
             return False
         records: list[SpanRecord] = []
@@ -95,7 +95,7 @@ class HandOver:
         """Append a batch.
 
         Raises:
-            StoreUnreachableError: nothing is known. Try again later.
+            StoreUnreachableError: the outcome is unknown. Try again later.
             MissingRecordError: what it builds on is not in the store (yet).
             StoreError, ValueError: no store will take it.
         """
@@ -119,11 +119,11 @@ class HandOver:
         raise LogMovedError(batch.events[0].log if batch.events else "", 0)
 
     def broken(self, batch: Batch) -> None:
-        """Note that a batch is given up: turns that come behind it in its session cannot be kept, either."""
+        """Note that a batch is given up: later turns of its session cannot be kept either."""
         self._broken.update(event.log for event in batch.events if event.kind == TURN)
 
     async def _new(self, events: Sequence[Event]) -> list[Event]:
-        """Return those events that are not in the store, to stand behind what is there."""
+        """Return the events that are not in the store, to be appended after those that are."""
         new: list[Event] = []
         added: dict[str, int] = {}
         for event in events:
@@ -153,7 +153,7 @@ class Drain:
     Attributes:
         handed_over: replies that are in the store now.
         lost: replies that the store refused, or that could not be read.
-        why: the last run ended before the end.
+        why: the reason for which the last run stopped early.
     """
 
     def __init__(self, store: Store, unpack: Unpack) -> None:
@@ -180,7 +180,7 @@ class Drain:
         return True
 
     async def _several(self, spool: SpoolFile, over: HandOver) -> bool:
-        """Append the first batches in one step, if that can be; return whether it was done."""
+        """Append the first batches in one step, if possible; return whether that was done."""
         group: list[Batch] = []
         size = 0
         try:
@@ -193,7 +193,7 @@ class Drain:
         except StoreUnreachableError:
             raise
         except (StoreError, ValueError):
-            done = False  # met again alone
+            done = False  # tried again alone
         if done:
             self._done(spool, len(group))
         self._group = min(_GROUP, 2 * self._group) if done or len(group) < 2 else self._group // 2
@@ -210,7 +210,7 @@ class Drain:
                 self._give_up(spool, over, error)
             else:
                 first.tried = self._steps
-                spool.move_back()  # what it builds on may stand behind it
+                spool.move_back()  # what it builds on may come after it
         except (StoreError, ValueError) as error:
             self._give_up(spool, over, error)
         else:
@@ -241,10 +241,10 @@ class Drain:
 class Adoption:
     """Hands over what dead routers left behind.
 
-    It has a store object of its own for that: what is appended there counts as what others wrote, so it is looked up.
+    It has a separate store object for that: what is appended there counts as written by others, so it is looked up.
 
     Attributes:
-        left: files that are not in the store yet.
+        left: files whose batches are not all in the store yet.
         handed_over, lost: as `Drain` has them.
     """
 

@@ -1,6 +1,6 @@
 """A batch as bytes, and back.
 
-Of a path only what is behind its first known block is kept: with the hashes up to there, that is all a store asks of it.
+Of a path, only what follows its first known block is kept: with the hashes up to there, a store needs no more of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from middleware_hub.store.records import Blob, Event, SpanRecord
 
 
 class _Path(msgspec.Struct, frozen=True, array_like=True):
-    """The path of a record, or of several: `text` begins with the block behind `state`."""
+    """The path of a record, or of several: `text` begins with the block after `state`."""
 
     records: tuple[bytes, ...]
     namespace: Namespace

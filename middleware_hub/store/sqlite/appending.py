@@ -62,7 +62,7 @@ def prepare(batch: Batch) -> Prepared:
     """Encode a batch. Raises ValueError for a record that is wrong in itself."""
     done = Prepared(batch.records)
     path: TextPath | None = None
-    for record in reversed(batch.records):  # a context has the path of the reply behind it
+    for record in reversed(batch.records):  # a context has the path of the reply after it
         wrong = faults(record)
         if wrong:
             raise ValueError(f"record {record.id.hex()}: {'; '.join(wrong)}")
@@ -87,7 +87,7 @@ def prepare(batch: Batch) -> Prepared:
 class Whereabouts:
     """Where records and logs are in the file: what this process wrote or read last.
 
-    That of records holds until some are forgotten, by whomever; that of logs until somebody else writes.
+    The places of records hold until any process forgets some; those of logs until another process writes.
     """
 
     def __init__(self) -> None:
@@ -107,21 +107,21 @@ class Whereabouts:
         self._ends.clear()
 
     def check(self, forgotten: str) -> None:
-        """Say that somebody else has written, and how many records were ever forgotten."""
+        """Note that another process has written, and how many records were ever forgotten."""
         self._clear_logs()
         if forgotten != self._forgotten:
             self.records.clear()
             self._forgotten = forgotten
 
     def shorten(self) -> None:
-        """Forget all once there is too much of them."""
+        """Forget everything once there is too much."""
         if len(self.records) > _MOST_KEPT or len(self.logs) + len(self._ends) > _MOST_KEPT:
             self.clear()
 
     def end_of(self, log: str, read: Callable[[str], int]) -> int:
         """Return the number of a log's last event; `read` returns it from the file.
 
-        To be asked for while the thread may clear: what is read before that is not kept behind it.
+        May be called while the thread clears: what was read before a clear is not kept after it.
         """
         own, cleared = self.logs.get(log), self._cleared
         if own is not None:
@@ -136,7 +136,7 @@ class Whereabouts:
 class Group:
     """Collects the rows of several batches, each of which is taken whole or refused, and writes them.
 
-    It is used inside a transaction that already holds the lock: what it reads stays true until the commit.
+    Use it inside a transaction that already holds the lock: what it reads stays true until the commit.
     """
 
     def __init__(
@@ -148,12 +148,12 @@ class Group:
         *,
         careful: bool,
     ) -> None:
-        """Read where everything is that the batches build on.
+        """Read the places of everything on which the batches build.
 
         Args:
-            others: have been listened to.
-            known: where things are. What is added belongs to the transaction: it is void if that is rolled back.
-            careful: look also whether the records themselves are there already; else `write` fails if one of them is.
+            others: their news has been read.
+            known: the known places. What is added belongs to the transaction: it is void after a rollback.
+            careful: also check whether the records themselves exist; else `write` fails if one does.
         """
         self.last = self._since = others.last
         self._writer = others.me
@@ -258,7 +258,7 @@ class Group:
         return numbers
 
     def write(self) -> None:
-        """Write what was taken."""
+        """Write the batches that were taken."""
         connection = self._connection
         insert(connection, "records", self._records)
         insert(connection, "places", self._places)
@@ -284,7 +284,7 @@ class Group:
 
 
 def write_marks(connection: sqlite3.Connection, found: Mapping[bytes, Mark]) -> None:
-    """Merge marks into those that are stored. Marks of roots that are not there are left out."""
+    """Merge marks into those that are stored. Marks of missing roots are left out."""
     for some in padded(list(found.values()), 64):
         values = ",".join(["(?,?,?,?)"] * len(some))
         connection.execute(

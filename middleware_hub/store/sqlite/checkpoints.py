@@ -1,10 +1,10 @@
 """Keeps the log short.
 
 SQLite appends to a log, which has to be put into the file now and then (a checkpoint), and that waits for the disk. A helper
-thread moves most of it while groups are written. Only what came in meanwhile is moved between two groups; then SQLite begins
-the log again, so that it does not grow.
+thread moves most of the log while groups are written. Only what came in meanwhile is moved between two groups; then SQLite
+begins the log again, so that it does not grow.
 
-A log that was removed while it is in use is put into the file at once, all of it: nobody else can read it any more.
+A log that was removed while it is in use is put into the file at once, all of it: no other process can read it any more.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Checkpoints:
         self._checkpoint(connection)
 
     def _rescue(self, connection: sqlite3.Connection) -> None:
-        """Put all of a log that was removed into the file; what cannot be yet is left for the next time."""
+        """Put all of a removed log into the file; the rest, if any, is left for the next time."""
         if not self._rescued and self._checkpoint(connection) == 0:
             self._rescued = True
             logger.error(
@@ -83,7 +83,7 @@ class Checkpoints:
 
     def _beside(self) -> None:
         if not self._same:
-            return  # it was removed, and must not be made
+            return  # the file was removed, and must not be made
         try:
             connection = connect(self._path)
         except StoreError as error:
@@ -93,7 +93,7 @@ class Checkpoints:
         connection.close()
 
     def _begin_log(self, connection: sqlite3.Connection) -> None:
-        """Write something, because SQLite waits for the disk when the first page comes into a log that begins again."""
+        """Write something now, because SQLite waits for the disk at the first page of a log that begins again."""
         with suppress(sqlite3.Error):
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('log', '')")
 

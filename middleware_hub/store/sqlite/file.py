@@ -1,4 +1,4 @@
-"""The file: where it is, its tables, how a connection is set up, and what SQLite's errors mean for us."""
+"""The file: its place, its tables, the set-up of a connection, and the meaning of SQLite's errors."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def place_of(path: str) -> Path:
 
 
 def connect(path: Path, *, synced: bool = False) -> sqlite3.Connection:
-    """Return a connection to a file, which may be used in any one thread at a time.
+    """Return a connection to a file, for any thread, but only one at a time.
 
-    `synced`: a commit waits until it is on the disk. Raises a StoreError.
+    `synced`: whether a commit waits until it is on the disk. Raises a StoreError.
     """
     with mapped(path):
         connection = sqlite3.connect(
@@ -89,7 +89,7 @@ def connect(path: Path, *, synced: bool = False) -> sqlite3.Connection:
 def prepare(path: Path, fingerprint: str | None) -> int:
     """Make the file or check it, and return how many bytes of its log were torn. Raises a StoreError.
 
-    Without a fingerprint it is not made, and may belong to any tokenizer.
+    Without a fingerprint the file is not made, and may belong to any tokenizer.
     """
     if fingerprint is None and not path.is_file():
         raise StoreUnreachableError(f"there is no store at {path}: name the path that the router has in --store")
@@ -151,7 +151,7 @@ def _check(connection: sqlite3.Connection, path: Path, fingerprint: str | None) 
 
 
 def _grow(connection: sqlite3.Connection) -> None:
-    """Bring a file of an earlier version to this one. Routers that have it open go on to use it."""
+    """Migrate a file of an earlier version to this one. Routers that have it open can still use it."""
     beside = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'forgotten'").fetchone()
     if beside and connection.execute("PRAGMA user_version").fetchone() == (FORMAT,):
         return
@@ -179,9 +179,9 @@ def _patiently(statement: Callable[[], object]) -> None:
 
 
 def _torn(path: Path) -> int:
-    """Return how much of the log SQLite leaves out: an append that was never acknowledged, or damage.
+    """Return how many bytes of the log SQLite ignores: an append that was never acknowledged, or damage.
 
-    To be called while another connection holds the write lock: else another process appends meanwhile.
+    Call this while another connection holds the write lock; otherwise another process may append meanwhile.
     """
     log = _log_bytes(path)
     if not log:
@@ -224,9 +224,9 @@ class BusyError(Exception):
 
 
 def begin(connection: sqlite3.Connection, *, patient: bool = True) -> None:
-    """Begin to write, when no other process does. Raises BusyError if that is not to be waited for, and sqlite3.Error.
+    """Begin to write when no other process writes. Raises BusyError if it shall not wait for that, and sqlite3.Error.
 
-    The connection does not wait by itself (its `busy_timeout` is 0), because it would ask too seldom.
+    The connection does not wait by itself (its `busy_timeout` is 0), because it would try too seldom.
     """
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
@@ -248,9 +248,9 @@ def data_version(connection: sqlite3.Connection) -> int:
 
 
 class SameFile:
-    """The file at a path and its log, as they were when this was made. Some connection has read from it by then.
+    """The file at a path and its log, as they were when this was made. Make it after a connection has read from the file.
 
-    SQLite goes on to write into files that were removed, or moved away, and nobody can read that afterwards.
+    SQLite goes on writing into files that were removed or moved away, and no process can read that afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -264,11 +264,11 @@ class SameFile:
 
     @property
     def lacks_log(self) -> bool:
-        """Return whether the file is there, and its log is not: what the log has can still be put into the file."""
+        """Return whether only the log is gone: its content can still be put into the file."""
         return _which(self._path) == self._found and _which(self._log) != self._found_log
 
     def check(self) -> None:
-        """Raise StoreUnreachableError if they are not there any more. It takes 4 us."""
+        """Raise StoreUnreachableError if they are gone. A call takes 4 us."""
         if self:
             return
         what = self._log if self.lacks_log else f"the store {self._path}"
@@ -284,10 +284,11 @@ def log_of(path: Path) -> Path:
 
 
 def _check_log(path: Path) -> None:
-    """Raise StoreUnreachableError if the log was removed alone.
+    """Raise StoreUnreachableError if only the log was removed.
 
-    SQLite removes the index of the log (`-shm`) before the log, and makes it later. So if there is an index and no log, the log
-    was removed by other means. Perhaps a process still writes to it: a second log beside that one would damage the file.
+    SQLite removes the index of the log (`-shm`) before the log, and makes it after the log. So if there is an index and no log,
+    the log was removed by other means. Perhaps a process still writes to it: a second log beside that one would damage the
+    file.
     """
     log, index = log_of(path), path.with_name(f"{path.name}-shm")
     if not log.exists() and index.exists() and not log.exists():
@@ -307,7 +308,7 @@ def _which(path: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[None]:
-    """Map SQLite's errors to ours."""
+    """Raise SQLite's errors as errors of the store."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,6 +1,6 @@
-"""Forgetting whole conversations: planned by a reader, done by the writer in small transactions.
+"""Forgets whole conversations: a reader plans it, and the writer does it in small transactions.
 
-A conversation that is longer than one transaction goes from its end, so what is left of it is whole at any moment.
+A conversation that is longer than one transaction is forgotten from its end, so the rest is whole at any moment.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def plan(connection: sqlite3.Connection, excess: int) -> list[Plan]:
-    """Return the conversations to forget next: as many as hold about so many bytes, or as make some transactions."""
+    """Return the conversations to forget next: enough for about `excess` bytes, or for some transactions."""
     found: list[Plan] = []
     roots = connection.execute(
         "SELECT root, stamp, retrieved FROM roots ORDER BY retrieved DESC, tick, root LIMIT ?", (MOST_ROOTS,)
@@ -77,7 +77,7 @@ def plan(connection: sqlite3.Connection, excess: int) -> list[Plan]:
 
 
 def plan_roots(connection: sqlite3.Connection, roots: Sequence[bytes]) -> list[Plan]:
-    """Return the plans for the conversations with these roots. Those that are not there are left out."""
+    """Return the plans for the conversations with these roots. Missing ones are left out."""
     sql = (
         "SELECT roots.root, stamp, retrieved FROM roots JOIN records r ON r.n = roots.root "
         f"WHERE r.id IN ({marks(len(roots))}) ORDER BY roots.root"
@@ -107,7 +107,7 @@ def _planned(connection: sqlite3.Connection, found: Plan) -> Plan:
 def forget_some(connection: sqlite3.Connection, plans: list[Plan]) -> tuple[list[Plan], int]:
     """Forget what fits into one transaction, in place; return the conversations that are gone, and how many records.
 
-    One that has grown since it was planned is left out.
+    A conversation that has grown since it was planned is left out.
     """
     gone, left = [], _RECORDS
     keep_newest(connection)

@@ -1,4 +1,4 @@
-"""What the writer has to do, and who waits for it."""
+"""The jobs of the writer, and their waiting callers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
 class Job:
-    """A batch or a step, and who waits for it."""
+    """A batch or a step, and its waiting caller."""
 
     __slots__ = ("future", "work")
 
@@ -27,7 +27,7 @@ class Job:
 
 
 def result(job: Job, value: Any, error: BaseException | None) -> list[Answer]:
-    """Return what is to be told, if anybody waits for it."""
+    """Return the result to deliver, if a caller waits for it."""
     if job.future is None:
         if error is not None:
             logger.error("an append that nobody waited for was lost: %s", error)
@@ -36,19 +36,19 @@ def result(job: Job, value: Any, error: BaseException | None) -> list[Answer]:
 
 
 def answer(answers: Sequence[Answer]) -> None:
-    """Wake all who wait, by one call into each event loop."""
+    """Wake all waiting callers, with one call into each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
     for one in answers:
         loops.setdefault(one[0].get_loop(), []).append(one)
     for loop, some in loops.items():
         try:
             loop.call_soon_threadsafe(settle, some)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no caller waits any more
             logger.debug("%d answers came too late", len(some))
 
 
 def settle(answers: Sequence[Answer]) -> None:
-    """Wake all who wait, in their event loop."""
+    """Wake all waiting callers, in their event loop."""
     for future, value, error in answers:
         if not future.done():
             if error is None:

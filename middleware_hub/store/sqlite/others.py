@@ -1,10 +1,10 @@
-"""What others have written: each group of records that is committed says in a row of `news` where it is entered.
+"""What other processes have written: each committed group of records has a row of `news` with its places.
 
     records    1   2   3   4   5   6   7      numbers are given in the order of appending, and none is given twice
-    news           A       B           A      A's row says: behind 1, up to 2. Its next one: behind 4, up to 7
+    news           A       B           A      A's row says: after 1, up to 2. Its next one: after 4, up to 7
 
-A process reads the rows behind the last number it has seen, when the file has changed. If they leave out a number (they are
-deleted after a while, and a router of an earlier version writes none), it starts again, as if it had just been opened.
+When the file has changed, a process reads the rows after the last number it has seen. If they leave out a number (rows are
+deleted after a while, and a router of an earlier version writes none), it starts again, as if it had just opened the file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MOST_KEPT: Final = 200_000
 _MOST_GROUND: Final = 50_000
 """Beginnings and names, of about 250 bytes each."""
 NEWS_KEPT: Final = 4_000
-"""Records that rows of `news` are kept for: some hundred KB. A process that listens less often has to start again."""
+"""Records for which rows of `news` are kept: some hundred KB. A process that reads them less often has to start again."""
 FEW_KEPT: Final = 100
-"""The same, of a store that is too large."""
+"""The same for a store that is too large."""
 _NEWEST: Final = (
     "SELECT max(ifnull((SELECT max(n) FROM records), 0), "
     "ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'newest'), 0)), "
@@ -57,11 +57,11 @@ def trim_news(connection: sqlite3.Connection, kept: int = FEW_KEPT) -> None:
 
 
 class _Entered(NamedTuple):
-    """Where records are entered that a look-up may bring."""
+    """The places of records that a look-up may bring."""
 
     passed: list[bytes]
     ends: list[tuple[bytes, int, bytes]]
-    """Key, length and hash of the places where one starts or ends."""
+    """Key, length and hash of the places where a record starts or ends."""
     names: list[bytes]
 
 
@@ -83,14 +83,14 @@ def entered(places: Iterable[Sequence[Any]]) -> bytes:
 
 
 class Others:
-    """What others wrote since this process began to listen. Two threads may use it.
+    """What other processes wrote since this process began to listen. Two threads may use it.
 
     Attributes:
-        me: tells this process's rows of `news` from those of others.
+        me: distinguishes this process's rows of `news` from those of others.
         last: the number of the last record that is committed, as far as the writer knows.
-        horizon: the number of the last record when it began to listen: what was there before is not known here.
-        epoch: how often it began.
-        count: how often others were noticed; what was there at the opening counts once.
+        horizon: the number of the last record when it began to listen: earlier records are not known here.
+        epoch: how often it began to listen.
+        count: how often writes of others were noticed; what was there at the opening counts once.
     """
 
     def __init__(self, newest: int) -> None:
@@ -105,7 +105,7 @@ class Others:
         self._names: set[bytes] = set()
 
     def listen(self, connection: sqlite3.Connection) -> State:
-        """Take in what others wrote, within one moment of the store."""
+        """Read what others wrote, within one moment of the store."""
         with self._lock:
             rows = connection.execute(
                 "SELECT n, since, writer, entered FROM news WHERE n > ? ORDER BY n", (self._seen,)
@@ -123,7 +123,7 @@ class Others:
             return found
 
     def _take(self, body: bytes) -> bool:
-        """Take in what one row says; return whether it could be."""
+        """Take in one row; return whether that was possible."""
         try:
             new = _decoder.decode(body)
         except msgspec.MsgspecError:
@@ -161,18 +161,18 @@ class Others:
         """Return whether others gave a reply this name since `horizon`."""
         return bool(self._names) and any(name_place(namespace, name).key in self._names for name in names_of(parent))
 
-    # The writer's numbers: claimed while nobody else can take them, and before they can be seen in the file -------------
+    # The writer's numbers: claimed while no other process can take them, and before they are visible in the file ------
 
     def locked(self, newest: int) -> None:
-        """Say what the last number is when this process is not writing, or nobody else can."""
+        """Set the last number, while this process does not write or no other process can."""
         self.last = newest
 
     def claim(self, last: int) -> None:
-        """Say which number a transaction gives last, before it is committed."""
+        """Set the last number of a transaction, before it is committed."""
         self._claimed = last
 
     def committed(self) -> None:
-        """Say that the numbers that were claimed are in the file. All before them have been listened to."""
+        """Note that the claimed numbers are in the file. The news before them has been read."""
         with self._lock:
             self.last = self._claimed
             self._seen = max(self._seen, self._claimed)
@@ -181,20 +181,20 @@ class Others:
         self._claimed = self.last
 
     def missed(self) -> int:
-        """Say that nothing could be read, and return `count`."""
+        """Note that nothing could be read, and return `count`."""
         with self._lock:
             self.count += 1
             return self.count
 
 
 class Ground:
-    """What of the records up to a horizon (`Others.horizon`) a caller has that keeps all it found and appended.
+    """What a caller that keeps everything it found and appended has of the records up to a horizon (`Others.horizon`).
 
-    - Beginnings of texts that none of those records goes on behind, as digests of paths at `STEP`-th block ends. That is
-      learned by a look-up, and carried on to the end of each reply that is appended there.
-    - Names that it looked up, or gave.
+    - Beginnings of texts that none of those records continues, as digests of paths at `STEP`-th block ends. A look-up learns
+      that, and it is carried on to the end of each reply that is appended there.
+    - Names that the caller looked up, or gave.
 
-    All of it ends with the horizon, and when there is too much of it.
+    All of it is dropped with the horizon, and when there is too much of it.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class Ground:
         return len(self._digests) + len(self._names)
 
     def check(self, epoch: int) -> None:
-        """Say which horizon it is (`Others.epoch`). To be called before anything is added."""
+        """Set the horizon (`Others.epoch`). Call this before anything is added."""
         if epoch != self._epoch or len(self) > _MOST_GROUND:
             self._digests.clear()
             self._names.clear()
@@ -219,13 +219,13 @@ class Ground:
         self._names.add((namespace, name))
 
     def holds(self, path: TextPath) -> bool:
-        """Return whether a text goes on behind one of these beginnings."""
+        """Return whether a text continues one of these beginnings."""
         return bool(self._digests) and any(digest in self._digests for digest in path.digests())
 
     def holds_name(self, namespace: Namespace, name: str) -> bool:
         return (namespace, name) in self._names
 
     def carry_on(self, path: TextPath) -> None:
-        """Add the end of a text that goes on behind one of these beginnings, since this process appends it."""
+        """Add the end of a text that continues one of these beginnings, because this process appends it."""
         if self.holds(path):
             self._digests.add(path.digest(path.last // STEP * STEP))

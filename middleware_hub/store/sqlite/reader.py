@@ -1,4 +1,4 @@
-"""Look-ups: a few short statements within one read transaction, so that they see one moment of the store."""
+"""Look-ups: a few short statements in one read transaction, so that they see one moment of the store."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SELECT n, r.root, r.body FROM need JOIN records r USING(n) WHERE NOT known(r.id)
 
 
 class Reader:
-    """Reads by a connection of its own. Not to be used by two threads at once."""
+    """Reads through its own connection. Two threads must not use it at once."""
 
     def __init__(self, path: Path, same: SameFile, *, patient: bool = True) -> None:
-        """`patient`: wait while another process mends the log after one was killed; else StoreUnreachableError at once."""
+        """`patient`: wait while another process repairs the log after a kill; else raise StoreUnreachableError at once."""
         self.path = path
         self.connection = connect(path)
         self._same = same
@@ -83,8 +83,8 @@ class Reader:
     ) -> tuple[Found | None, bytes | None]:
         """Return what a look-up finds; None if more than `most` records have to be read for it.
 
-        And, if `horizon` is given, the digest of a beginning of the text that no record up to that number goes on behind; None
-        if one does.
+        With a `horizon`, return also the digest of a beginning of the text that no record up to that number continues; None if
+        one does.
         """
         with self.snapshot():
             self._search = search = Search(self.connection, query)
@@ -103,7 +103,7 @@ class Reader:
             return found
 
     def _fetch(self, wanted: Wanted, known: Container[bytes], most: int | None) -> Found | None:
-        """Read records, and all they build on that is not known."""
+        """Read records, and everything unknown on which they build."""
         if not wanted.numbers:
             return Found(cut_off=wanted.cut_off)
         self._known = known
@@ -164,7 +164,7 @@ class Reader:
         sql = "SELECT name, data, said, until FROM announced WHERE substr(name, 1, length(?1)) = ?1"
         with self._reading():
             rows = self.connection.execute(sql, (prefix,)).fetchall()
-        now = monotonic()  # behind the read: what is announced again meanwhile is there
+        now = monotonic()  # after the read: what is announced again meanwhile is there
         return {name: data for name, data, said, until in rows if said <= now < until}
 
     def logs(self, prefix: str, after: str, limit: int) -> list[LogInfo]:

@@ -1,6 +1,6 @@
 """Many rows in one step.
 
-Each step of a statement lets go of Python's lock and has to get it back, which takes up to 5 ms beside a busy event loop. So
+Each step of a statement releases Python's lock and has to get it back, which takes up to 5 ms beside a busy event loop. So
 rows go into SQLite, and ids come out of it, by statements for 1, 2, 4, ... rows at once.
 """
 
@@ -16,13 +16,13 @@ import msgspec
 
 _MOST: Final = 256
 _EXACT: Final = 16
-"""Up to so many rows have a statement for just their number."""
+"""Up to this many rows have a statement for exactly their number."""
 
 Row = tuple[Any, ...]
 
 
 class Located(NamedTuple):
-    """Where a record is in the file."""
+    """The place of a record in the file."""
 
     n: int
     root: int
@@ -61,7 +61,7 @@ _locations = msgspec.json.Decoder(list[tuple[str, int, int]])
 
 
 def locate(connection: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, Located]:
-    """Return where records are, in one step."""
+    """Return the places of records, in one step."""
     found: dict[bytes, Located] = {}
     for some in padded(list(ids)):
         sql = f"SELECT json_group_array(json_array(hex(id), n, root)) FROM records WHERE id IN ({marks(len(some))})"

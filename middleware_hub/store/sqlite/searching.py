@@ -1,7 +1,7 @@
 """Which records one look-up wants.
 
-Which lengths end under a block is asked of the index by skipping from one to the next. So a block under which 100,000 replies
-end costs as many steps as there are lengths in it, 256 at most.
+The lengths that end under a block are read from the index by skipping from one to the next. So a block under which 100,000
+replies end costs as many steps as there are lengths in it, 256 at most.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PASSED: Final = (
 
 
 class Wanted(NamedTuple):
-    """Records that a look-up asks for, by their numbers in the file, and how often a bound kept some out."""
+    """Records that a look-up asks for, by their numbers in the file, and how often a bound left some out."""
 
     numbers: list[int]
     cut_off: int
@@ -77,7 +77,7 @@ class Search:
         return Wanted(list(choice.taken), choice.cut_off)
 
     def alone(self, horizon: int) -> bytes | None:
-        """Return the digest at the last `STEP`-th block end of the text, if no record up to this number goes on behind it."""
+        """Return the digest at the last `STEP`-th block end of the text, if no record up to this number continues it."""
         block = last_step(self._size)
         if not block or self._connection.execute(_PASSED, (self._path.key(block), horizon)).fetchone():
             return None
@@ -98,13 +98,13 @@ class Search:
         return self._path.hash(length) if BLOCK * self._blocks[key] <= length <= self._size else None
 
     def _named(self) -> Iterator[tuple[int, int]]:
-        """Yield the number of each named parent, and where its text ends."""
+        """Yield the number of each named parent, and the end of its text."""
         for parent in self._query.parents:
             for name in names_of(parent):
                 place = name_place(self._path.namespace, name)
                 rows = self._connection.execute(_NAMED, (place.key,)).fetchall()
                 if rows:
-                    # What waited in a spool is entered late.
+                    # A record that waited in a spool is entered late.
                     records = [(number, decode_all([body])[0]) for number, body in rows]
                     number, newest = max(records, key=lambda row: max((one.serial for one in row[1]), default=-1))
                     yield number, min((record.text_end for record in newest), default=self._size)

@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 _INLINE_BLOCKS: Final = 64
 _INLINE_RECORDS: Final = 16
-"""A look-up of no more blocks, that brings no more records, is done on the event loop: a thread costs more than that."""
+"""A look-up of at most so many blocks and records is done on the event loop: a thread costs more than that."""
 _MOST_WAITING: Final = 1_000
-"""With durability `off`, appends wait all the same while so many batches are not written."""
+"""Even with durability `off`, appends wait while this many batches are not written."""
 _PAGE: Final = 500
 _LOOK_EVERY: Final = 0.02
 """Seconds between two looks for news in a log: about 10 us each."""
@@ -49,7 +49,7 @@ _NOTHING: Final = Found()
 
 
 class SqliteStore:
-    """A `Store`, see `protocol`. Several processes of one machine may use one file."""
+    """A `Store`, see `protocol`. Several processes on one machine may share a file."""
 
     def __init__(self, path: str, durability: Durability = "process") -> None:
         """`path` is a file, or a folder for one."""
@@ -101,7 +101,7 @@ class SqliteStore:
         return numbers
 
     def on_loss(self, refill: object) -> None:
-        """It loses nothing by itself."""
+        """Do nothing: this store loses nothing by itself."""
 
     def note(self, marks: Sequence[Mark]) -> None:
         self._open_writer().note(marks)
@@ -111,12 +111,12 @@ class SqliteStore:
         return others.count if self._open_writer().hear() or self._listen() else others.missed()
 
     def _listen(self) -> bool:
-        """Take in what others have written while the writer is at work; return whether that was possible at once."""
+        """Read what others have written while the writer works; return whether that was possible at once."""
         inline, _ = self._open_readers()
         try:
             inline.within(self._open_writer().others.listen)
             return True
-        except StoreUnreachableError:  # locked for a moment: nobody knows what is written meanwhile
+        except StoreUnreachableError:  # locked for a moment: what is written meanwhile is unknown
             return False
 
     def spared(self, query: Query) -> Found | None:
@@ -124,7 +124,7 @@ class SqliteStore:
         if not query.complete or not (heard or self._listen()):
             return None
         others, ground, path = self._open_writer().others, self._ground, query.path
-        if others.count:  # else all that is there is this process's own
+        if others.count:  # else this process wrote everything that is there
             ground.check(others.epoch)
             before = others.horizon > 0
             if others.wrote_on(path, query.known_from) or (before and not ground.holds(path)):
@@ -136,7 +136,7 @@ class SqliteStore:
         return Found(ends=self._ends(query.logs, heard=heard)) if query.logs else _NOTHING
 
     def _ends(self, logs: Sequence[str], *, heard: bool) -> dict[str, int]:
-        """Return how far logs go. `heard`: what the writer knows of others is not older than this turn of the event loop."""
+        """Return the ends of logs. `heard`: what the writer knows of others is not older than this turn of the event loop."""
         inline, _ = self._open_readers()
         end_of = partial(self._open_writer().end_of, read=inline.last) if heard else inline.last
         return {log: end_of(log) for log in logs}
@@ -155,7 +155,7 @@ class SqliteStore:
             self._ground.check(epoch)
         found = alone = None
         if query.path.last - max(query.path.first, query.known_from // BLOCK) <= _INLINE_BLOCKS:
-            with suppress(StoreUnreachableError):  # locked for a moment: a thread may wait for it, the event loop not
+            with suppress(StoreUnreachableError):  # locked for a moment: only a thread may wait for it
                 found, alone = inline.find(query, _INLINE_RECORDS, horizon)
         if found is None:
             found, alone = await self._in_thread(lambda: threaded.find(query, horizon=horizon))
@@ -188,7 +188,7 @@ class SqliteStore:
                 return []
             found = inline.events(log, after, limit)
             if end is not None and found and found[-1].number > end:
-                writer.look_again()  # else who reads the last of these events once more would be told that it is not there
+                writer.look_again()  # else the next read of the last of these events would miss it
             return found
         return await self._in_thread(partial(threaded.events, log, after, limit))
 
@@ -297,7 +297,7 @@ class SqliteStore:
         return self._inline, self._threaded
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Do something in the one thread that the second reader belongs to."""
+        """Do something in the one thread to which the second reader belongs."""
         assert self._threads is not None
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 

@@ -1,4 +1,4 @@
-"""Checking a file, page by page: SQLite's own structure, every record, what it builds on, and where it is entered."""
+"""Checks a file, page by page: SQLite's own structure, every record, what it builds on, and where it is entered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLACE: Final = "SELECT 1 FROM places WHERE key = ? AND length = ? AND hash = ? 
 
 
 class Verifier:
-    """Checks all that is in a file. Whatever is forgotten meanwhile is no finding."""
+    """Checks everything in a file. What is forgotten meanwhile is not a finding."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -145,7 +145,7 @@ class Verifier:
             yield Finding("event", f"an event {number}: {error}")
 
     def _gaps(self) -> list[Finding]:
-        """Return the logs that lack events, but for those that were forgotten: of deleted logs, or in front of `first`."""
+        """Return the logs that lack events other than forgotten ones: those of deleted logs, or before `first`."""
         sql = (
             "SELECT name, last - first + 1 AS whole, (SELECT count(*) FROM events e WHERE e.log = l.log) AS count, "
             "(SELECT max(number) FROM events e WHERE e.log = l.log) AS newest FROM logs l "

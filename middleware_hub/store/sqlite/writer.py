@@ -1,9 +1,9 @@
-"""Who writes. Whatever is asked for while the event loop is busy becomes a group, because a group of ten costs a third of ten.
+"""The writer. Appends made while the event loop is busy become a group, because a group of ten costs a third of ten appends.
 
-It is written by the event loop itself if nothing has to be waited for: that takes less than to wake a thread, which
-gets Python's lock late and often while the loop is busy (5 ms for each step of each group). A thread writes all that may
-wait: what has to be synced, what is large, what another process's lock has held up for long, and, for a while, everything
-if the disk was slow. One lock says whose turn it is; nothing overtakes what was handed to the thread before.
+The event loop writes a group itself if nothing has to be waited for: that takes less than waking a thread, which has to get
+Python's lock often, and gets it late while the loop is busy (5 ms for each step of each group). A thread writes what may wait:
+what has to be synced, what is large, what another process's lock has held up for long, and, for a while, everything if the disk
+was slow. One lock decides which of the two writes; nothing overtakes what was handed to the thread before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _MOST_JOBS: Final = 256
 """Batches of one group."""
 _MARKS_EVERY: Final = 1.0
-"""Seconds after which marks are written at the latest: by the thread after half of it, with a group after a quarter."""
+"""Seconds after which marks are written at the latest: the thread writes them after half of it, a group after a quarter."""
 _SMALL: Final = 1 << 18
 """Bytes of a group that the event loop writes itself."""
 _PATIENCE: Final = 0.005
@@ -43,17 +43,17 @@ _HELD_UP: Final = 0.02
 """While another process writes, the event loop tries again each `_AGAIN` seconds, and the thread after `_HELD_UP`."""
 _SLOW: Final = 0.1
 _SLOW_FOR: Final = 5.0
-"""After two groups within `_SLOW_FOR` seconds took `_SLOW` each, the event loop writes none for `_SLOW_FOR` seconds. One alone
-may have waited for a processor, and not for the disk."""
+"""After two groups within `_SLOW_FOR` seconds took `_SLOW` each, the event loop writes none for `_SLOW_FOR` seconds. A single
+slow group may have waited for a processor, not for the disk."""
 _TRIM_EVERY: Final = 256
-"""Groups after which old news are deleted."""
+"""Groups after which old news is deleted."""
 
 _LOOK: Final = Job(Prepared([]), None)
-"""Wakes the thread to look whether the log is too long."""
+"""Wakes the thread to check whether the log is too long."""
 
 
 class Writer:
-    """The only one of this process who writes to the file. It belongs to one event loop."""
+    """The only writer to the file in this process. It belongs to one event loop."""
 
     def __init__(self, path: Path, durability: Durability) -> None:
         self._path = path
@@ -83,8 +83,8 @@ class Writer:
     def submit(self, work: Prepared | Step, *, wait: bool = True, now: bool = False) -> asyncio.Future[Any]:
         """Queue a batch, or a step to be done between groups; the future is done when it is committed.
 
-        With `wait=False` the future is done at once, and a fault is only logged. `now`: a batch is not gathered with others
-        that may come.
+        With `wait=False` the future is done at once, and an error is only logged. `now`: a batch does not wait for others to be
+        gathered with it.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._closed:
@@ -108,10 +108,10 @@ class Writer:
         return len(self._held_up) + len(self._gathered) + self._handed - self._done
 
     def hear(self) -> bool:
-        """Take in what others have written; return whether that was possible at once.
+        """Read what others have written; return whether that was possible at once.
 
-        One look holds for all that is ready in this turn of the event loop. A request that came in behind the look is handled
-        behind `look_again`, because the loop calls in the order in which it was asked to.
+        One look holds for everything that is ready in this turn of the event loop. A request that came in after the look is
+        handled after `look_again`, because the loop calls in the order in which calls were scheduled.
         """
         if self._heard:
             return True
@@ -141,14 +141,14 @@ class Writer:
         return self._known.end_of(log, read)
 
     def _listen(self, version: int) -> None:
-        """Take in what others have written, within a transaction that began at this version or later."""
+        """Read what others have written, within a transaction that began at this version or later."""
         found = self.others.listen(self._connection)
         self.others.locked(found.newest)
         self._known.check(found.forgotten)
         self._version = version
 
     def _take_waiting(self) -> list[Job]:
-        """Take all that is not written, in its order."""
+        """Take everything that is not written, in order."""
         held_up, self._held_up = self._held_up, []
         return [*held_up, *self._gathered.take()]
 
@@ -159,7 +159,7 @@ class Writer:
             self._queue.put(job)
 
     def _flush(self, jobs: list[Job]) -> None:
-        """Write what was held up and what was gathered, try again soon, or hand it over to the thread."""
+        """Write what was held up and what was gathered, try again soon, or hand it to the thread."""
         held_up, self._held_up = self._held_up, []
         jobs = [*held_up, *jobs]
         if not jobs:
@@ -256,12 +256,12 @@ class Writer:
             return jobs, False
 
     def _append(self, jobs: list[Job], *, patient: bool = True) -> list[Answer]:
-        """Write some batches in one transaction; if that fails, each of them in one of its own."""
+        """Write some batches in one transaction; if that fails, write each in a separate transaction."""
         try:
             self._begin(patient=patient)
             try:
                 answers = self._transaction(jobs)
-            except sqlite3.IntegrityError:  # something was there already
+            except sqlite3.IntegrityError:  # some record was there already
                 self._roll_back()
                 self._begin(patient=patient)
                 answers = self._transaction(jobs, careful=True)
@@ -306,7 +306,7 @@ class Writer:
         self.others.claim(group.last)
         connection.execute("COMMIT")
         self.others.committed()
-        self.same.check()  # it may have been removed meanwhile
+        self.same.check()  # the file may have been removed meanwhile
         self.note(group.hits)
         return answers
 

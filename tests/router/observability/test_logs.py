@@ -81,6 +81,14 @@ def test_text_names_the_request() -> None:
     assert below[-1] == "ZeroDivisionError"
 
 
+@pytest.mark.parametrize("odd", ["\n", "\r", "\x1b[2J", "\x85", "\u2028"])
+def test_text_is_one_line_whatever_a_client_or_a_worker_wrote(odd: str) -> None:
+    """Nobody can write a line of the log that looks like the router's own."""
+    line = TextFormatter().format(record("GET /x%s2031-05-06 ERROR made up", odd))
+    assert line.isprintable()
+    assert line.endswith("ERROR made up")
+
+
 def lines(process: Process) -> list[str]:
     return "".join(process.log).splitlines()
 

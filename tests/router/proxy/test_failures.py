@@ -109,6 +109,35 @@ def test_a_head_that_no_client_may_be_sent_is_a_fault_of_the_worker(head: bytes)
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "not a valid HTTP reply: Bad status line"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "Invalid character in chunk size"),
+        (b"HTTP/1.1 200 OK\r\nset-cookie: a=sec", "closed in the middle of the reply's head"),
+    ],
+)
+def test_why_a_worker_gave_no_reply_is_one_line_in_words(said: bytes, why: str) -> None:
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked, _ = await read_request(reader)
+        probed = any(path in asked.split("\r\n")[0] for path in ("server_info", "/ping", "model_info"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}" if probed else said)
+
+    async def main() -> None:
+        async with (
+            serving_socket(odd) as url,
+            running([url]) as router,
+            router.client.post("/generate", data=GENERATE) as reply,
+        ):
+            assert reply.status == 502
+            message = (await reply.json())["error"]["message"]
+            assert why in message
+            assert message.isprintable()
+            assert "set-cookie" not in message
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", "/generate"), ("GET", "/x"), ("POST", "/upload")])
 def test_stale_connection_costs_nothing(method: str, path: str) -> None:
     """The only worker closes a kept-alive connection just when it is used again: the answer comes all the same."""

@@ -1,4 +1,4 @@
-"""The scripts that run in the server. Each is named by its hash, and given to a server when a connection to it is made."""
+"""The scripts that run in the server. Each is named by its hash, and loaded into a server when a connection to it is made."""
 
 from __future__ import annotations
 

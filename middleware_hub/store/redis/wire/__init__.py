@@ -1,1 +1,1 @@
-"""Connections to servers: made, shared, made again, and asked; who has which key."""
+"""Connections to servers: how they are made, shared and restored, and which server has which key."""

@@ -1,4 +1,4 @@
-"""What stands in the address of a store in Redis."""
+"""The address of a store in Redis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRUE: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who we are to a server. It never shows its password."""
+    """The user that we are for a server. It never shows its password."""
 
     user: str | None = None
     password: str | None = None
@@ -45,7 +45,7 @@ class Tls:
     check_hostname: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Return it as Python wants it. Raises BadRequestError for a file that cannot be read."""
+        """Return these options as an `SSLContext`. Raises BadRequestError for a file that cannot be read."""
         try:
             context = ssl.create_default_context(cafile=self.ca_certs)
             if self.certfile is not None:
@@ -63,14 +63,14 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a store is.
+    """The address of a store.
 
     Attributes:
         kind: `redis`, `redis+sentinel` or `redis+cluster`.
         hosts: of the server, of the Sentinels, or of some nodes of the cluster.
         shown: the address without its password.
         name: of the master, as the Sentinels know it.
-        replicas: how many of them have an append before it is acknowledged.
+        replicas: how many replicas have an append before it is acknowledged.
         timeout, connect_timeout: seconds that an answer, and a connection, may take.
     """
 
@@ -89,7 +89,7 @@ class Address:
 
 
 def shown(address: str) -> str:
-    """Return the address of a store as it may be shown: without a password."""
+    """Return the address of a store for display: without a password."""
     if not address.startswith("redis"):
         return address
     return re.sub(r"//.*@", "//***@", address).partition("?")[0]
@@ -150,7 +150,7 @@ def _parse(address: str, safe: str, prefix: str) -> Address:
 def _host(text: str, port: int) -> tuple[str, int]:
     found = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]*)(?::(\d{1,5}))?", text)
     if found is None or not found[1]:
-        # What stands here may be a part of a password: it is not shown.
+        # This text may be part of a password: it is not shown.
         raise ValueError("a host is written HOST or HOST:PORT, and @ / ? # in a password as %40 %2F %3F %23")
     if found[2] and not 0 < int(found[2]) < 65_536:
         raise ValueError("a port is a number from 1 to 65535")

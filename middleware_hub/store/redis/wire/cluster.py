@@ -1,4 +1,4 @@
-"""The nodes of a cluster: each command goes to the one that has its key."""
+"""The nodes of a cluster: each command goes to the node that has its key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SLOTS: Final = 16_384
 _MOVING: Final = ("MOVED", "ASK", "TRYAGAIN")
 _PAUSE: Final = 0.05
 _LEARN_EVERY: Final = 0.5
-"""Seconds between two looks at who has what."""
+"""Seconds between two looks at which node has which slots."""
 
 Place = tuple[str, int]
 
@@ -52,7 +52,7 @@ class Cluster:
         self._places: tuple[Place, ...] = ()
         """The owners, each once."""
         self._left: list[Sequence[Command]] = []
-        """What was written last to nodes that have no slots any more: those that have them now may lack it."""
+        """The last writes to nodes that have no slots any more: the new owners may lack them."""
         self._learned = -_LEARN_EVERY
         self._learning = asyncio.Lock()
         self._listeners: dict[Place, tuple[Connection, set[bytes]]] = {}
@@ -89,7 +89,7 @@ class Cluster:
                 for number, reply in zip(numbers, found, strict=True):
                     replies[number] = reply
                 return
-            for number in numbers:  # in their order: a batch may build on the one before it
+            for number in numbers:  # in order: a batch may build on the batch before it
                 replies[number] = await self._follow(retries[number], writes=writes)
 
         if len(parts) == 1:
@@ -99,7 +99,7 @@ class Cluster:
         return replies
 
     async def _follow(self, command: Command, *, writes: bool) -> Any:
-        """Ask whoever has a key, which may be on its way from one node to another."""
+        """Ask the node that has a key, which may be on its way from one node to another."""
         end = monotonic() + self._address.timeout
         asked: Place | None = None
         while True:
@@ -120,7 +120,7 @@ class Cluster:
                 await self._learn()
 
     async def _learn(self) -> None:
-        """Learn who has what, from any node that answers."""
+        """Learn which node has which slots, from any node that answers."""
         if self._closed:
             raise StoreUnreachableError(f"the store {self._address.shown} is not open")
         async with self._learning:
@@ -153,8 +153,8 @@ class Cluster:
         before, self._owners, self._learned = set(self._places), owners, monotonic()
         self._places = tuple(dict.fromkeys(owners))
         if before and before != set(self._places):
-            # A replica that became a master may lack what it had not yet been sent, and slots that were given to another node
-            # because nobody had them any more are empty.
+            # A replica that became a master may lack what it had not yet been sent, and slots without an owner that were given
+            # to another node are empty.
             self.replaced()
 
     def _answers(self, place: Place, life: str) -> None:
@@ -176,7 +176,7 @@ class Cluster:
         return node.writes if writes else node.reads
 
     async def life(self) -> str:
-        self._learned = -math.inf  # it has to be who has them now
+        self._learned = -math.inf  # ask for the present owners
         await self._learn()
         infos = [parse_info(*await self._of(place, [("INFO", "server")])) for place in await self._masters()]
         return xxh3_64_hexdigest(" ".join(sorted(info["run_id"] for info in infos)).encode())
@@ -263,14 +263,14 @@ class Cluster:
 
 
 async def _all(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all parts; raise what the first of them raised that failed."""
+    """Wait for all parts; raise the error of the first part that failed."""
     for done in await asyncio.gather(*parts, return_exceptions=True):
         if isinstance(done, BaseException):
             raise done
 
 
 def slot_of(key: bytes) -> int:
-    """Return the slot of a key: of what stands between its first braces, if that is anything.
+    """Return the slot of a key: that of the part between its first braces, if there is one.
 
     https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags
     """

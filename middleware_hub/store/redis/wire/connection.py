@@ -1,7 +1,7 @@
-"""One connection to one server, shared by all who ask at once. The only file that knows the client library.
+"""One connection to one server, shared by all concurrent callers. The only file that knows the client library.
 
 `hiredis` reads and writes the protocol, and nothing else: a round trip costs 8 to 13 us of processor time with it, a quarter of
-what whole clients take for theirs (measured, 3 commands in a pipeline: redis-py 75 us, valkey-glide 35 us).
+what complete clients take (measured, 3 commands in a pipeline: redis-py 75 us, valkey-glide 35 us).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PUSHED: Final = (b"smessage", b"ssubscribe", b"sunsubscribe")
 
 
 class BrokenError(Exception):
-    """The connection broke, or was too slow. Nobody knows whether what was asked for was done."""
+    """The connection broke, or was too slow. It is unknown whether the commands were executed."""
 
 
 class HungError(BrokenError):
@@ -32,7 +32,7 @@ class HungError(BrokenError):
 
 
 class RefusedError(Exception):
-    """The server refused a command; the text is what it said, and begins with a word that says why."""
+    """The server refused a command; the text is the server's, and begins with a word that says why."""
 
 
 class _Call:
@@ -47,16 +47,16 @@ class _Call:
 
 
 class Connection(asyncio.Protocol):
-    """Sends what is asked for in one turn of the event loop by one write. Answers come in the order of asking.
+    """Sends all commands of one turn of the event loop in one write. Answers come in the order of the commands.
 
     Args:
         timeout: seconds that an answer may take before the connection counts as broken.
-        pushed: is told what a server says without being asked: the key and the message.
+        pushed: called with what a server sends without being asked: the key and the message.
 
     Attributes:
         broken: why nothing can be asked any more; None as long as it can.
-        lost: is called when that happens.
-        life: says which process answers; another one may have lost what the one before it had.
+        lost: called when that happens.
+        life: identifies the process that answers; another process may have lost what its predecessor had.
     """
 
     def __init__(self, timeout: float, pushed: Callable[[bytes, bytes], None] | None = None) -> None:
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
         for call in calls:
             if not call.future.done():
                 call.future.set_exception(kind(why))
-                call.future.exception()  # whoever waits is told; nobody need wait
+                call.future.exception()  # a waiting caller gets the error; there may be none
         if self.lost is not None:
             self.lost()
 

@@ -1,4 +1,4 @@
-"""How a connection is made: to a server, or to whoever is the master."""
+"""Makes a connection: to a server, or to the present master."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def dial_first(address: Address, *, pushed: Pushed | None = None) -> Conne
 
 
 async def _master(address: Address, sentinels: Sequence[tuple[str, int]]) -> tuple[str, int]:
-    """Return where the master is, as the first Sentinel says that answers."""
+    """Return the address of the master, from the first Sentinel that answers."""
     said = []
     for host, port in sentinels:
         try:

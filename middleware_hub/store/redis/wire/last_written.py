@@ -1,7 +1,7 @@
-"""What was written to a server last, kept here for one that loses it.
+"""The last writes to a server, kept here in case the server loses them.
 
-A server that is killed may lose what it has acknowledged: with `appendfsync everysec` it puts off writing its file while an
-older part of that is synced, for up to two seconds, and answers meanwhile ("Latency due to AOF and disk I/O" in
+A server that is killed may lose what it has acknowledged: with `appendfsync everysec` it delays writing its file while an older
+part of the file is synced, for up to two seconds, and answers meanwhile ("Latency due to AOF and disk I/O" in
 https://redis.io/docs/latest/operate/oss_and_stack/management/optimization/latency/). A replica that becomes the master lacks
 what it had not yet been sent.
 """
@@ -21,21 +21,21 @@ from middleware_hub.store.redis.wire.troubles import passing
 logger = logging.getLogger(__name__)
 
 _KEPT_SECONDS: Final = 3.0
-"""How long before its end a server may have acknowledged what it then loses, and a second more."""
+"""How long before its death a server may have acknowledged what it then loses, and a second more."""
 _MOST_KEPT: Final = 10_000
 _LEFT_OUT: Final = frozenset({"HINCRBY", FORGET.digest, LEAVE.digest, TRIM.digest})
 _FOR_NOW: Final = (b"missing", b"early")
-"""Answers of `append.lua` to a batch that stands behind what another router wrote, and has not yet written again. One that is
-`moved` comes too late: something else has its place in the log, perhaps the same event, which a refill has written."""
+"""Answers of `append.lua` to a batch that follows writes of another router, which has not repeated them yet. A `moved` batch
+comes too late: something else has its place in the log, perhaps the same event, which a refill has written."""
 
 
 class LastWritten:
-    """Commands of the last seconds, as they are sent when they may have been done before.
+    """Commands of the last seconds, in the form for commands that may have been executed before.
 
-    What removes anything is left out, with its counting: if that was lost, all is as it was before.
+    Commands that remove anything are left out, with their counting: if such a command was lost, nothing has changed.
 
     Attributes:
-        waiting: those that were written again, and refused for now.
+        waiting: the commands that were written again and refused for now.
     """
 
     def __init__(self) -> None:
@@ -51,14 +51,14 @@ class LastWritten:
             self._kept.append((now, some))
 
     def leave(self) -> list[Sequence[Command]]:
-        """Return all of it, in its order, for another server, and forget it."""
+        """Return all commands, in order, for another server, and forget them."""
         left = [*self.waiting, *(commands for _, commands in self._kept)]
         self.waiting = []
         self._kept.clear()
         return left
 
     async def again(self, connection: Connection, shown: str) -> None:
-        """Write all of it to a server that may have lost it. Raises BrokenError, RefusedError."""
+        """Write all commands to a server that may have lost them. Raises BrokenError, RefusedError."""
         self.waiting = [commands for _, commands in self._kept]
         await self.go_on(connection, shown)
         logger.warning(
@@ -70,7 +70,7 @@ class LastWritten:
         )
 
     async def go_on(self, connection: Connection, shown: str) -> None:
-        """Write what waits, as long as some of it is taken. Raises BrokenError, and RefusedError if it is no master (yet)."""
+        """Write what waits, as long as some is taken. Raises BrokenError, and RefusedError if the server is no master (yet)."""
         before = -1
         while self.waiting and len(self.waiting) != before:
             before, left = len(self.waiting), []
@@ -89,7 +89,7 @@ class LastWritten:
 
 
 def has_to_wait(reply: Any) -> bool:
-    """Return whether a reply of `append.lua` refuses a batch for now. Those of other commands do not look like that."""
+    """Return whether a reply of `append.lua` refuses a batch for now. Replies to other commands do not look like that."""
     if not isinstance(reply, list) or not reply or not isinstance(reply[0], list):
         return False
     return any(isinstance(answer, list) and answer and answer[0] in _FOR_NOW for answer in reply[0])

@@ -59,7 +59,7 @@ class OneServer:
         return self._life
 
     async def attend(self) -> None:
-        """Do nothing: whoever connects again asks who is the master, and whoever asks is told if that fails."""
+        """Do nothing: each new connection asks for the master, and a caller is told if that fails."""
 
     async def complete(self) -> bool:
         return await self._writes.complete()

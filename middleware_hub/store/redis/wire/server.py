@@ -1,10 +1,10 @@
-"""A server that is always meant to be there: a lost connection is made again, and what was asked for is asked for again.
+"""A server that should always be there: a lost connection is made again, and its commands are sent again.
 
 connecting --> there --> lost: connecting again; requests wait for that, once
      |           |
-     +-----------+--> away, or it hangs: each request fails at once, and a task tries again and again beside them
+     +-----------+--> away, or hangs: each request fails at once, and a task tries again and again in the background
 
-Where another process answers than before, what was written last is written again before anything is asked (`last_written`).
+If another process answers than before, the last writes are repeated before anything is asked (`last_written`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Dial = Callable[[], Awaitable[Connection]]
 
 
 class Server:
-    """One server, or whoever is the master now.
+    """One server, or the present master.
 
     Args:
         dial: makes a connection. It raises StoreError, BrokenError, RefusedError, or OSError.
         shown: its address in messages.
         patience: seconds that a request may take, with all its tries.
-        writes: whether what is asked for here has to be there after the server was killed and started again.
-        answers: is told which process answers (`Connection.life`), before anybody is answered by it.
+        writes: whether the commands sent here must survive a kill and restart of the server.
+        answers: called with the process that answers (`Connection.life`), before any caller gets its answer.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Server:
         self._returning: asyncio.Task[None] | None = None
 
     async def call(self, commands: Sequence[Command], again: Sequence[Command] | None = None) -> list[Any]:
-        """Return the replies of commands, which may be sent more than once, after the first time as `again` has them.
+        """Return the replies of commands, which may be sent more than once; repeats are sent as in `again`.
 
         Raises StoreError, RefusedError.
         """
@@ -91,7 +91,7 @@ class Server:
             commands = commands if again is None else again
 
     async def _mend(self, connection: Connection, refusal: str, end: float) -> None:
-        """Wait until what was refused may be asked again. Raises what it is, if that is not so or it takes too long."""
+        """Wait until a refused command may be sent again. Raises the refusal's error if it is final or this takes too long."""
         if refusal.startswith("NOSCRIPT"):
             with suppress(BrokenError, RefusedError):
                 await connection.call(_LOAD)
@@ -104,7 +104,7 @@ class Server:
         await asyncio.sleep(_PASSING_PAUSE)
 
     async def connection(self) -> Connection:
-        """Return a connection of one's own."""
+        """Return a separate connection for the caller."""
         try:
             return await self._dial()
         except (OSError, BrokenError, RefusedError) as error:
@@ -139,12 +139,12 @@ class Server:
         finally:
             self._dialing = None
             if connection is not None and connection is not self._connection:
-                connection.close()  # what was written last could not be written again over it
+                connection.close()  # the last writes could not be repeated over it
         self._give_up(found)
         raise found
 
     async def complete(self) -> bool:
-        """Write what waits for other routers, as far as it is taken now; return whether nothing waits any more.
+        """Write what waits for other routers, as far as the server takes it now; return whether nothing waits any more.
 
         Raises StoreError.
         """
@@ -158,11 +158,11 @@ class Server:
 
     @property
     def away(self) -> bool:
-        """Return whether it could not be reached last, or did not answer."""
+        """Return whether the server was unreachable at the last try, or did not answer."""
         return self._trouble is not None
 
     def leave(self) -> list[Sequence[Command]]:
-        """Return what was written here last, for the server that has its keys now, and forget it."""
+        """Return the last writes, for the server that has the keys now, and forget them."""
         return [] if self._written is None else self._written.leave()
 
     async def _connected_now(self) -> Connection:
@@ -170,7 +170,7 @@ class Server:
         return await self._connected() if connection is None or connection.broken is not None else connection
 
     def _hear_of_loss(self) -> None:
-        """Connect again before anything is asked for: other routers may miss what the server has lost."""
+        """Connect again before the next command: other routers may miss what the server has lost."""
         if not self._closed and self._dialing is None and self._trouble is None:
             self._returning = asyncio.create_task(self._return())
 
@@ -179,7 +179,7 @@ class Server:
             await self._connected()
 
     def _give_up(self, trouble: StoreError) -> None:
-        """Let all requests fail at once until a task has reached the server."""
+        """Fail all requests at once until a task has reached the server."""
         self._trouble = trouble
         if self._mending is None and not self._closed:
             self._mending = asyncio.create_task(self._try_on())

@@ -1,4 +1,4 @@
-"""Where the keys are: in one server, or in the nodes of a cluster."""
+"""The servers that have the keys: one server, or the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ Heard = Callable[[bytes], None]
 
 
 class Servers(Protocol):
-    """Asks whoever has the keys. Everything raises StoreError."""
+    """Sends commands to the servers that have the keys. Every method raises StoreError."""
 
     together: bool
-    """Whether one command may have all keys."""
+    """Whether all keys may be in one command."""
     replaced: Callable[[], None]
-    """Is called when another process answers than before, which may lack what that one had, before it answers anybody."""
+    """Called when another process answers than before, before any caller is answered: it may lack what the old one had."""
 
     async def read(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the replies of commands, which are asked at once. They may be sent twice."""
+        """Return the replies of commands, which are sent at once. They may be sent twice."""
         ...
 
     async def write(self, commands: Sequence[Command], again: Sequence[Command] | None = None) -> list[Any]:
-        """The same by a connection on which nobody waits for look-ups. `again` is sent in their place the second time."""
+        """Do the same over a connection that look-ups do not use. `again` is sent in their place the second time."""
         ...
 
     async def life(self) -> str:
-        """Return a name for the processes that have the keys now: another one if any of them was replaced since."""
+        """Return a name for the processes that have the keys now: a different name if any of them was replaced."""
         ...
 
     async def attend(self) -> None:
-        """Look who has the keys of a server that is away. Raises StoreUnreachableError if it is still that one.
+        """Find out which server has the keys of one that is away. Raises StoreUnreachableError if that has not changed.
 
-        A part of a store is no store: what it finds lacks what the others have, and what it is given is not whole.
+        A part of a store is of no use: what it finds lacks the rest, and what is appended to it is not whole.
         """
         ...
 
     async def complete(self) -> bool:
-        """Write again what was lost and stands behind what others wrote; return whether nothing waits for that any more."""
+        """Write again what was lost and follows writes of others; return whether nothing waits for that any more."""
         ...
 
     async def listen(self, key: bytes, heard: Heard) -> None:
-        """Tell when a log changes from now on, once at least; after a break it may be that nobody is told."""
+        """Tell, at least once, when a log changes from now on; after a broken connection there may be no notification."""
         ...
 
     def scan(self, pattern: bytes) -> AsyncIterator[list[bytes]]:
-        """Yield all keys of a pattern, some at a time; some of them twice, perhaps."""
+        """Yield all keys of a pattern, some at a time; a key may come twice."""
         ...
 
     async def infos(self, *, settings: bool) -> list[Mapping[str, str]]:
-        """Return what each server says of itself (INFO); with `settings`, its `appendfsync`, too."""
+        """Return what each server says of itself (INFO); with `settings`, also its `appendfsync`."""
         ...
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         ...
 
 
 def questions(*, settings: bool) -> list[Command]:
-    """Return what to ask a server about itself."""
+    """Return the commands that ask a server about itself."""
     return [("INFO",), ("CONFIG", "GET", "appendfsync")] if settings else [("INFO",)]
 
 
 def parse_info(text: bytes, setting: Sequence[bytes] = ()) -> dict[str, str]:
-    """Return what a server answered, by names."""
+    """Return what a server answered, by name."""
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
     found = {name: value for name, colon, value in lines if colon}
     return found | ({"appendfsync": setting[1].decode()} if setting else {})

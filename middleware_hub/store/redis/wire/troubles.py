@@ -7,7 +7,7 @@ from typing import Final
 from middleware_hub.store.errors import StoreError, StoreMismatchError, StoreUnreachableError
 
 _PASSING: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "BUSY ")
-"""These are over in a moment: a server that starts, a failover."""
+"""These end in a moment: a server that starts, a failover."""
 _WORDS: Final = {
     "NOAUTH": "it wants a password: write redis://:PASSWORD@HOST:PORT/DB, or redis://USER:PASSWORD@...",
     "WRONGPASS": "the user or the password is wrong",
@@ -38,12 +38,12 @@ _TEXTS: Final = {
 
 
 def passing(refusal: str) -> bool:
-    """Return whether a refusal will be over in a moment."""
+    """Return whether a refusal will end in a moment."""
     return refusal.startswith(_PASSING)
 
 
 def trouble(refusal: str, shown: str) -> StoreError:
-    """Return the error that says what a refusal means."""
+    """Return the error for a refusal."""
     for text, words in _TEXTS.items():
         if text.lower() in refusal.lower():
             return StoreUnreachableError(f"the store {shown}: {words} ({refusal})")

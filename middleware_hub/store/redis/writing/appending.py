@@ -25,7 +25,7 @@ _SYNC_MS: Final = 3_000
 
 
 class Group:
-    """Packs batches, and reads what became of them."""
+    """Packs batches, and reads their results."""
 
     def __init__(self, keys: Keys, batches: Sequence[Prepared], marks: Iterable[Mark]) -> None:
         self._batches = batches
@@ -41,7 +41,7 @@ class Group:
             self._arguments += (mark.root, pack_mark(mark))
 
     def command(self, *, again: bool) -> Command:
-        """Return the command that appends all. `again`: an earlier one may have been done."""
+        """Return the command that appends all. `again`: an earlier command may have been executed."""
         return APPEND.of(self._keys, ["1", "1" if again else "0", CROWD, *self._arguments])
 
     def _pack(self, batch: Prepared) -> None:
@@ -66,7 +66,7 @@ class Group:
             arguments += (encoded(event.log), event.closes, expected, body)
 
     def answers(self, reply: Sequence[Any]) -> Answers:
-        """Return of each batch the numbers of its events, or why it was refused."""
+        """Return, for each batch, the numbers of its events or why it was refused."""
         return [
             answer[1] if answer[0] == b"ok" else refusal(batch, answer)
             for batch, answer in zip(self._batches, reply[0], strict=True)
@@ -93,7 +93,7 @@ class Appender:
             self._waits.append(("WAIT", replicas, _SYNC_MS))
 
     async def commit(self, batches: Sequence[Prepared], marks: Sequence[Mark]) -> Answers:
-        """Append batches and marks; return what became of each batch. Raises StoreUnreachableError: perhaps it was appended."""
+        """Append batches and marks; return the result of each batch. Raises StoreUnreachableError: perhaps all is appended."""
         group = Group(self._keys, batches, marks)
         first, again = group.command(again=False), group.command(again=True)
         replies = await self._servers.write([first, *self._waits], [again, *self._waits])

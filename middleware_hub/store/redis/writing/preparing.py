@@ -1,4 +1,4 @@
-"""A batch, ready to be sent: encoded, checked by itself, and sorted by what lies together in the server."""
+"""A batch, ready to be sent: encoded, checked by itself, and sorted by what is stored together in the server."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from middleware_hub.store.records import (
 
 GENERATION_SIZE: Final = 4
 TRY_SIZE: Final = 8
-"""Bytes in front of an event: the append it came with, and its number in that. So one that is tried again is not doubled."""
+"""Bytes in front of an event: its append, and its number in that. So an append that is tried again is not doubled."""
 _ATTEMPT: Final = TRY_SIZE - 2
 _NAMES: Final = 8
-"""Replies of one name that are kept: if the newest is forgotten, the one before it is the newest."""
+"""Replies of one name that are kept: if the newest is forgotten, its predecessor becomes the newest."""
 MOST: Final[Mapping[int, int]] = {
     START: MOST_CHAINS + 1,
     END: MOST_VARIANTS + 1,
@@ -36,16 +36,16 @@ MOST: Final[Mapping[int, int]] = {
     PASS: 2 * MOST_CHAINS + 1,
     NAME: _NAMES,
 }
-"""By kind of place how many of the newest records it holds."""
+"""How many of the newest records a place holds, by kind of place."""
 RECORD_COST: Final = 400
 ROOT_COST: Final = 200
 PLACE_COST: Final = 120
-"""Bytes that a record, the root of a conversation, and a place take beside the record itself: measured with MEMORY USAGE."""
+"""Bytes that a record, the root of a conversation, and a place take besides the record itself: measured with MEMORY USAGE."""
 _NOBODY: Final = bytes(16)
 
 
 Answers = list[list[int] | StoreError]
-"""Of each batch the numbers of its events, or why it was refused."""
+"""For each batch the numbers of its events, or why it was refused."""
 
 
 class Entered(NamedTuple):
@@ -63,7 +63,7 @@ class Part:
     root: bytes
     generation: bytes
     records: list[tuple[SpanRecord, bytes, int]] = field(default_factory=list)
-    """With their bytes, and what they cost."""
+    """The records, with their bytes and their cost."""
     blobs: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     mark: Mark | None = None
 
@@ -86,9 +86,10 @@ class Prepared:
 
 
 def prepare(batch: Batch, roots: Mapping[bytes, bytes]) -> Prepared:
-    """Encode a batch. `roots` has those of the records outside of it that blobs belong to.
+    """Encode a batch. `roots` has the roots of the records outside the batch to which blobs belong.
 
-    Raises ValueError for a record that is wrong in itself, ConflictingRecordError for one that is not in the root of its links.
+    Raises ValueError for a record that is wrong in itself, ConflictingRecordError for a record that is not in the root of its
+    links.
     """
     done = Prepared()
     own: dict[bytes, bytes] = {}
@@ -140,12 +141,12 @@ def entries(record: SpanRecord, where: Iterable[Place]) -> list[Entered]:
 
 
 def has_entry(kind: int, reference: bytes, held: bytes | None) -> bool:
-    """Return whether a place holds a reference, or so many newer ones that it may have been crowded out."""
+    """Return whether a place holds a reference, or enough newer ones to have crowded it out."""
     return held is not None and (reference in held or len(held) >= MOST[kind] * (GENERATION_SIZE + len(reference)))
 
 
 def outside(batch: Batch) -> list[bytes]:
-    """Return the records that blobs of a batch belong to, and that are not in it."""
+    """Return the records outside a batch to which its blobs belong."""
     own: Container[bytes] = {record.id for record in batch.records}
     return [blob.record for blob in batch.blobs if blob.record not in own]
 

@@ -2,8 +2,8 @@
 
     bodies, by root --> places --> events --> counters --> acknowledged
 
-What is written in part finds nothing that is not there: a place comes after the record that it leads to. Whoever is told that
-it failed tries again, and completes it.
+A partial write leads to nothing that is missing: a place is written after its record. A caller that is told of the failure
+tries again, and completes the write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from middleware_hub.store.redis.writing.preparing import MOST, Answers, Prepared
 _RETRIEVED: Final = 1 << 52
 _DELETED: Final = 2
 Pair = tuple[Command, Command]
-"""A command, and what is sent in its place if it may have been done already."""
+"""A command, and the command to send in its place if it may have been executed already."""
 
 
 class Scatterer:
@@ -34,7 +34,7 @@ class Scatterer:
         self._keys = keys
 
     async def commit(self, batches: Sequence[Prepared], marks: Sequence[Mark]) -> Answers:
-        """Append batches and marks; return what became of each batch. Raises StoreUnreachableError: perhaps it was appended."""
+        """Append batches and marks; return the result of each batch. Raises StoreUnreachableError: perhaps all is appended."""
         state = _State([None] * len(batches))
         await self._check_events(batches, state)
         written = await self._bodies(batches, state)
@@ -56,7 +56,7 @@ class Scatterer:
         ends = {log: (last, closed) for log, (last, closed, _) in zip(logs, replies, strict=True)}
         for at, batch in enumerate(batches):
             refused = _refused(batch, dict(ends))
-            # A batch that was appended before may meet its own events.
+            # A batch that was appended before may find its own events.
             if refused is not None and not (batch.parts and await self._there(batch)):
                 state.refused[at] = refused
         news: list[Command] = [("ZADD", self._keys.index(log), 0, encoded(log)) for log in logs if not ends[log][0]]
@@ -143,13 +143,13 @@ class Scatterer:
 
 
 class _State:
-    """What became of a group so far."""
+    """The state of a group so far."""
 
     def __init__(self, refused: list[StoreError | None]) -> None:
         self.refused = refused
         self.records = self.bytes = 0
         self.order: dict[bytes, bytes] = {}
-        """By root its mark."""
+        """The mark of each root."""
         self.dead: dict[str, None] = {}
         """Logs that were deleted."""
 
@@ -167,7 +167,7 @@ def _refused(batch: Prepared, ends: dict[str, tuple[int, int]]) -> StoreError | 
 
 
 def _pair(keys: list[bytes], arguments: Arguments, *, doubt: bool = False) -> Pair:
-    """Return the command that appends what lies in one slot. `doubt`: it may have been appended before."""
+    """Return the command that appends the keys of one slot. `doubt`: they may have been appended before."""
     first = APPEND.of(keys, ["0", "1" if doubt else "0", CROWD, *arguments])
     return first, APPEND.of(keys, ["0", "1", CROWD, *arguments])
 

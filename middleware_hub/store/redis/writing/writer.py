@@ -1,4 +1,4 @@
-"""Who writes. What is asked for in one turn of the event loop, or while the last group is on its way, becomes a group."""
+"""The writer. Appends of one turn of the event loop, or made while the last group is on its way, become a group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_BATCHES: Final = 256
 _MOST_BYTES: Final = 1 << 22
-"""Of one group: a larger one would keep others waiting."""
+"""Limits of one group: a larger group would keep others waiting."""
 _MARKS_EVERY: Final = 1.0
 """Seconds after which marks are written at the latest."""
 
@@ -23,7 +23,7 @@ Commit = Callable[[Sequence[Prepared], Sequence[Mark]], Awaitable[Answers]]
 
 
 class Writer:
-    """Gathers batches and marks, and hands them to `commit`, one group after the other."""
+    """Gathers batches and marks, and passes them to `commit`, one group after the other."""
 
     def __init__(self, commit: Commit) -> None:
         self._commit = commit
@@ -36,7 +36,7 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Return how many batches wait for the group before them."""
+        """Return how many batches wait for an earlier group."""
         return len(self._jobs)
 
     def submit(self, batch: Prepared) -> asyncio.Future[list[int]]:
@@ -62,7 +62,7 @@ class Writer:
             self._task = self._loop.create_task(self._run())
 
     async def flush(self) -> None:
-        """Write all that waits."""
+        """Write everything that waits."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -72,7 +72,7 @@ class Writer:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        # A task begins in the next turn of the loop: whatever else is asked for in this one is in the group.
+        # A task begins in the next turn of the loop: so the group has everything that is asked for in this turn.
         try:
             while self._jobs or (self._marks and self._timer is None):
                 await self._write(self._taken())
