@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import NOT_SAVED
 from middleware_hub.trajectories.answers import described
@@ -55,12 +56,13 @@ class Calls:
         sequences: SampleTrajectories,
         clock: VersionClock,
         stopping: Callable[[], bool],
+        memory: Backing | None,
         *,
         max_body_bytes: int,
     ) -> None:
         self._groups = groups
         self._sequences = sequences
-        self._claims = Claims(sequences, clock, groups.counts, stopping)
+        self._claims = Claims(sequences, clock, groups.counts, stopping, memory)
         self._settling = Settling(sequences, groups.counts)
         self._max_body_bytes = max_body_bytes
         self.routes: dict[str, ASGIApp] = {

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import StoreError
 from middleware_hub.trajectories.answers import described, waiting
@@ -67,6 +68,7 @@ class Claims:
     Args:
         counts: see `Groups`.
         stopping: returns whether the router is about to stop, so that nobody may wait any longer.
+        memory: knows the weight versions that other routers have seen, if there is a store.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class Claims:
         clock: VersionClock,
         counts: Counter[str],
         stopping: Callable[[], bool],
+        memory: Backing | None = None,
     ) -> None:
         self._sequences = sequences
         self._clock = clock
         self._counts = counts
         self._stopping = stopping
+        self._memory = memory
 
     async def claim(self, tenant: str, journal: Journal, wanted: Wanted) -> dict[str, Any]:
         """Return the answer to a claim: with samples, or without any when the time is over. Raises StoreError."""
@@ -110,6 +114,8 @@ class Claims:
         """
         async with journal.choosing:
             await journal.read_on()
+            if wanted.max_staleness is not None and self._memory is not None:
+                await self._memory.read_versions()  # this router may be one through which nothing is sampled
             ledger = journal.ledger
             too_many = ledger.overflow(MOST_MEMBERS, ledger.last - MOST_EVENTS)
             if too_many:
