@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -144,13 +145,22 @@ class Claims:
             samples = tuple(ledger.taking(sample) for sample in chosen)
             over = {sample.id for sample in chosen if sample.held}
             await journal.lease(name, wanted.lease_seconds)
-            await journal.append(Claimed(claim=name, samples=samples, time=time.time()))
-            await journal.read_on()
+            try:
+                await journal.append(Claimed(claim=name, samples=samples, time=time.time()))
+                await journal.read_on()
+            except BaseException:
+                await asyncio.shield(self._end_lease(journal, name))  # the claim may be in the log, and has no trainer
+                raise
             claim = journal.ledger.claim(name)
             if claim is not None:
                 self._counts["claimed"] += len(claim.held)
                 self._counts["expired"] += len(over & claim.held.keys())
             return choices, claim, refused
+
+    @staticmethod
+    async def _end_lease(journal: Journal, name: str) -> None:
+        with suppress(StoreError):  # then it ends by itself
+            await journal.lease(name, 0)
 
     def _refusal(self, sample: Sample, wanted: Wanted) -> str | None:
         if wanted.exact_only and sample.inexact:
