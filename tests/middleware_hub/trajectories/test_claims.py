@@ -46,22 +46,11 @@ class Empty:
 def test_a_claim_without_an_answer_holds_nothing(error: BaseException) -> None:
     """Its trainer left in that instant, or the store did: others need not wait for the end of a lease of a day."""
     journal = CutOff(error)
-    journal.happen(
-        Sampled(
-            key=b"1",
-            root=b"",
-            group="g",
-            size=1,
-            rollout=None,
-            ended=True,
-            parent=None,
-            lora="",
-            names=("n",),
-            inexact=False,
-            versions=("1",),
-            time=0.0,
-        )  # fmt: skip
-    )
+    sampled = Sampled(
+        key=b"1", root=b"", group="g", size=1, rollout=None, ended=True, parent=None, lora="", names=("n",),
+        inexact=False, versions=("1",), time=0.0,
+    )  # fmt: skip
+    journal.happen(sampled)
     claims = Claims(Empty(), VersionClock(), Counter(), lambda: False)
 
     async def work() -> None:
