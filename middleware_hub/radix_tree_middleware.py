@@ -95,7 +95,8 @@ class RadixTreeMiddleware:
         }
         context.registry.register(GroupsCollector(hub.groups.counts, hub.groups.held))
         sequences = Sequences(self.tree, self.memory, lambda: hub.sessions)
-        calls = Calls(hub.groups, sequences, hub.clock, context.stopping, max_body_bytes=self._max_body_bytes)
+        limit = self._max_body_bytes
+        calls = Calls(hub.groups, sequences, hub.clock, context.stopping, self.memory, max_body_bytes=limit)
         self._routes |= calls.routes
         if context.peers is not None:
             context.peers.on_version = self._new_version

@@ -65,5 +65,8 @@ class Backing(Protocol):
         """Return what the store has besides a reply under these names; None if it cannot be read."""
         ...
 
+    async def read_versions(self) -> None:
+        """Learn which weight versions other routers have seen, as far as the store answers."""
+
     def retrieved(self, recall: Recall | None) -> None:
         """Note that a conversation was retrieved."""

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import NOT_SAVED
 from middleware_hub.trajectories.answers import described
@@ -55,12 +56,13 @@ class Calls:
         sequences: SampleTrajectories,
         clock: VersionClock,
         stopping: Callable[[], bool],
+        memory: Backing | None,
         *,
         max_body_bytes: int,
     ) -> None:
         self._groups = groups
         self._sequences = sequences
-        self._claims = Claims(sequences, clock, groups.counts, stopping)
+        self._claims = Claims(sequences, clock, groups.counts, stopping, memory)
         self._settling = Settling(sequences, groups.counts)
         self._max_body_bytes = max_body_bytes
         self.routes: dict[str, ASGIApp] = {
@@ -144,7 +146,7 @@ class Calls:
         _, journal = self._at(scope)
         await journal.read_on()
         given = [_rewarded(journal, one) for one in ([fields] if several is None else several)]
-        saved = await self._settling.reward(journal, given)
+        saved = await self._settling.reward(journal, [one for one in given if one is not None])
         more = [] if saved else [NOT_SAVED]
         answer: dict[str, Any] = {"rewarded": len(given)}
         known = _REWARD if several is None else _REWARD | {"rewards"}
@@ -229,8 +231,11 @@ def _group(journal: Journal, name: str) -> Group:
     return found
 
 
-def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float | None, bytes]:
-    """Read one reward, and find its reply or session. Raises BadRequestError, NotFoundError."""
+def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float | None, bytes] | None:
+    """Read one reward, and find what it is for. Raises BadRequestError, NotFoundError.
+
+    Returns None for a reply that was acknowledged with this reward: a client that lost the answer sends it again.
+    """
     name, group, rollout = (_text(fields, key) for key in ("request_id", "group_id", "rollout_id"))
     reward: float | None = typed(fields, "reward", float, "a number, or null")
     info = typed(fields, "reward_info", dict[str, Any], "an object")
@@ -246,6 +251,10 @@ def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float |
         assert group is not None
         assert rollout is not None
         found = journal.ledger.rollout(group, rollout)
+    if found is None and name is not None:
+        settled = journal.ledger.standing(name)
+        if settled is not None and settled[1] == reward and group in (None, settled[0]):
+            return None
     if found is None:
         what = f"reply {name[:140]!r}" if name is not None else f"rollout {(rollout or '')[:140]!r} of this group"
         raise NotFoundError(

@@ -15,10 +15,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from middleware_hub.persistence.backing import Backing
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import StoreError
 from middleware_hub.trajectories.answers import described, waiting
@@ -67,6 +69,7 @@ class Claims:
     Args:
         counts: see `Groups`.
         stopping: returns whether the router is about to stop, so that no claim may wait any longer.
+        memory: knows the weight versions that other routers have seen, if there is a store.
     """
 
     def __init__(
@@ -75,11 +78,13 @@ class Claims:
         clock: VersionClock,
         counts: Counter[str],
         stopping: Callable[[], bool],
+        memory: Backing | None = None,
     ) -> None:
         self._sequences = sequences
         self._clock = clock
         self._counts = counts
         self._stopping = stopping
+        self._memory = memory
 
     async def claim(self, tenant: str, journal: Journal, wanted: Wanted) -> dict[str, Any]:
         """Return the answer to a claim: with samples, or without any when the time is up. Raises StoreError."""
@@ -110,6 +115,8 @@ class Claims:
         """
         async with journal.choosing:
             await journal.read_on()
+            if wanted.max_staleness is not None and self._memory is not None:
+                await self._memory.read_versions()  # this router may be one through which nothing is sampled
             ledger = journal.ledger
             too_many = ledger.overflow(MOST_MEMBERS, ledger.last - MOST_EVENTS)
             if too_many:
@@ -138,13 +145,22 @@ class Claims:
             samples = tuple(ledger.taking(sample) for sample in chosen)
             over = {sample.id for sample in chosen if sample.held}
             await journal.lease(name, wanted.lease_seconds)
-            await journal.append(Claimed(claim=name, samples=samples, time=time.time()))
-            await journal.read_on()
+            try:
+                await journal.append(Claimed(claim=name, samples=samples, time=time.time()))
+                await journal.read_on()
+            except BaseException:
+                await asyncio.shield(self._end_lease(journal, name))  # the claim may be in the log, and has no trainer
+                raise
             claim = journal.ledger.claim(name)
             if claim is not None:
                 self._counts["claimed"] += len(claim.held)
                 self._counts["expired"] += len(over & claim.held.keys())
             return choices, claim, refused
+
+    @staticmethod
+    async def _end_lease(journal: Journal, name: str) -> None:
+        with suppress(StoreError):  # then it ends by itself
+            await journal.lease(name, 0)
 
     def _refusal(self, sample: Sample, wanted: Wanted) -> str | None:
         if wanted.exact_only and sample.inexact:

@@ -457,12 +457,17 @@ def test_a_reward_that_is_sent_again_is_no_error(buffer: Buffer) -> None:
     """Its answer may have been lost, and a trainer may have claimed the sample in between."""
     reply = buffer.say("Sent twice: ", "again", x_group_size="1")
     buffer.reward(reply, 0.5, reward_info={"why": "right"})
-    (sample,) = buffer.claim()["samples"]
+    claim = buffer.claim()
+    (sample,) = claim["samples"]
     assert buffer.reward(reply, 0.5, reward_info={"why": "right"}) == {"rewarded": 1}
     buffer.reward(reply, 0.75, status=409, reward_info={"why": "right"})
     buffer.reward(reply, 0.5, status=409)
     (found,) = buffer.group("again")["samples"]
     assert (sample["reward"], found["reward"], found["reward_info"]) == (0.5, 0.5, {"why": "right"})
+    buffer.acknowledge(claim)
+    assert buffer.reward(reply, 0.5, group_id="again") == {"rewarded": 1}
+    buffer.reward(reply, 0.75, status=404)
+    buffer.reward(reply, 0.5, status=404, group_id="another")
 
 
 def test_unknown_fields_are_named(buffer: Buffer) -> None:
