@@ -22,6 +22,8 @@ from types import TracebackType
 from typing import Protocol
 
 import aiohttp
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 from yarl import URL
 
 from router.http.decompression import Unpacker, UnpackingError
@@ -143,7 +145,7 @@ class AiohttpUpstream:
 
     async def __aenter__(self) -> AiohttpUpstream:
         self._pooled = self._session(
-            aiohttp.TCPConnector(
+            _QuietConnector(
                 limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket
             )
         )
@@ -234,6 +236,24 @@ def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
         if hasattr(socket, option):
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return made
+
+
+class _QuietConnector(aiohttp.TCPConnector):
+    """Does not use a kept connection again on which something came while it was idle.
+
+    aiohttp would take that for the reply to the next request, which may be another tenant's. A proxy in front of a worker says
+    so that it has waited long enough (408), and a worker that is broken may send a reply twice.
+    """
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        while True:
+            connection = await super().connect(req, traces, timeout)
+            assert connection.protocol is not None
+            if not connection.protocol.should_close:
+                return connection
+            connection.close()
 
 
 class _ConnectionUse:

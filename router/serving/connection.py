@@ -17,6 +17,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable
 from typing import Any, cast
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -89,6 +90,32 @@ class Limits:
             self._on_count(len(self._connected))
 
 
+class _Parser(httptools.HttpRequestParser):
+    """httptools' parser, for which no request offers to go on in another protocol.
+
+    Java's HTTP client and `curl --http2` offer HTTP/2 with every request. No server has to take the offer, and this one takes
+    none. But httptools would skip the body behind such a head, and take it for the next request. So it gets such a head a
+    second time, without the offer.
+    """
+
+    def __init__(self, connection: LimitedConnection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn has nothing but bytes
+        while True:
+            try:
+                super().feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                head = self._connection.head_without_offer
+                if head is None:
+                    raise
+                data = head + data[offer.args[0] :]
+            else:
+                return
+
+
 class LimitedConnection(HttpToolsProtocol):
     """uvicorn's protocol with limits. `limited_by` makes a class of it."""
 
@@ -105,6 +132,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._closing = False
         self._served: RequestResponseCycle | None = None
         self._client = ServedClient()  # of the request that comes in now
+        self.head_without_offer: bytes | None = None  # of a request that offers another protocol
+        self.parser = _Parser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give a new client some seconds for its request."""
@@ -137,7 +166,6 @@ class LimitedConnection(HttpToolsProtocol):
             )
         if self._heading and not self._begun:
             data = data.lstrip(b"\r\n")  # some clients send a line break after a body: no request begins with it
-            data = _without_offer(data)
         while data and not self._closing:
             room = limit - self._bare if self._heading else len(data)
             part, data = data[:room], data[room:]
@@ -163,6 +191,9 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Note that the application gets the request now, or after the requests before it."""
+        self.head_without_offer = self._without_offer() if self.parser.should_upgrade() else None
+        if self.head_without_offer is not None:
+            return
         self._heading = self._begun = False
         self._bare = 0
         self._stop_timer()
@@ -177,6 +208,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that a request is complete: what comes next is a head."""
+        if self.head_without_offer is not None:
+            return
         self._heading = True
         self._bare = 0
         self._client.all_here = True
@@ -204,6 +237,15 @@ class LimitedConnection(HttpToolsProtocol):
         else:
             self._stop_timer()
             self._timer = self.loop.call_later(self.limits.header_seconds, self.transport.abort)
+
+    def _without_offer(self) -> bytes | None:
+        """Return the head that has come as if it had no header `upgrade`; None for the method that means the same."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            return None
+        first = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        kept = (b"%b: %b\r\n" % pair for pair in self.headers if pair[0] != b"upgrade")
+        return b"".join((first, *kept, b"\r\n"))
 
     # Ends -------------------------------------------------------------------------------------------------------------
 
@@ -253,18 +295,6 @@ class LimitedConnection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
-
-
-def _without_offer(data: bytes) -> bytes:
-    """Return the beginning of a request without the header `upgrade`.
-
-    Java's HTTP client and `curl --http2` offer HTTP/2 with every request. No server has to take the offer, and this one takes
-    none. But the parser skips the body after such a head.
-    """
-    end = data.find(b"\r\n\r\n")
-    begin = data[: end if end >= 0 else len(data)].lower().find(b"\r\nupgrade:")
-    behind = data.find(b"\r\n", begin + 2)
-    return data if begin < 0 or behind < 0 else data[:begin] + data[behind:]
 
 
 def limited_by(limits: Limits) -> type[LimitedConnection]:

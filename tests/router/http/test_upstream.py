@@ -1,4 +1,4 @@
-"""The client towards the workers: what its sockets are told."""
+"""The client towards the workers: what its sockets are told, and which connections it keeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from router.http.upstream import KEEPALIVE_SECONDS, AiohttpUpstream
 from tests.router.conftest import GatedWorker
-from tests.support.serving import serving
+from tests.support.serving import read_request, serving, serving_socket
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -29,5 +29,44 @@ def test_a_machine_that_is_gone_is_noticed(fresh: bool) -> None:
                 )
                 assert idle + every * count == 2 * KEEPALIVE_SECONDS
             response.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 4\r\n\r\nlate",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate",
+    ],
+)
+def test_what_comes_on_an_idle_connection_answers_no_later_request(late: bytes) -> None:
+    async def main() -> None:
+        connections = 0
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+            await begun.wait()
+            writer.write(b"right")
+            await over.wait()
+            writer.write(late)
+            await reader.read()
+
+        async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
+            first = await upstream.send("GET", url + "/x", [])
+            protocol = first._response.connection.protocol  # type: ignore[attr-defined]
+            begun.set()
+            assert (await first.read(), await first.read()) == (b"right", b"")
+            over.set()
+            while not protocol.should_close:  # noqa: ASYNC110 - until the late bytes have come
+                await asyncio.sleep(0)
+            over.clear()
+            second = await upstream.send("GET", url + "/x", [])
+            assert (second.status, await second.read()) == (200, b"right")
+            assert connections == 2
 
     asyncio.run(main())

@@ -329,6 +329,27 @@ def test_a_request_that_offers_another_protocol_is_served_in_this_one(offer: byt
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("piece", [1, 60, 1 << 20])
+def test_an_offer_of_another_protocol_costs_no_body_wherever_it_stands(piece: int) -> None:
+    """In a head that comes in pieces, twice in one head, and in requests behind others: nor does a body become a request."""
+    body = b"GET /body HTTP/1.1\r\n\r\n"
+    offers = b"POST /x HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: h2c\r\nUpgrade: websocket\r\n"
+    chunked = b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    raw = (offers + b"content-length: %d\r\n\r\n" % len(body) + body + offers + chunked) * 2
+
+    async def main() -> None:
+        worker = EchoWorker()
+        async with limits(worker) as connect:
+            client = await connect()
+            await client.say(*(raw[at : at + piece] for at in range(0, len(raw), piece)))
+            for _ in range(4):
+                status, _, seen = await client.answer()
+                assert (status, json.loads(seen)["body"]) == (200, body.decode())
+            assert [one["raw_path"] for one in worker.seen] == ["/x"] * 4
+
+    asyncio.run(main())
+
+
 def test_only_public_names_of_the_server_are_overridden() -> None:
     """Private ones come and go with its versions, and what is called instead tells nobody."""
     for ours, theirs in ((LimitedConnection, HttpToolsProtocol), (server._DrainingServer, uvicorn.Server)):
