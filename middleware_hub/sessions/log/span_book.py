@@ -154,7 +154,8 @@ class SpanBook:
             return {}
         found = await self._store.get(wanted, known=self, roots=dict.fromkeys(wanted, self.root))
         records = {record.id: record for record in found.records}
-        missing = tuple(one for one in wanted if one not in records)
+        # A turn that was sampled here meanwhile has made its context known, which may be the very same: it is not brought.
+        missing = tuple(one for one in wanted if one not in records and one not in self)
         if missing:
             root = await self._store.get([self.root], roots={self.root: self.root})
             if found.damaged or root.records:

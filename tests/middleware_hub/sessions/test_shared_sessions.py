@@ -348,6 +348,40 @@ def test_turns_at_two_routers_at_once_are_both_kept(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_a_prompt_that_another_router_is_read_to_have_while_it_is_sampled_here(tmp_path: Path) -> None:
+    """Both routers make the same record of it: the one that reads knows it before the store has brought it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            first, second = await both.another(), await both.another()
+            await first.open()
+            says = second.engine.says("Two.", hold=1)
+            client = second.ask(BODY)
+            await second.engine.arrived()
+            assert (await first.ask(BODY).answer())[0] == 200
+            store: Any = second.hub.store
+            real, reached, go = store.get, asyncio.Event(), asyncio.Event()
+
+            async def get(*args: Any, **more: Any) -> Any:
+                reached.set()
+                await go.wait()
+                return await real(*args, **more)
+
+            store.get = get
+            reading = asyncio.create_task(second.call("GET", "/sessions/s/trajectories"))
+            await reached.wait()
+            says.go.set()
+            await waiting(second.session.log, 1)
+            go.set()
+            status, found = await reading
+            assert status == 200, found
+            assert (await client.answer())[0] == 200
+            assert len(await exported(second)) == 2
+            assert await exported(first) == await exported(second)
+
+    asyncio.run(work())
+
+
 def masked(summary: Any) -> Any:
     return {**summary, "created_at": 0}
 
