@@ -18,15 +18,15 @@ from router.http.offload import offload
 STEP = 0.002
 """Seconds that the event loop is held at a time."""
 SEARCH_SECONDS = 2.0
-"""After this long a call answers with what it has, and a cursor to go on from."""
+"""After this long a call answers with what it has, and a cursor for the rest."""
 MOST_LISTED = 500
 FILTERS = ("kind", "group", "namespace", "version", "exact", "reason", "reward_min", "reward_max", "since", "until")
 PARAMETERS = (*FILTERS, "limit", "cursor", "text", "id", "token_ids", "changed_since")
 
 Key = tuple[int, str]
-"""When a conversation was last added to, in nanoseconds since 1970, and its id."""
+"""The time of a conversation's last record, in nanoseconds since 1970, and its id."""
 Listed = Callable[[Key | None], Iterable[tuple[Key, Conversation]]]
-"""Returns conversations behind a place in the list, newest first."""
+"""Returns conversations after a place in the list, newest first."""
 
 
 class TimeSlices:
@@ -37,7 +37,7 @@ class TimeSlices:
         self._until += STEP
 
     async def pause(self) -> None:
-        """Let the event loop serve others, if the step has taken long enough."""
+        """Let the event loop serve other requests, if the step has taken long enough."""
         if time.perf_counter() > self._until:
             await asyncio.sleep(0)
             self._until = time.perf_counter() + STEP
@@ -50,7 +50,7 @@ class TimeSlices:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which conversations a call wants to have."""
+    """Which conversations a call wants."""
 
     limit: int
     cursor: Key | None
@@ -132,7 +132,7 @@ async def find(
 def _newest_first(
     wanted: Wanted, texts: Listed, sessions: Sequence[Conversation]
 ) -> Iterator[tuple[Key, Conversation]]:
-    """Yield conversations behind the cursor. What changes meanwhile is left out, or comes at its new place."""
+    """Yield conversations after the cursor. One that changes meanwhile is left out, or comes at its new place."""
     ways: list[Iterable[tuple[Key, Conversation]]] = []
     if wanted.kind != "session":
         ways.append(texts(wanted.cursor))
@@ -144,7 +144,7 @@ def _newest_first(
 
 
 async def _holds(conversation: Conversation, wanted: Wanted, vocabulary: Pieces, slices: TimeSlices) -> bool:
-    """Return whether a conversation has the text, and the ids, that are searched for."""
+    """Return whether a conversation has the text and the ids of the search."""
     text, ids = wanted.text, wanted.ids
     if conversation.opened is not None and (text is not None or ids is not None):
         async with conversation.opened() as opened:
@@ -165,7 +165,7 @@ async def _holds(conversation: Conversation, wanted: Wanted, vocabulary: Pieces,
         try:
             chain = branch.chain()
         except NotFoundError:
-            return False  # it was deleted meanwhile
+            return False  # the session was deleted meanwhile
         if text is not None and not await offload(len(chain) > 1_000, _has, chain, vocabulary, text):
             continue
         if ids is None or _has(chain, vocabulary, ids):
