@@ -1,11 +1,11 @@
 """`x-router-affinity`: a word by which a load balancer keeps a conversation at one of several routers.
 
-Every router of a store answers every request exactly, so this only saves look-ups. A client sends back what it was answered, or
-a word of its own. A client that sends nothing is answered the same word at every turn of a conversation:
+Every router of a store answers every request exactly, so this only saves look-ups. A client sends back the word that it was
+answered, or its own word. A client that sends nothing gets the same word at every turn of a conversation:
 
-    a text, ids      a hash of the end of the first prompt: what stands in front of the first sampled token of the chain
-    a session        its id, which its URL has as well
-    other chats      a hash of the messages in front of the first reply
+    a text, ids      a hash of the end of the first prompt: the text before the first sampled token of the chain
+    a session        its id, which its URL has too
+    other chats      a hash of the messages before the first reply
 
 All samples of one prompt have one word: they share that prompt in a router's memory, and groups are many and small.
 """
@@ -23,7 +23,7 @@ from middleware_hub.spans.chain import TokenSpan
 
 HEADER = b"x-router-affinity"
 HASHED = 1024
-"""Characters at the end of a first prompt that are hashed: what many conversations share stands at its beginning."""
+"""Characters at the end of a first prompt that are hashed: many conversations share its beginning."""
 
 _sane = re.compile(rb"[A-Za-z0-9._~-]{1,128}").fullmatch
 
@@ -34,7 +34,7 @@ class _Reused(Protocol):
 
 
 class Matched(Protocol):
-    """What a text met in the radix tree; see `radix.match.PrefixMatch`."""
+    """The match of a text in the radix tree; see `radix.match.PrefixMatch`."""
 
     @property
     def namespace(self) -> tuple[str, ...]: ...
@@ -45,18 +45,18 @@ class Matched(Protocol):
 
 
 def given(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the word of a request; None if it has none, or one that is too long or has other characters than ids have."""
+    """Return the word of a request; None if it has no word, or one that is too long or has characters that no id has."""
     value = headers.get(HEADER)
     return value if value is not None and _sane(value) else None
 
 
 def of_text(headers: Mapping[bytes, bytes], match: Matched) -> bytes:
-    """Return the word of a request with a text: its own, or the same for every text that continues its first prompt."""
+    """Return the word of a request with a text: its own word, or the same for every text that continues its first prompt."""
     word = headers.get(HEADER)
     if word is not None and _sane(word):
         return word
     text, span = match.text, match.cut.span
-    # The first prompt ends where the first sampled span begins. A long chain is not walked for it at each turn.
+    # The first prompt ends where the first sampled span begins. So a long chain need not be walked at each turn.
     end = len(text) if span is None or span.answered < 0 else span.answered
     return _hash(match.namespace, end, text[max(0, end - HASHED) : end])
 
@@ -64,7 +64,7 @@ def of_text(headers: Mapping[bytes, bytes], match: Matched) -> bytes:
 def of_chat(namespace: Sequence[str], messages: Sequence[Message]) -> bytes:
     """Return the word of a conversation: the same for every list of messages that continues its first prompt.
 
-    That prompt ends in front of the first reply behind a user's message, or of the first reply if no user says anything.
+    That prompt ends before the first reply after a user's message, or before the first reply if there is no user's message.
     """
     keys: list[str] = []
     asked, first = False, 0

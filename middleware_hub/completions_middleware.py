@@ -1,8 +1,8 @@
 """`Completions`: OpenAI's `POST /v1/completions`, as pure ASGI around the application that serves `/generate`.
 
 A request becomes a `/generate` with the prompt unchanged. The layers inside match the prompt, have it answered and record the
-reply; their reply goes on in OpenAI's form, a stream event by event. They get the client's own `receive`, so that they see when
-it leaves.
+reply; their reply is passed on in OpenAI's form, a stream event by event. They get the client's own `receive`, so that they see
+when the client leaves.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _CompletionStream:
         if self._error is None:
             end = self._choices.end([one.answer for one in self._answers if one.answer is not None])
         elif self._begun:
-            # `[DONE]` behind it would make it look like a success.
+            # `[DONE]` after it would make it look like a success.
             end = b"data: " + msgspec.json.encode(error_body(self._error)) + b"\n\n"
         else:
             raise self._error
@@ -151,7 +151,7 @@ class _CompletionStream:
         self._start = start
 
     def event(self, data: bytes) -> None:
-        """Take the payload of an event. Nothing behind an error counts."""
+        """Take the payload of an event. Events after an error are ignored."""
         if self._error is None:
             try:
                 self._out.append(self._piece(data))
@@ -163,7 +163,7 @@ class _CompletionStream:
         self._refused = body
 
     def _piece(self, data: bytes) -> bytes:
-        """Return what the client gets of an event, which may be nothing yet."""
+        """Return what the client gets of an event; that may be nothing yet."""
         if data == DONE:
             self._done = all(one.answer is not None for one in self._answers)
             return b""
@@ -174,7 +174,7 @@ class _CompletionStream:
         over = one.answer is not None
         text = one.event(data)
         ended = None if over else one.answer
-        # A token whose text is held back waits for it: what has no text goes out with what comes next.
+        # A token whose text is held back waits for that text: a token without text is sent with the next text.
         if not text and ended is None:
             return b""
         return self._choices.piece(number, text, one.news(), ended)

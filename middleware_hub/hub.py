@@ -34,18 +34,18 @@ RECORDED = b"x-radix-recorded"
 class Hub:
     """One for each application. Its tokenizer may be shared with other applications.
 
-    Raises BadRequestError for a `--store` that cannot be.
+    Raises BadRequestError for an impossible `--store`.
 
     Attributes:
-        store: what outlives this process, open while requests are served (`live`); None without `--store`.
+        store: outlives this process, and is open while requests are served (`live`); None without `--store`.
         saving: appends to it, or to a file that waits for it; None without `--store`.
-        channel: to the other routers that have the same store.
-        serials: the order of what is recorded.
+        channel: the channel to the other routers that have the same store.
+        serials: the order of recording.
         versions: writes the order of weight versions into the store; None without `--store`.
-        tree: the tree that remembers texts; None where no middleware has opened one.
+        tree: the tree that remembers texts; None if no middleware has opened one.
         memory: fills that tree from the store, and writes down what it records; None without one of the two.
-        groups: the groups that replies and sessions belong to.
-        sessions: lays out sessions; None where none are served.
+        groups: the groups of replies and sessions.
+        sessions: lays out sessions; None if none are served.
     """
 
     def __init__(self, tokenizer: Tokenizer, store: StoreConfig | None = None) -> None:
@@ -83,7 +83,7 @@ class Hub:
         return found
 
     async def live(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a lifespan with `app`: the store is open from before its startup until all else has shut down.
+        """Serve a lifespan with `app`: the store is open from before its startup until everything else has shut down.
 
         Every middleware that uses the hub calls this; the outermost one opens and closes.
 
@@ -95,7 +95,7 @@ class Hub:
             return
 
         async def closing(message: Message) -> None:
-            # Before the server hears that all has shut down, because it may exit then.
+            # Before the server is told that all has shut down, because it may exit then.
             if message["type"].startswith("lifespan.shutdown."):
                 await self._close()
             await send(message)
@@ -120,7 +120,7 @@ class Hub:
             await self.memory.open()
 
     async def _another(self) -> Store:
-        """Open the store once more. Raises StoreError."""
+        """Make a second object for the store, and open it. Raises StoreError."""
         config = self._store_config
         assert config is not None
         assert config.url is not None
@@ -129,7 +129,7 @@ class Hub:
         return store
 
     async def _close(self) -> None:
-        """Write all that waits, and close the store. A second call does nothing."""
+        """Write everything that waits, and close the store. A second call has no effect."""
         if self.memory is not None:
             await self.memory.close()
         if self.saving is not None:
@@ -143,7 +143,7 @@ class Hub:
         return Judge(self.tokenizer.vocabulary, self.clock)
 
     def open_tree(self, config: RadixConfig) -> RadixTree:
-        """Make the tree that remembers texts, for the middleware that serves it and for every one that reads it."""
+        """Make the tree that remembers texts, for the middleware that serves it and for every middleware that reads it."""
         self.tree = RadixTree(
             self.tokenizer.vocabulary,
             max_tokens=config.token_budget,
@@ -163,7 +163,7 @@ class Hub:
                 raise BadRequestError(f"--chat-template {path}: {error}") from error
         found = self.tokenizer.chat_template
         if isinstance(found, dict):
-            # Older tokenizers have several, by name. The one for tools also works without tools.
+            # Older tokenizers have several, by name. The template for tools also works without tools.
             return found.get("tool_use") or found.get("default") or next(iter(found.values()), None)
         return found
 
@@ -182,7 +182,7 @@ def load(config: RadixConfig) -> Tokenizer:
 
 
 def unrecorded(send: Send, reason: str) -> Send:
-    """Return a `send` for a request that is passed on as it came: its reply gains a header that says why it is not recorded."""
+    """Return a `send` for a request that is passed on unchanged: its reply gains a header that says why it is not recorded."""
 
     async def send_with_reason(message: Message) -> None:
         if message["type"] == "http.response.start":

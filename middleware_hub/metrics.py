@@ -105,11 +105,11 @@ class _TreeCollector(Collector):
 
 
 class GroupsCollector(Collector):
-    """What is in groups, and what trainers do with it.
+    """The content of groups, and what trainers do with it.
 
     Args:
-        counts: what became of members and samples.
-        held: returns how many groups there are, and how many members they have.
+        counts: members and samples by outcome.
+        held: returns the number of groups and of their members.
     """
 
     def __init__(self, counts: Mapping[str, int], held: Callable[[], tuple[int, int]]) -> None:

@@ -28,9 +28,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         generation_id: its name in this router.
         content: text for the reader; empty if there is none.
-        matched: the stop string (or stop token id) that ended it, if one did.
+        matched: the stop string (or stop token id) that ended it, if any.
         completion_tokens: the number of sampled tokens, hidden ones included.
-        logprobs: of all sampled tokens; None if the client did not ask for them.
+        logprobs: those of all sampled tokens; None if the client did not ask for them.
         extra: further fields of the worker's reply, raw, under their own names (`routed_experts`, `hidden_states`, ...).
     """
 
@@ -50,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyHead(msgspec.Struct, frozen=True):
-    """What stands in front of every reply: its id, when it was made (seconds since 1970), and the name of the model."""
+    """The head of every reply: its id, its time (seconds since 1970), and the name of the model."""
 
     id: str
     created: int

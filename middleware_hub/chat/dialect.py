@@ -17,7 +17,7 @@ class DialectStream(Protocol):
     def begin(self, prompt_tokens: int) -> bytes: ...
 
     def piece(self, index: int, piece: Piece, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
-        """Write the next piece of generation `index`, and the logprobs of the tokens since the piece before, if wanted."""
+        """Write the next piece of generation `index`, and the logprobs of the tokens since the last piece, if wanted."""
 
     def finish(self, index: int, answer: Answer) -> bytes:
         """End generation `index`, all of whose pieces have been sent."""
@@ -34,9 +34,9 @@ class Dialect(Protocol):
     """One kind of client. Pure: bytes in, bytes out."""
 
     def parse(self, body: bytes, memo: Memo | None = None) -> ChatRequest:
-        """Parse a body, but for the messages that `memo` knows.
+        """Parse a body, except the messages that `memo` knows.
 
-        Raises BadRequestError for what is malformed, and for what is not supported, with what to do about it.
+        Raises BadRequestError for malformed or unsupported fields, with what to do about it.
         """
 
     def whole(self, request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:

@@ -33,7 +33,7 @@ class SessionOverError(RouterError):
 
 
 class CapacityError(RouterError):
-    """Sessions hold as many tokens as they may hold."""
+    """Sessions hold as many tokens as they may."""
 
     status = 429
     type = "over_capacity"

@@ -1,8 +1,8 @@
-"""Message keys: when two messages count as the same, although a client never sends back quite what it received.
+"""Message keys: when two messages count as the same, although a client never sends back exactly what it received.
 
 An echo loses its reasoning, gains empty fields, and has its tool arguments printed again. Tokens come from the trie and never
 from the echo, so an echo only needs to be recognized: `canonical` compares what a message says, `strict` all of its fields. A
-function of the user's takes the message and returns anything hashable.
+user's own function takes the message and returns anything hashable.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def strict(message: Message) -> bytes:
 
 
 def setting_of(request: ChatRequest) -> bytes:
-    """Return what a conversation is rendered with: digests of its adapter, its tools and its options, in a row.
+    """Return the setting of a conversation: the digests of its adapter, its tools and its options, concatenated.
 
-    Under another adapter no token is the same; under other tools or options some may be (see `splice`).
+    Under another adapter no token can be shared; under other tools or options some can (see `splice`).
     """
     adapter = request.extra.get("lora_path")
     named = adapter and bytes(adapter).decode("utf-8", "replace")
@@ -102,7 +102,7 @@ def _content(content: Any) -> Any:
 
 
 def said_by(call: dict[str, Any]) -> list[Any]:
-    """Return a tool call's id, name and arguments, in which neither white space nor the order of keys counts."""
+    """Return a tool call's id, name and arguments, without regard to white space and the order of keys."""
     function: dict[str, Any] = call.get("function") or {}
     return [call.get("id") or None, function.get("name"), _arguments(function.get("arguments"))]
 
@@ -117,7 +117,7 @@ def _arguments(arguments: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Write `1` for `1.0`: JavaScript prints the one for the other."""
+    """Write `1` for `1.0`: JavaScript prints `1` for both."""
     if isinstance(value, dict):
         return {key: _numbers(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -15,12 +15,12 @@ class Recalled(msgspec.Struct, frozen=True):
     """The part of a body that is known already.
 
     Attributes:
-        body: what to read instead. If `request` is known, it is the list of the messages that are not; else the body, in which
-            a mark replaces all messages that are known.
+        body: what to read instead. If `request` is known, it is the list of the unknown messages; else it is the body, in which
+            a mark replaces all known messages.
         mark: the mark as it is written in `body`.
         items: how many of the client's messages are known.
         messages: the messages that they were parsed into.
-        request: what all other fields were read into: they are the same, byte for byte. None if they are not.
+        request: the parsed request of all other fields, if they are the same, byte for byte; else None.
         source: where the memo found them; only the memo reads it.
     """
 
@@ -36,7 +36,7 @@ class Memo(Protocol):
     """Remembers what earlier bodies were parsed into."""
 
     def recall(self, body: bytes) -> Recalled | None:
-        """Return what is known of the body's messages. At least one message is left to parse."""
+        """Return the known part of the body's messages. At least one message is left to parse."""
 
     def keep(
         self,
@@ -46,13 +46,14 @@ class Memo(Protocol):
         read: Sequence[Sequence[Message]],
         recalled: Recalled | None,
     ) -> list[Message]:
-        """Remember what a body was parsed into, and return all of its messages, which the caller uses from then on.
+        """Remember the result of parsing a body, and return all of its messages, which the caller uses from then on.
 
         Args:
             body: the body as it came.
-            request: what all other fields were read into: `recalled.request`, or a new one that nothing in `messages` has
-                shaped. Its messages are those that the dialect keeps elsewhere in the body (a system prompt), in front of all.
+            request: the parsed request of all other fields: `recalled.request`, or a new one that does not depend on
+                `messages`. Its messages are those that the dialect keeps elsewhere in the body (a system prompt); they come
+                first.
             listed: its other messages, without the recalled ones.
-            read: what each of `listed` was parsed into: one message, or several that a dialect folds into one.
+            read: the result for each of `listed`: one message, or several that a dialect folds into one.
             recalled: what `recall` returned, if the dialect used it.
         """

@@ -1,7 +1,7 @@
-"""The words of a conversation, whatever dialect it is held in.
+"""The types of a conversation, in whatever dialect it is held.
 
-Each dialect translates its requests into a `ChatRequest`. All code behind it speaks OpenAI's form of messages, because chat
-templates are written for that form.
+Each dialect translates its requests into a `ChatRequest`. All later code uses OpenAI's form of messages, because chat templates
+are written for that form.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from msgspec import Raw
 Message = dict[str, Any]
 """One message as chat templates read it: `role`, `content` (a string, a list of parts, or None), and optionally `name`,
 `tool_call_id`, `reasoning_content`, and `tool_calls`: `[{"id", "type": "function", "function": {"name", "arguments"}}]`.
-`arguments` is an object; it is a string only if it is no JSON object."""
+`arguments` is an object; it is a string only if it is not a JSON object."""
 
 Tool = dict[str, Any]
 """One tool as chat templates read it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 
 MessageKey = Hashable
-"""What two messages have in common that count as the same; see `keys`."""
+"""The key of a message: equal for two messages that count as the same; see `keys`."""
 
 
 class KeyedMessage(dict[str, Any]):
@@ -37,13 +37,13 @@ class KeyedMessage(dict[str, Any]):
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A piece of what the model says to the reader."""
+    """A piece of the model's text for the reader."""
 
     text: str
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """A piece of what the model thinks."""
+    """A piece of the model's reasoning."""
 
     text: str
 
@@ -68,7 +68,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 Piece = Text | Reasoning | ToolCall
-"""What a stream to a client consists of."""
+"""The pieces of a stream to a client."""
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What a worker's refusal means to a client."""
+"""The meaning of a worker's refusal for a client."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def refusal(status: int, body: bytes | str) -> RouterError:
 
 
 def unreadable(error: Exception) -> UpstreamError:
-    """Return what a client is told of a reply that is no answer of `/generate`."""
+    """Return the error for a reply that is not an answer of `/generate`."""
     return UpstreamError(f"the worker's reply is not what /generate answers: {error}")
 
 

@@ -1,4 +1,4 @@
-"""From a worker's reply to an answer: how chats and completions spell sampled tokens, count them, and say how they ended."""
+"""From a worker's reply to an answer: how chats and completions spell and count sampled tokens, and report how they ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SampledTokens:
     """Spells the sampled tokens of one generation, whole or as its stream comes.
 
     Args:
-        alternatives: how many alternatives of each token the client wants; None if it wants no logprobs at all.
+        alternatives: the number of alternatives for each token that the client wants; None if it wants no logprobs.
     """
 
     def __init__(self, vocabulary: Vocabulary, alternatives: int | None) -> None:
@@ -94,11 +94,11 @@ def finish_of(reply: Reply) -> Finish:
 
 
 def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
-    """Return the answer that a worker's reply amounts to.
+    """Return the answer for a worker's reply.
 
     Args:
         meta: its `meta_info`, raw.
-        fields: of the answer, where the reply does not say them or the caller knows better.
+        fields: those of the answer that the reply lacks, or that the caller knows better.
     """
     counted = {key: meta[key] for key in Usage.__struct_fields__ if key in meta}
     usage = msgspec.json.decode(msgspec.json.encode(counted), type=Usage)

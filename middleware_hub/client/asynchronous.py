@@ -1,4 +1,4 @@
-"""The client that awaits."""
+"""`AsyncClient`, the client for event loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AsyncClient(Sending):
 
     def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
         super().__init__(urls, **options)
-        # By loop: trainers make new ones.
+        # By event loop: trainers make new loops.
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
             weakref.WeakKeyDictionary()
         )
@@ -50,7 +50,7 @@ class AsyncClient(Sending):
         loop = asyncio.get_running_loop()
         found = self._sessions.get(loop)
         if found is None:
-            # No limits of the library's own. An idle connection is closed here before the router closes it.
+            # No limits by the library itself. An idle connection is closed here before the router closes it.
             found = self._sessions[loop] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
@@ -132,7 +132,7 @@ class AsyncClient(Sending):
         request_id: str | None = None,
         **options: Unpack[RetrieveOptions],
     ) -> Trajectory:
-        """Return the exact sequence of a text. List all replies that you got: a lost one is found only so."""
+        """Return the exact sequence of a text. List all replies that you got: only then is a lost reply noticed."""
         return await self.run(operations.retrieve(text, expect_request_ids, request_id, options))
 
     async def cover(
@@ -155,7 +155,7 @@ class AsyncClient(Sending):
         return await self.run(operations.claim(options))
 
     async def acknowledge(self, claim: Claim | str) -> int:
-        """Say that samples are trained on, or kept: they are never handed out again. Returns how many.
+        """Acknowledge samples that are trained on or kept: they are never handed out again. Returns how many.
 
         Raises RefusedError if the lease was over and others have some of them: `details["taken"]`.
         """
@@ -168,11 +168,11 @@ class AsyncClient(Sending):
         return int(found["released"])
 
     async def renew(self, claim: Claim | str, lease_seconds: float = 600.0) -> None:
-        """Let the lease of a claim begin again. Raises RefusedError if it was over, and others have some of it."""
+        """Begin the lease of a claim again. Raises RefusedError if it was over and others have some of the samples."""
         await self.run(operations.settle("renew", claim, lease_seconds=lease_seconds))
 
     async def reward(self, request_id: str, reward: float | None, info: Mapping[str, Any] | None = None) -> None:
-        """Say what a rollout was worth, named by its last reply: it is complete."""
+        """Give the reward of a rollout, which is named by its last reply and is complete now."""
         await self.run(operations.reward(request_id, reward, info))
 
     async def workers(self) -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ class AsyncClient(Sending):
         return found
 
     async def to_workers(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Call all workers, for example `/update_weights_from_disk`. Raises RefusedError if one of them did not do it."""
+        """Call all workers, for example `/update_weights_from_disk`. Raises RefusedError if one of them failed."""
         return await self.run(operations.to_workers(path, body))
 
 

@@ -13,13 +13,13 @@ class ClaimOptions(TypedDict, total=False):
     """What a trainer asks for: the fields of `/trajectories/claim`; see the HTTP API.
 
     Attributes:
-        groups, limit: groups and samples at most.
-        group_size: of a complete group, where the requests did not say it.
-        lease_seconds: how long the samples are this trainer's own.
+        groups, limit: the maximum of groups and of samples.
+        group_size: the size of a complete group, if the requests did not give it.
+        lease_seconds: how long only this trainer holds the samples.
         wait_seconds: how long to wait for a first complete group.
-        allow_partial: whether groups that are not complete count.
-        partial_after_seconds: of these, only those to which nothing happened for so long.
-        exact_only, max_staleness: what other samples have to be.
+        allow_partial: whether incomplete groups count.
+        partial_after_seconds: incomplete groups count only if nothing happened to them for so long.
+        exact_only, max_staleness: filters for samples.
     """
 
     groups: int
@@ -38,12 +38,12 @@ class ClaimOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sample:
-    """One rollout: a session, or what was sampled from one prompt on.
+    """One rollout: a session, or the replies sampled from one prompt on.
 
     Attributes:
         id: its name; the same whenever it is handed out.
         reward: what it was worth; None if no reward was given.
-        reward_info: what else was said of it.
+        reward_info: further data of the reward.
         trajectories: its sequences; each sampled token has mask 1 in one of them, in this sample or in another one.
         details: the other fields of the answer.
     """
@@ -73,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ClaimedGroup:
-    """A group of a claim; `partial`: it is not complete, or not any more."""
+    """A group of a claim; `partial`: whether it is incomplete, or no longer complete."""
 
     group_id: str
     size: int | None
@@ -83,7 +83,7 @@ class ClaimedGroup:
 
 @dataclass(frozen=True)
 class Claim:
-    """Samples that are this trainer's until the lease is over; acknowledge them when they are trained on, or kept.
+    """Samples that this trainer holds until the lease is over; acknowledge them when they are trained on or kept.
 
     Attributes:
         id: None if there was nothing to claim.

@@ -1,6 +1,6 @@
-"""A conversation as text, with everything that must be kept with it so that its tokens are found again.
+"""A conversation as text, with everything that is needed to find its tokens again.
 
-Every turn names the reply that it continues, and at the end all replies are listed. Then a reply that the router lost makes the
+Every turn names the reply that it continues, and at the end all replies are listed. So a reply that the router lost makes the
 sequence inexact; without the names its text would silently be taken for a prompt.
 """
 
@@ -21,15 +21,15 @@ LONG_TOKEN = 16
 
 @dataclass
 class Transcript:
-    """The text and the replies of a conversation. It can be saved with a sample, and taken up later, elsewhere.
+    """The text and the replies of a conversation. It can be saved with a sample, and continued later, elsewhere.
 
     Attributes:
-        text: prompt, replies and observations so far. It may be set: a loop that rewrites its history does that.
-        names: the `id` of every reply, also of those that the text no longer holds.
+        text: prompt, replies and observations so far. A loop that rewrites its history may set it.
+        names: the `id` of every reply, including those that the text no longer has.
         begin: the character at which the last turn begins: it may be in several pieces, if it was aborted and continued.
         prompt_chars: the length of the first prompt.
-        recorded: the text up to the last reply, as the router saw both: that is what is retrieved. A loop that strips its last
-            reply, or ends on an observation, has another `text`, of which nothing more was sampled.
+        recorded: the text up to the last reply, as the router saw both: this text is retrieved. A loop that strips its last
+            reply, or ends on an observation, has another `text`, with no further sampled tokens.
         path: the replies in `recorded`: name, and the characters where each begins and ends.
     """
 
@@ -51,12 +51,12 @@ class Transcript:
         return kept[-1][0] if kept else NO_PARENT
 
     def _kept(self) -> list[tuple[str, int, int]]:
-        """Return the replies of which the text still has whole tokens, as far as it has them."""
+        """Return the replies of which the text still has whole tokens, up to where it has them."""
         kept = _in_common(self.text, self.recorded)
         found = []
         for name, start, end in self.path:
             part, cut = self.recorded[start:kept], self.recorded[kept:end]
-            # Punctuation may be one token with the line breaks behind it; a word is none with them.
+            # Punctuation may form one token with the line breaks after it; a word does not.
             if not cut or len(part) >= LONG_TOKEN or (not cut.strip() and any(map(str.isalnum, part))):
                 found.append((name, start, min(end, kept)))
         return found
@@ -68,7 +68,7 @@ class Transcript:
 
     @property
     def response(self) -> str:
-        """Return everything behind the first prompt."""
+        """Return everything after the first prompt."""
         return self.text[self.prompt_chars :]
 
     def take(self, reply: Reply) -> None:
@@ -83,7 +83,7 @@ class Transcript:
             self.recorded = self.text
 
     def append(self, observation: str) -> None:
-        """Add a text that was not sampled. The next turn begins behind it."""
+        """Add a text that was not sampled. The next turn begins after it."""
         self.text += observation
         self.begin = len(self.text)
 
@@ -93,13 +93,13 @@ class Transcript:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `state` was made of."""
+        """Return the conversation from which `state` was made."""
         path = [(name, start, end) for name, start, end in state["path"]]
         return cls(**{**state, "names": list(state["names"]), "path": path})
 
 
 def _in_common(one: str, other: str) -> int:
-    """Return with how many characters both begin."""
+    """Return the length of the common beginning."""
     if one.startswith(other):
         return len(other)
     low, high = 0, min(len(one), len(other))
@@ -118,8 +118,8 @@ class Talk:
     Args:
         client: the router's.
         prompt: a text, or a transcript to take up.
-        sampling_params: of every turn that brings none of its own.
-        options: of every turn; `lora_path` applies to retrieval, too.
+        sampling_params: those of every turn without its own.
+        options: those of every turn; `lora_path` applies to retrieval too.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class AsyncConversation(Talk):
         self.client = client
 
     async def say(self, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]) -> Reply:
-        """Let the model continue the text, add its reply, and return it. After an abort, say it again: it goes on."""
+        """Let the model continue the text, add its reply, and return it. After an abort, call it again to continue."""
         params = {**self.sampling_params, **(sampling_params or {})}
         reply = await self.client.generate(self.text, params, **self.turn_options(options))
         self.transcript.take(reply)
@@ -218,7 +218,7 @@ class AsyncConversation(Talk):
         names, asked = self.transcript.names, self.retrieval(options)
         try:
             return await self.client.retrieve(self.recorded, expect_request_ids=names, **self.named(), **asked)
-        except UnknownReplyError:  # the last reply is lost: what is left says so by itself
+        except UnknownReplyError:  # the last reply is lost: the rest shows that by itself
             return await self.client.retrieve(self.recorded, expect_request_ids=names, **asked)
 
     async def cover(self, **options: Unpack[RetrieveOptions]) -> Cover:

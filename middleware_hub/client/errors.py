@@ -1,4 +1,4 @@
-"""What can go wrong between a trainer and the router. Each message ends with what to do about it."""
+"""The errors between a trainer and the router. Each message ends with what to do about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class RouterClientError(Exception):
-    """The base of all errors that this client raises by itself."""
+    """The base of all errors that this client itself raises."""
 
 
 class UnreachableError(RouterClientError):
@@ -23,10 +23,10 @@ class IncompleteStreamError(RouterClientError):
 
 
 class NotUsableError(RouterClientError):
-    """A sequence must not be trained on as it is.
+    """A sequence must not be trained on as it stands.
 
     Attributes:
-        reasons: why, in the words of the user guide's table.
+        reasons: the reasons, named as in the user guide's table.
     """
 
     def __init__(self, message: str, reasons: Sequence[str] = ()) -> None:
@@ -59,11 +59,11 @@ class UnknownReplyError(RefusedError):
 
 
 class NotAllowedError(RefusedError):
-    """The router wants a key, or another one (401, 403)."""
+    """The router wants a key, or another key (401, 403)."""
 
 
 class OverloadedError(RefusedError):
-    """The router took nothing of the request, because it or its workers have enough to do (408, 429, 503)."""
+    """The router took nothing of the request, because it or its workers are overloaded (408, 429, 503)."""
 
 
 class WorkerFailedError(RefusedError):

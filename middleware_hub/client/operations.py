@@ -1,4 +1,4 @@
-"""What can be asked of a router: for each question the request, and how its answer is read. The two clients share them."""
+"""The operations of a router: for each its request, and how the answer is read. The two clients share them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_PARENT = "none"
 
 @dataclass(frozen=True)
 class Operation(Generic[T]):
-    """A request, and what its answer becomes."""
+    """A request, and the function that reads its answer."""
 
     call: Call
     read: Callable[[Answer], T]
@@ -33,18 +33,19 @@ class GenerateOptions(TypedDict, total=False):
     """What a generation may have besides its prompt and `sampling_params`.
 
     Attributes:
-        parent: the `id` of the reply that the prompt continues; of a batch, one for each prompt. `NO_PARENT`: none of them.
+        parent: the `id` of the reply that the prompt continues; for a batch, one for each prompt. `NO_PARENT`: no reply is
+            continued.
         lora_path: the adapter.
-        rid: a name of your own for the reply; of a batch, one for each prompt. Lost with `n` above 1.
-        group_id: the group that its rollout belongs to; of a batch, one for each prompt, or one for all.
+        rid: a name of your own for the reply; for a batch, one for each prompt. Lost with `n` above 1.
+        group_id: the group of its rollout; for a batch, one for each prompt, or one for all.
         group_size: how many samples the group will have.
-        rollout_id: the rollout, where a loop rewrites its history; of a batch as `group_id`.
+        rollout_id: the rollout, if a loop rewrites its history; for a batch like `group_id`.
         rollout_end: whether this reply ends its rollout, so that it may be claimed without a reward.
         routing_key: the conversation or sample, for policies that keep it on one worker.
         abort_policy: `retry` or `return`, instead of the router's.
         return_logprob: whether the reply has logprobs. The router remembers them in any case.
-        return_routed_experts, return_indexer_topk, return_sampling_mask: let the engine tell these of each token.
-        return_trajectory: the whole sequence comes with the reply: `Reply.trajectory`.
+        return_routed_experts, return_indexer_topk, return_sampling_mask: whether the engine reports these for each token.
+        return_trajectory: whether the whole sequence comes with the reply: `Reply.trajectory`.
         fields: further fields of the body, as SGLang knows them.
     """
 
@@ -102,7 +103,7 @@ def generate_batch(
 
 def stream(prompt: Prompt, sampling: Mapping[str, Any] | None, options: GenerateOptions) -> Call:
     call = _generate_call([prompt], sampling, 1, options, single=True)
-    # Without logprobs there are streams of SGLang that can be read in two ways.
+    # Without logprobs, some streams of SGLang can be read in two ways.
     return replace(call, body={**(call.body or {}), "stream": True, "return_logprob": True})
 
 
@@ -186,7 +187,7 @@ def explain(text: str) -> Operation[dict[str, Any]]:
 
 
 def plain(call: Call) -> Operation[dict[str, Any]]:
-    """Return an operation whose answer is a JSON object, as it is."""
+    """Return an operation whose answer is a JSON object, returned unchanged."""
     return _operation(call, lambda found: dict(found))
 
 
@@ -196,7 +197,7 @@ def _operation(call: Call, build: Callable[[Any], T]) -> Operation[T]:
 
 
 def to_workers(path: str, body: Mapping[str, Any]) -> Operation[dict[str, Any]]:
-    """Return a call to all workers. Its answer of 207, some workers did not do it, becomes an error."""
+    """Return a call to all workers. Its answer 207, which means that some workers failed, becomes an error."""
     call = Call("POST", path, body, accepts=frozenset({200, 207}))
 
     def read(answer: Answer) -> dict[str, Any]:
@@ -213,13 +214,13 @@ def to_workers(path: str, body: Mapping[str, Any]) -> Operation[dict[str, Any]]:
 
 
 def claim(options: ClaimOptions) -> Operation[Claim]:
-    """Return a claim. It may be sent again: what an answer that was lost had claimed comes back when its lease is over."""
+    """Return a claim. It may be sent again: the samples of a lost answer come back when its lease is over."""
     call = Call("POST", "/trajectories/claim", dict(options), again=True)
     return _operation(call, Claim.of)
 
 
 def settle(what: str, claimed: Claim | str, **more: Any) -> Operation[dict[str, Any]]:
-    """Return `ack`, `release` or `renew`; sent twice it does no more than once. Raises ValueError for an empty claim."""
+    """Return `ack`, `release` or `renew`; sent twice it has the effect of once. Raises ValueError for an empty claim."""
     name = claimed if isinstance(claimed, str) else claimed.id
     if name is None:
         raise ValueError("there was nothing to claim, so there is nothing to settle: look at len(claim)")
@@ -256,12 +257,12 @@ def create_session(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
     headers = {
         f"x-group-{name}": str(given.pop(f"group_{name}")) for name in ("id", "size") if f"group_{name}" in given
     }
-    # Under a name of the router's own, a session that was made twice by accident would only be one that nobody uses.
+    # With a name that the router chooses, a session made twice by accident would only be an unused session.
     return plain(Call("POST", "/sessions", given, headers, again="session_id" not in given, accepts=frozenset({201})))
 
 
 def chat(session_id: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Operation[dict[str, Any]]:
-    """Return a turn. It may be sent again: with its key the router knows it, and samples once."""
+    """Return a turn. It may be sent again: the router knows it by its key, and samples once."""
     path = f"/sessions/{session_id}/v1/chat/completions"
     return plain(Call("POST", path, body, {"idempotency-key": uuid.uuid4().hex, **headers}, again=True))
 
@@ -274,7 +275,7 @@ def in_session(
 
 
 def delete_session(session_id: str) -> Operation[dict[str, Any]]:
-    """Return the end of a session. One that is not there (any more) is no error: a first answer may have been lost."""
+    """Return the end of a session. A missing session is no error: a first answer may have been lost."""
     return plain(Call("DELETE", f"/sessions/{session_id}", again=True, accepts=frozenset({200, 404})))
 
 

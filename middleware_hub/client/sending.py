@@ -1,7 +1,7 @@
-"""What `AsyncClient` and `Client` share: addresses, headers, and what follows a failure.
+"""What `AsyncClient` and `Client` share: addresses, headers, and retries.
 
-The HTTP library is aiohttp, also under the `Client` that waits. httpx has both ways by itself, but its pool looks at all
-connections for each request: with 150 conversations at once a request took 55 ms of processor time.
+The HTTP library is aiohttp, also for the blocking `Client`. httpx can do both by itself, but its pool checks all connections
+for each request: with 150 conversations at once a request took 55 ms of processor time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ClientOptions(TypedDict, total=False):
     Attributes:
         api_key: one of the router's keys; by default that in the variable `TITO_API_KEY`, if there is one.
         namespace: `x-radix-namespace`: keeps texts apart, for example an evaluation's.
-        retries: how often something is sent again that may be.
-        connect_timeout: seconds until a router that does not answer at all counts as unreachable. Nothing else has a limit of
-            its own here: a generation takes what it takes, and the router has limits.
+        retries: how often a request is sent again, if that is allowed.
+        connect_timeout: seconds until a router that does not answer at all counts as unreachable. Nothing else has a time limit
+            here: a generation takes as long as it takes, and the router has limits.
     """
 
     api_key: str | None
@@ -41,8 +41,8 @@ class Sending:
     """What both clients know: the routers' addresses, headers, and when something is sent again.
 
     Args:
-        urls: of one router, or of several that share a store. The first is asked until it cannot be reached or says that it
-            takes nothing, then the next one, and so on around.
+        urls: of one router, or of several that share a store. The first is asked until it cannot be reached or refuses to take
+            requests, then the next one, and so on in a circle.
         options: see `ClientOptions`.
     """
 
@@ -70,13 +70,13 @@ class Sending:
         return {"method": call.method, "url": self.url + call.path, "data": call.content(), "headers": headers}
 
     def go_on(self, call: Call, attempt: int, asked: str, status: int | None, error: Exception | None) -> float | None:
-        """Decide what follows a failure: return the seconds to wait before the next attempt, or None for none.
+        """Decide what follows a failure: return the seconds to wait before the next attempt, or None if there is none.
 
         Args:
             asked: the address that failed. Of many requests that fail there at once, the first one goes on to the next
-                address, and the others follow: if each went one further, they would come back to it.
+                address, and the others follow: if each moved on by one, they would come back to the failed address.
 
-        Raises UnreachableError for an exception after which there is none.
+        Raises UnreachableError for an exception without a further attempt.
         """
         if status is not None:
             harmless = may_go_again(call, status)
@@ -85,7 +85,7 @@ class Sending:
         if (error is not None or status in REFUSED) and asked == self.url:
             self._at = (self._at + 1) % len(self.urls)
         if harmless and attempt < self.retries.attempts:
-            # Every router once, before there is a wait.
+            # Try every router once before a wait.
             rounds = attempt / len(self.urls)
             return self.retries.wait(int(rounds)) if rounds >= 1 else 0.0
         if error is None:
@@ -103,7 +103,7 @@ class Sending:
 
 
 def broken_answer(call: Call, error: Exception) -> UnreachableError:
-    """Return the error for an answer of which only a part came, or nothing."""
+    """Return the error for an answer that came only in part, or not at all."""
     return UnreachableError(
         f"the connection broke before {call.method} {call.path} was answered ({error!r}). A reply may have been sampled, so it "
         "was not asked for again: go on from the text that you have, without it"

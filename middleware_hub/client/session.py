@@ -13,7 +13,7 @@ from middleware_hub.client.trajectory import Cover
 
 
 class SessionOptions(TypedDict, total=False):
-    """The fields of a new session, and the group that it belongs to; see the HTTP API."""
+    """The fields of a new session, and its group; see the HTTP API."""
 
     session_id: str | None
     sampling_params: Mapping[str, Any] | None
@@ -101,5 +101,5 @@ class AsyncSession(SessionCalls):
         return await self.client.run(self.tree_call())
 
     async def delete(self) -> None:
-        """Abort what runs, and forget everything."""
+        """Abort running generations, and forget everything."""
         await self.client.run(operations.delete_session(self.id))

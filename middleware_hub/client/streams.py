@@ -17,7 +17,7 @@ class StreamReader:
     """Reads one stream, in any of the forms that workers send it in."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        from router.engines.sglang.stream import StreamedReply  # it takes numpy: whoever never streams need not load it
+        from router.engines.sglang.stream import StreamedReply  # it needs numpy, which only streams load
 
         self._headers = {
             name: value for name, value in headers.items() if name != _SAVED

@@ -1,4 +1,4 @@
-"""What waits: `Client`, an `AsyncClient` in a thread of its own, and conversations and sessions with it."""
+"""The blocking `Client`, an `AsyncClient` in its own thread, and conversations and sessions with it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ T = TypeVar("T")
 class Client:
     """Talks to a router, and waits for each answer. Any number of threads may share it.
 
-    Its thread is its own: make the client behind a `fork`, not in front of it. What is still open when Python ends is
-    closed then. See `Sending` for the arguments.
+    It has its own thread: make the client after a `fork`, not before it. What is still open when Python ends is closed then.
+    See `Sending` for the arguments.
     """
 
     def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
@@ -137,7 +137,7 @@ class Client:
         request_id: str | None = None,
         **options: Unpack[RetrieveOptions],
     ) -> Trajectory:
-        """Return the exact sequence of a text. List all replies that you got: a lost one is found only so."""
+        """Return the exact sequence of a text. List all replies that you got: only then is a lost reply noticed."""
         asked = self.asynchronous.retrieve(
             text, expect_request_ids=expect_request_ids, request_id=request_id, **options
         )
@@ -163,7 +163,7 @@ class Client:
         return self.run(operations.claim(options))
 
     def acknowledge(self, claim: Claim | str) -> int:
-        """Say that samples are trained on, or kept: they are never handed out again. Returns how many.
+        """Acknowledge samples that are trained on or kept: they are never handed out again. Returns how many.
 
         Raises RefusedError if the lease was over and others have some of them: `details["taken"]`.
         """
@@ -176,11 +176,11 @@ class Client:
         return int(found["released"])
 
     def renew(self, claim: Claim | str, lease_seconds: float = 600.0) -> None:
-        """Let the lease of a claim begin again. Raises RefusedError if it was over, and others have some of it."""
+        """Begin the lease of a claim again. Raises RefusedError if it was over and others have some of the samples."""
         self.run(operations.settle("renew", claim, lease_seconds=lease_seconds))
 
     def reward(self, request_id: str, reward: float | None, info: Mapping[str, Any] | None = None) -> None:
-        """Say what a rollout was worth, named by its last reply: it is complete."""
+        """Give the reward of a rollout, which is named by its last reply and is complete now."""
         self.run(operations.reward(request_id, reward, info))
 
     def workers(self) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ class Client:
         return self._wait(self.asynchronous.workers())
 
     def to_workers(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Call all workers, for example `/update_weights_from_disk`. Raises RefusedError if one of them did not do it."""
+        """Call all workers, for example `/update_weights_from_disk`. Raises RefusedError if one of them failed."""
         return self._wait(self.asynchronous.to_workers(path, body))
 
 
@@ -198,7 +198,7 @@ async def _next(pieces: Any) -> Piece | None:
 
 _open: weakref.WeakSet[Client] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open.clear)  # their threads are the parent's
+    os.register_at_fork(after_in_child=_open.clear)  # their threads are in the parent
 
 
 @atexit.register
@@ -221,7 +221,7 @@ class Conversation(Talk):
         self.client = client
 
     def say(self, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]) -> Reply:
-        """Let the model continue the text, add its reply, and return it. After an abort, say it again: it goes on."""
+        """Let the model continue the text, add its reply, and return it. After an abort, call it again to continue."""
         params = {**self.sampling_params, **(sampling_params or {})}
         reply = self.client.generate(self.text, params, **self.turn_options(options))
         self.transcript.take(reply)
@@ -232,7 +232,7 @@ class Conversation(Talk):
         names, asked = self.transcript.names, self.retrieval(options)
         try:
             return self.client.retrieve(self.recorded, expect_request_ids=names, **self.named(), **asked)
-        except UnknownReplyError:  # the last reply is lost: what is left says so by itself
+        except UnknownReplyError:  # the last reply is lost: the rest shows that by itself
             return self.client.retrieve(self.recorded, expect_request_ids=names, **asked)
 
     def cover(self, **options: Unpack[RetrieveOptions]) -> Cover:
@@ -279,5 +279,5 @@ class Session(SessionCalls):
         return self.client.run(self.tree_call())
 
     def delete(self) -> None:
-        """Abort what runs, and forget everything."""
+        """Abort running generations, and forget everything."""
         self.client.run(operations.delete_session(self.id))

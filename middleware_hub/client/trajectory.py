@@ -41,7 +41,7 @@ class TokenRows:
 
     Attributes:
         shape: rows, numbers in a row.
-        told: `(name of the reply, first row, end)`: which reply told which rows. Rows that none told are -1 throughout.
+        told: `(name of the reply, first row, end)`: the reply that reported these rows. Rows that no reply reported are all -1.
         data: int32, little-endian.
     """
 
@@ -51,7 +51,7 @@ class TokenRows:
 
     @property
     def whole(self) -> bool:
-        """Return whether every row was told by some reply."""
+        """Return whether some reply reported every row."""
         return sum(end - start for _, start, end in self.told) == self.shape[0]
 
     def array(self) -> NDArray[np.int32]:
@@ -76,13 +76,13 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class TopP:
-    """The ids that each token was drawn from: of token `i` those are `ids[offsets[i]:offsets[i + 1]]`. Both are int32 bytes."""
+    """The ids from which each token was drawn: `ids[offsets[i]:offsets[i + 1]]` for token `i`. Both are int32 bytes."""
 
     ids: bytes = field(repr=False)
     offsets: bytes = field(repr=False)
 
     def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return ids and offsets; there is one offset more than there are tokens."""
+        """Return ids and offsets; there is one more offset than there are tokens."""
         import numpy as np
 
         return np.frombuffer(self.ids, "<i4"), np.frombuffer(self.offsets, "<i4")
@@ -108,14 +108,14 @@ class Trajectory:
         tokens: prompt and response.
         loss_mask: 1 where a token was sampled and is to be trained here.
         logprobs: the worker's; 0.0 for context; None if they were not asked for, or a sampled token came without one.
-        prompt_length: tokens in front of the first sampled one; all, if none was sampled.
+        prompt_length: tokens before the first sampled one; all, if none was sampled.
         versions, turns: offsets count from the first token of the prompt.
-        text: of the whole sequence. Empty for those of sessions, which have `messages` instead.
-        exact: whether it may be trained on; `reasons` says why not.
+        text: that of the whole sequence. Empty for sequences of sessions, which have `messages` instead.
+        exact: whether it may be trained on; `reasons` say why not.
         exact_chars: how much of the text was recorded.
         finish: how the last reply ended; empty if none was sampled.
-        extras: `routed_experts` and `indexer_topk`, where they were asked for and told.
-        top_p: where it was asked for and told.
+        extras: `routed_experts` and `indexer_topk`, if requested and reported.
+        top_p: the sampling sets, if requested and reported.
         details: the other fields of the answer: `branch`, `messages`, `reward_info`, `variants`, ...
     """
 
@@ -145,7 +145,7 @@ class Trajectory:
 
     @property
     def stale_tokens(self) -> int:
-        """Return how many tokens are older than `max_staleness`; 0 if that was not asked for."""
+        """Return how many tokens are older than `max_staleness`; 0 if that was not given."""
         return int(self.details.get("stale_tokens", 0))
 
     def token_versions(self) -> list[str | None]:
@@ -257,7 +257,7 @@ _READ = frozenset(
 
 @dataclass(frozen=True)
 class Cover:
-    """All sequences that hold the replies of a rollout, each reply with mask 1 once; that of the text comes first.
+    """All sequences that hold the replies of a rollout, each reply with mask 1 once; the sequence of the text comes first.
 
     Attributes:
         missing: listed replies that the router does not know.
@@ -288,12 +288,12 @@ _TOP_P_NAMES = (("top_p_token_ids", "top_p_token_offsets"), ("top_p_kept_token_i
 
 
 def joined_top_p(fields: Mapping[str, Any], turns: Sequence[Turn], tokens: int) -> TopP | None:
-    """Return the sets of a session's branch from what each turn told, or None if a turn told none or told it otherwise.
+    """Return the sets of a session's branch from those of each turn; None if a turn has none, or in another form.
 
     Args:
         fields: `extra_fields` of the trajectory: `{"generation_id", "value"}` of each turn, with base64 of int32 as the value.
         turns: the replies of the branch, in order.
-        tokens: of the whole branch.
+        tokens: those of the whole branch.
     """
     for ids_name, offsets_name in _TOP_P_NAMES:
         ids = {one["generation_id"]: one["value"] for one in fields.get(ids_name) or ()}
@@ -308,7 +308,7 @@ def _in_order(told: Sequence[tuple[Turn, str, str]], tokens: int) -> TopP | None
     for turn, ids_text, offsets_text in told:
         ids, offsets = array("i", binascii.a2b_base64(ids_text)), array("i", binascii.a2b_base64(offsets_text))
         count = turn.end - turn.start
-        # A branch may have left the stop token of a turn out: it has fewer tokens than the turn told of.
+        # A branch may leave out the stop token of a turn: then it has fewer tokens than the turn reported.
         if len(offsets) <= count or offsets[-1] != len(ids):
             return None
         all_offsets.extend([len(all_ids)] * (turn.start + 1 - len(all_offsets)))

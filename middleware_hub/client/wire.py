@@ -1,8 +1,8 @@
-"""Requests and answers without a socket: what is sent, what comes back, and what may be sent a second time.
+"""Requests and answers without a socket: what is sent, what comes back, and what may be sent twice.
 
-A request is sent again only where that cannot make a second sample. A router that could not be connected to has sampled
-nothing, nor has one that answered that it took nothing (408, 429, 503). A connection that broke is another matter: the reply
-may exist. So only what changes nothing, or what the router knows again (`Idempotency-Key`), is sent again after that.
+A request is sent again only where that cannot make a second sample. A router that could not be reached, or that answered that
+it took nothing (408, 429, 503), has sampled nothing. After a broken connection the reply may exist. So after that, only a
+request that changes nothing, or that the router recognizes (`Idempotency-Key`), is sent again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from middleware_hub.client.errors import InconsistentAnswerError, RefusedError, 
 from middleware_hub.client.trajectory import Trajectory
 
 REFUSED: Final = frozenset({408, 429, 503})
-"""Statuses with which a router says that it took nothing of a request."""
+"""Statuses of a router that took nothing of a request."""
 PASSING: Final = frozenset({502, 504})
-"""Statuses that may be gone the next time, if it is harmless to ask again."""
+"""Statuses that may be temporary: the request is repeated if that is harmless."""
 MAX_ERROR_TEXT: Final = 500
 MOST_DOUBLINGS: Final = 64
 """Of the wait between attempts: a float has an end, and a client that asks for hours comes there."""
@@ -31,8 +31,8 @@ class Call:
 
     Attributes:
         again: whether it may be sent again although the router may have served it.
-        samples: whether a second attempt may leave a sample behind that nobody asks for (see `Retries.resample`).
-        accepts: statuses that are no errors.
+        samples: whether a second attempt may leave an unused sample behind (see `Retries.resample`).
+        accepts: statuses that are not errors.
     """
 
     method: str
@@ -84,7 +84,7 @@ class Reply:
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the tokens of the prompt; 0 if the worker does not say, as of what was aborted in its queue."""
+        """Return the tokens of the prompt; 0 if the worker does not say, as for a request that was aborted in its queue."""
         return int(self.meta_info.get("prompt_tokens", 0))
 
     @property
@@ -99,7 +99,7 @@ class Reply:
 
     @property
     def recorded(self) -> str:
-        """Return what the router says of its record: `exact`, `inexact`, `no; REASON`, or `pending` of a stream."""
+        """Return what the router says about recording it: `exact`, `inexact`, `no; REASON`, or `pending` of a stream."""
         return self.headers.get("x-radix-recorded", "")
 
     @property
@@ -127,10 +127,10 @@ class Retries:
     """How often and how fast a request is sent again.
 
     Attributes:
-        attempts: in all, over all routers.
-        first: seconds before the second one; each further wait is twice as long, up to `longest`.
-        resample: whether a generation is asked for again whose connection broke. If its first sample exists, nobody knows its
-            name, and so nobody trains on it; it only costs time.
+        attempts: the number in all, over all routers.
+        first: seconds before the second attempt; each further wait is twice as long, up to `longest`.
+        resample: whether to ask again for a generation whose connection broke. If its first sample exists, no client knows its
+            name or trains on it; it only costs time.
     """
 
     attempts: int = 6
@@ -200,7 +200,7 @@ def read_reply(found: Any, headers: Mapping[str, str]) -> Reply:
 
 
 def read_replies(found: Any, prompts: int, n: int, headers: Mapping[str, str]) -> list[list[Reply]]:
-    """Return the replies of a batch, prompt by prompt. Raises InconsistentAnswerError if there are not as many as asked for."""
+    """Return the replies of a batch, prompt by prompt. Raises InconsistentAnswerError if their number is wrong."""
     replies = [read_reply(one, headers) for one in (found if isinstance(found, list) else [found])]
     if len(replies) != prompts * n:
         raise InconsistentAnswerError(f"{prompts} prompts with n={n} got {len(replies)} replies")

@@ -1,1 +1,1 @@
-"""What clients speak: each dialect is read into a `ChatRequest` and written from `Answer`s."""
+"""The dialects of clients: each is read into a `ChatRequest` and written from `Answer`s."""

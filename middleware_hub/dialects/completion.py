@@ -1,4 +1,4 @@
-"""A request for completions, whatever its body looked like."""
+"""A request for completions, whatever the form of its body."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         samples: `n`, for each prompt.
         sampling: `sampling_params` for `/generate`, with `n` if it is more than 1.
         stream_usage: whether a stream ends with the token counts.
-        logprobs: how many alternatives of each token the client wants; None for no logprobs at all.
+        logprobs: how many alternatives of each token the client wants; None for no logprobs.
         echo: whether the reply's text begins with the prompt's.
         extra: further top-level fields for the worker, raw (`lora_path`, `return_trajectory`, ...).
     """
@@ -37,7 +37,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replies(self) -> int:
-        """The number of replies; those of one prompt stand together."""
+        """The number of replies; those of one prompt are neighbours."""
         return len(self.prompts) * self.samples
 
     @property

@@ -18,14 +18,14 @@ from router.engines.sglang.stream import StreamedReply
 
 
 class CompletionAnswer:
-    """Reads one generation, whole or as its stream comes. Raises UpstreamError for what is no reply of `/generate`."""
+    """Reads one generation, whole or as its stream comes. Raises UpstreamError for anything but a reply of `/generate`."""
 
     def __init__(self, request: CompletionRequest, vocabulary: Vocabulary) -> None:
         self._tokens = SampledTokens(vocabulary, request.logprobs)
         self._streamed = StreamedReply(added=[])
         self._alternatives = bool(request.logprobs)
         self.answer: Answer | None = None
-        """How it ended; of a stream, without the text and the logprobs that were sent before."""
+        """The answer; for a stream, without the text and the logprobs that were sent before."""
 
     def whole(self, raw: bytes | Raw) -> Answer:
         try:

@@ -1,6 +1,6 @@
 """Replies of OpenAI's `POST /v1/completions`: `text_completion`, whole and in streams.
 
-Fields that OpenAI does not have stand where a chat's replies have them: `matched_stop`, and `meta_info` of a choice.
+Fields that OpenAI does not have are in the same places as in a chat's replies: `matched_stop`, and `meta_info` of a choice.
 
 Logprobs have the older form, four lists with an entry for each sampled token: `tokens`, `token_logprobs`, `top_logprobs` (an
 object that contains the token itself as well; null if no alternatives were asked for) and `text_offset`, the place of the
@@ -10,8 +10,8 @@ character in which a token begins:
     tokens          hey  _  bytes:\\xf0\\x9f  bytes:\\x98\\x80  !  <|im_end|>
     text_offset     0    3  4                4                5  6
 
-A token that is no text by itself is written as its bytes, as OpenAI does it, because different ones would look the same
-otherwise. Tokens of a stop string that was cut off lie behind the end of the text.
+A token that is not text by itself is written as its bytes, like OpenAI does, because different tokens would look the same
+otherwise. Tokens of a stop string that was cut off are placed after the end of the text.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _encode = msgspec.json.encode
 
 
 class LegacyLogprobs:
-    """Makes the four lists, of all tokens at once or as those of a stream come.
+    """Makes the four lists, for all tokens at once or as the tokens of a stream come.
 
     Args:
-        start: the number of characters in front of the first token.
+        start: the number of characters before the first token.
         hidden: ids whose tokens the text leaves out.
-        top: whether alternatives were asked for.
+        top: whether alternatives were requested.
     """
 
     def __init__(self, start: int, hidden: frozenset[int], *, top: bool) -> None:
@@ -108,7 +108,7 @@ class Choices:
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float | None]:
-    """Return the best alternatives and the token itself. Of several that are written alike the first counts."""
+    """Return the best alternatives and the token itself. If several are written alike, the first counts."""
     found: dict[str, float | None] = {_written(token.spelled): _finite(token.logprob)}
     for _, spelled, logprob in token.top:
         found.setdefault(_written(spelled), _finite(logprob))

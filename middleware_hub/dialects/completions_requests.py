@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's `POST /v1/completions`, which may have SGLang's own fields as well."""
+"""Bodies of OpenAI's `POST /v1/completions`, which may also have SGLang's own fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The top level of a request's body: each field is taken with its type, and the rest is for the worker."""
+"""The top level of a request's body: each field is taken with its type, and the rest goes to the worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_SAMPLES = 128
 MOST_TOP_LOGPROBS = 20
 
 DEEPEST = 200
-"""Levels that JSON may be nested where it is shown to chat templates, because templates and JSON encoders recurse. A sampled
+"""The deepest nesting of JSON for chat templates, because templates and JSON encoders recurse. A sampled
 call may be nested as deeply, so that each can come back."""
 
 _WRITTEN_HERE = frozenset(
@@ -52,7 +52,7 @@ _REFUSED = {
     "video_data": _MEDIA,
     "audio_data": _MEDIA,
 }
-"""Fields whose effect would not be what they say. Ignoring them silently would surprise the client."""
+"""Fields that would not do what their names say. Ignoring them silently would surprise the client."""
 
 
 class Kind(Generic[T]):
@@ -87,7 +87,7 @@ STREAM_OPTIONS: Kind[StreamOptions] = Kind(StreamOptions, "an object")
 
 
 class Fields:
-    """The fields of a body that have not been taken yet. Raises BadRequestError if it is no JSON object."""
+    """The fields of a body that have not been taken yet. Raises BadRequestError if it is not a JSON object."""
 
     def __init__(self, body: bytes) -> None:
         self._left = parse_object(body)
@@ -100,7 +100,7 @@ class Fields:
         return [key for key in keys if key in self._left]
 
     def take(self, key: str, kind: Kind[T]) -> T | None:
-        """Take a field, typed; None where it is absent or null. Raises BadRequestError for another type."""
+        """Take a field, typed; None if it is absent or null. Raises BadRequestError for another type."""
         raw = self._left.pop(key, None)
         if raw is None or (len(raw) == 4 and is_null(raw)):
             return None
@@ -136,7 +136,7 @@ class Fields:
             self._left.pop(key, None)
 
     def rest(self) -> dict[str, Raw]:
-        """Return the fields nobody took, for the worker. Raises BadRequestError for a field that no client may send it."""
+        """Return the remaining fields, for the worker. Raises BadRequestError for a field that no client may send it."""
         rest: dict[str, Raw] = {}
         for key, raw in self._left.items():
             if key in _WRITTEN_HERE or key in _ONLY_SHOWN or is_null(raw):
@@ -149,7 +149,7 @@ class Fields:
 
 
 def wrong(place: str, value: object, expected: str) -> BadRequestError:
-    """Return the error for a value that is not what it should be."""
+    """Return the error for a value of the wrong type."""
     return BadRequestError(f"`{place}` must be {expected}, not {_shown(value)}", param=place)
 
 
@@ -165,7 +165,7 @@ def check_depth(place: str, value: dict[str, Any] | list[Any]) -> None:
 
 
 def too_deep(value: dict[str, Any] | list[Any]) -> bool:
-    """Return whether JSON is nested deeper than `DEEPEST`. This goes level by level: recursion would be the very fault."""
+    """Return whether JSON is nested deeper than `DEEPEST`. This goes level by level: recursion could fail in the same way."""
     level: list[Any] = [value]
     for _ in range(DEEPEST):
         level = [

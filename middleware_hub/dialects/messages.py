@@ -1,10 +1,10 @@
-"""Messages and tools in their one internal form, whatever dialect they came in.
+"""Messages and tools in the internal form, whatever their dialect.
 
 The form is canonical with respect to what a client's SDK may change on a round trip: a reply that is sent back is the same
-message as the one that was sampled. So no text is None where there are tool calls and `""` where there are none, keys
-without a value are left out, a lone part of text is its string, what the model said is one string, and arguments are objects.
+message as the one that was sampled. So a missing text is None with tool calls and `""` without them, keys without a value are
+left out, a lone part of text is its string, the model's text is one string, and arguments are objects.
 
-Several parts of what others wrote stay parts: rendering knows whether a template can show them.
+Several parts of other authors stay parts: rendering knows whether a template can show them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class OpenedBody(NamedTuple):
     """A body taken apart.
 
     Attributes:
-        rest: all fields but `messages`, or the request that they were read into earlier.
+        rest: all fields except `messages`, or the request into which they were parsed earlier.
         listed: its messages, except those that are recalled. At least one is listed.
-        recalled: what is known of its messages.
+        recalled: the known part of its messages.
     """
 
     rest: Fields | ChatRequest
@@ -90,11 +90,11 @@ def whole_request(
     *,
     continue_final: bool,
 ) -> ChatRequest:
-    """Return the request of a body with all of its messages: its own in front, the recalled ones, and those that were read.
+    """Return the request of a body with all of its messages: its own first, then the recalled ones, then those that were read.
 
     Args:
-        request: what all other fields say, as of `Memo.keep`.
-        read: what each listed entry was read into.
+        request: the request of all other fields, as for `Memo.keep`.
+        read: the messages of each listed entry.
     """
     if memo is None:
         messages = [*request.messages, *chain.from_iterable(read)]
@@ -129,14 +129,14 @@ def parsed_arguments(text: str) -> dict[str, Any] | str:
         return text
     if not isinstance(found, dict):
         return text
-    # Fewer brackets than levels cannot be nested too deep, and counting them costs nothing.
+    # Fewer brackets than levels cannot be nested too deeply, and counting them is cheap.
     return text if text.count("{") + text.count("[") > DEEPEST and too_deep(found) else found
 
 
 def written(place: str, content: Any) -> str | list[Message] | None:
-    """Return the `content` that others than the model wrote: a string, several parts of text, or None if it is empty.
+    """Return the `content` of an author other than the model: a string, several parts of text, or None if it is empty.
 
-    Raises BadRequestError for anything else; with the code `unsupported_content` for a part that is no text.
+    Raises BadRequestError for anything else; with the code `unsupported_content` for a part that is not text.
     """
     if type(content) is str:
         return content
@@ -152,7 +152,7 @@ def said(place: str, content: Any) -> str:
 
 
 def part_text(place: str, part: Any) -> str:
-    """Return the text of one part. Raises BadRequestError if it is no text."""
+    """Return the text of one part. Raises BadRequestError if it is not text."""
     if type(part) is not dict:
         raise wrong(place, part, 'an object like {"type": "text", "text": "..."}')
     kind = part.get("type")
@@ -165,14 +165,14 @@ def part_text(place: str, part: Any) -> str:
 
 
 def string(place: str, value: Any) -> str:
-    """Return a value that is a string. Raises BadRequestError if it is none."""
+    """Return a value that is a string. Raises BadRequestError if it is not."""
     if type(value) is not str:
         raise wrong(place, value, "a string")
     return value
 
 
 def _texts(place: str, content: Any) -> list[str] | None:
-    """Return the texts of parts, without the empty ones; None where there are no parts."""
+    """Return the texts of parts, without the empty ones; None without parts."""
     if content is None or content == []:
         return None
     if type(content) is not list:
@@ -183,7 +183,7 @@ def _texts(place: str, content: Any) -> list[str] | None:
 def checked_tool(place: str, tool: Tool) -> Tool:
     """Return a tool in OpenAI's form, kept as it was written. Raises BadRequestError."""
     if "type" not in tool:
-        # First, as everybody writes it: templates show tools as JSON, and another order makes other tokens.
+        # First, the usual order: templates show tools as JSON, and another order makes other tokens.
         tool = {"type": "function", **tool}
     if tool["type"] != "function":
         raise wrong(f"{place}.type", tool["type"], '"function": no other tools can be called here')
@@ -199,7 +199,7 @@ def checked_tool(place: str, tool: Tool) -> Tool:
 
 
 def checked_choice(choice: str, named: bool, tools: Sequence[Tool] | None) -> str:
-    """Return `call_choice` as far as it fits the tools: without tools, nothing is a call. Raises BadRequestError.
+    """Return `call_choice` if it fits the tools: without tools, nothing is a call. Raises BadRequestError.
 
     Args:
         choice: `auto`, `none`, `required`, or a name.

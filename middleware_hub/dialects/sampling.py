@@ -85,7 +85,7 @@ _REFUSED = {
     "prompt_logprobs": "those are /generate's, with `logprob_start_len`",
     "prompt_embeds": "a prompt is text or token ids",
 }
-"""vLLM's fields that cannot be had here. Dropped silently, they would surprise the client."""
+"""vLLM's fields that are not supported here. Dropping them silently would surprise the client."""
 
 
 def _is_id(key: str) -> bool:
@@ -145,7 +145,7 @@ def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 
 def schema_text(place: str, schema: Any) -> str:
-    """Return a JSON schema as SGLang takes it. Raises BadRequestError if it is none."""
+    """Return a JSON schema in SGLang's form. Raises BadRequestError if it is not a schema."""
     if type(schema) is not dict:
         raise wrong(place, schema, "a JSON schema, an object")
     check_depth(place, schema)

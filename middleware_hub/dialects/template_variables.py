@@ -51,6 +51,6 @@ def read_variables(fields: Fields) -> dict[str, Any]:
 
 
 def switch_thinking(variables: dict[str, Any], on: bool) -> None:
-    """Set every name that templates have for it, unless the client has set that name itself."""
+    """Set each of the names that templates use, unless the client has set that name itself."""
     for name in _SWITCHES:
         variables.setdefault(name, on)

@@ -1,6 +1,6 @@
-"""Two encodings of one text, laid over each other: where their tokens differ. Linear in the number of tokens.
+"""Compares two encodings of one text: where their tokens differ. Linear in the number of tokens.
 
-Both know where their tokens end in the text, so nothing has to be searched for. Where ids or ends differ, a difference goes on
+Both know where their tokens end in the text, so no search is needed. Where ids or ends differ, a difference goes on
 up to the next character at which a token ends in both:
 
     sampled   [ four][ty][-two][ is]
@@ -51,7 +51,7 @@ def differences(
 def _same(
     ids: NDArray[np.int32], ends: NDArray[np.int32], other: NDArray[np.int32], other_ends: NDArray[np.int32]
 ) -> int:
-    """Return how many tokens at the beginning are the same ones."""
+    """Return how many tokens at the beginning are the same."""
     size, at = min(len(ids), len(other)), 0
     while at < size:
         stop = min(at + _CHUNK, size)
@@ -68,7 +68,7 @@ def _next_common(
     """Return how many tokens of each end at the next character where tokens of both end."""
     reached = other_reached = before
     size, other_size = len(ends), len(other_ends)
-    # Tokens without any text, such as a BOS, are a difference of their own.
+    # Tokens without any text, such as a BOS, are a separate difference.
     moved = bool((i < size and ends[i] == before) or (j < other_size and other_ends[j] == before))
     while not (moved and reached == other_reached):
         if i < size and (reached <= other_reached or j == other_size):

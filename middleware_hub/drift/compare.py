@@ -1,10 +1,11 @@
-"""Sampled ids against those of the same text, encoded again.
+"""Compares sampled ids with those of the same text, encoded again.
 
-Two ways are in use, and both are compared. `whole` encodes the conversation at its end, and takes the tokens that lie in the
-reply. `alone` encodes each reply by itself. A sampled token is trained as it was only if it is among the new ones, in order:
+Two ways of encoding are in use, and both are compared. `whole` encodes the conversation at its end, and takes the tokens that
+lie in the reply. `alone` encodes each reply by itself. A sampled token is trained as it was only if it is among the new ones,
+in order:
 
     sampled   [ four][ty][-two][<|im_end|>]
-    whole     [ forty][-two]                       2 of 4 changed, 1 of them without a text; 1 new token that nobody sampled
+    whole     [ forty][-two]                       2 of 4 changed, 1 of them without a text; 1 new token that was not sampled
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from middleware_hub.drift.log import LoggedReply
 
 @dataclass(frozen=True)
 class Drift:
-    """What becomes of one reply.
+    """The result for one reply.
 
     Attributes:
         reply: as it was logged.
         sampled: its tokens.
-        hidden: those at its end that its text lacks: an EOS, a stop string. No text can bring them back.
-        whole_changed, whole_new: tokens that the whole text's encoding does not have, and those that it has instead.
-        alone_changed, alone_new: the same of the reply's own encoding.
+        hidden: tokens at its end that its text lacks: an EOS, a stop string. No text can bring them back.
+        whole_changed, whole_new: tokens that the encoding of the whole text lacks, and those that it has instead.
+        alone_changed, alone_new: the same for the reply's own encoding.
         left_out: whether the conversation's last text no longer begins with this reply: then nothing of it is trained on.
         mismatch: whether the ids do not spell the text at all: another tokenizer, or another reply.
         example: the first difference, as the pieces that were sampled and those that were encoded.
@@ -47,7 +48,7 @@ class Drift:
 
 
 def drifts(replies: Sequence[LoggedReply], backend: Backend) -> Iterator[Drift]:
-    """Yield what becomes of each reply, conversation by conversation."""
+    """Yield the result for each reply, conversation by conversation."""
     for last, members in _by_last_text(replies):
         encoded = backend.encode(last, add_special_tokens=False)
         for reply, left_out in members:
@@ -71,7 +72,7 @@ def _by_last_text(replies: Sequence[LoggedReply]) -> Iterator[tuple[str, list[tu
         members = sorted(group, key=lambda one: one.line)
         last = members[-1].whole
         yield last, [(one, not last.startswith(one.whole)) for one in members]
-    # Without names: a text belongs to the next longer one that begins with it. In order, those that begin alike are neighbours.
+    # Without names: a text belongs to the next longer text that begins with it. Sorted, texts that begin alike are neighbours.
     chain: list[LoggedReply] = []
     for one in sorted((one for one in replies if not one.conversation), key=lambda one: one.whole):
         if chain and not one.whole.startswith(chain[-1].whole):
@@ -119,7 +120,7 @@ def _pieces(ids: Iterable[int], backend: Backend) -> str:
 
 
 def _hidden(reply: LoggedReply, backend: Backend) -> int:
-    """Return how many tokens at the end have no part in the text."""
+    """Return how many tokens at the end contribute nothing to the text."""
     count = 0
     while count < len(reply.ids):
         shorter = backend.decode(reply.ids[: len(reply.ids) - count - 1], skip_special_tokens=False)

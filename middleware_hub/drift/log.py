@@ -20,10 +20,10 @@ class LoggedReply:
 
     Attributes:
         line: its number in the file, from 1.
-        conversation: what the log calls its conversation; empty if it does not say.
+        conversation: the name of its conversation in the log; empty without one.
         prompt: the text that was sent. Empty if ids were sent.
         text: the reply's.
-        ids: what was sampled.
+        ids: the sampled ids.
     """
 
     line: int
@@ -38,7 +38,7 @@ class LoggedReply:
 
 
 def read_log(lines: Iterable[bytes]) -> Iterator[LoggedReply]:
-    """Read lines of JSON. Raises BadRequestError with the number of a line that is none, or that lacks a field."""
+    """Read lines of JSON. Raises BadRequestError with the number of a line that is not JSON, or that lacks a field."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

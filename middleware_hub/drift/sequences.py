@@ -1,8 +1,8 @@
-"""Two sequences of tokens, compared: which runs they have in common. For long sequences, too.
+"""Compares two sequences of tokens, even long ones: which runs they have in common.
 
-What is the same at the beginning and at the end is left away, so the first difference is exact. Between them, stretches of
+The common beginning and end are removed first, so the first difference is exact. Between them, stretches of
 tokens that occur once in both are anchors, and the longest series of anchors that rises in both is kept. What lies between two
-anchors is compared token by token if it is short. All of it is of the order of n log n, however little they have in common.
+anchors is compared token by token if it is short. All of it takes O(n log n), however little they have in common.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANCHOR = 6
 SHORT = 400
 """Longer parts between anchors are not compared token by token."""
 MOST_WORK = 2_000_000
-"""Pairs of tokens that are compared one by one, in all of a comparison."""
+"""Pairs of tokens that are compared one by one, in one whole comparison."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 Ids = NDArray[np.int32]
@@ -29,7 +29,8 @@ Ids = NDArray[np.int32]
 class Run(NamedTuple):
     """Tokens `start` to `end` of one sequence, and `other_start` to `other_end` of the other.
 
-    They are the same (`equal`), stand for each other (`replace`), or only the other (`insert`) or this one (`delete`) has any.
+    They are the same (`equal`), replace each other (`replace`), or only the other sequence (`insert`) or this one (`delete`)
+    has tokens.
     """
 
     op: str
@@ -49,7 +50,7 @@ def first_difference(one: Ids, other: Ids) -> int | None:
 
 
 def compare(one: Ids, other: Ids, *, most: int) -> tuple[list[Run], bool]:
-    """Return the runs of two sequences, and whether those behind the first `most` were left out."""
+    """Return the runs of two sequences, and whether those after the first `most` were left out."""
     runs: list[Run] = []
     for run in _joined(_runs(one, other)):
         if len(runs) == most:
@@ -80,7 +81,7 @@ def _runs(one: Ids, other: Ids) -> Iterator[Run]:
 
 
 def _anchors(one: Ids, other: Ids) -> Iterator[tuple[int, int, int]]:
-    """Yield `(start, other_start, count)` of what both have in common, in order and without overlaps."""
+    """Yield `(start, other_start, count)` of the common runs, in order and without overlaps."""
     hashes, other_hashes = _hashes(one), _hashes(other)
     places, other_places = _once(hashes), _once(other_hashes)
     _, mine, theirs = np.intersect1d(
@@ -125,14 +126,14 @@ def _hashes(ids: Ids) -> NDArray[np.uint64]:
 
 
 def _once(hashes: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """Return the places of what occurs once."""
+    """Return the places of numbers that occur once."""
     _, places, counts = np.unique(hashes, return_index=True, return_counts=True)
     found: NDArray[np.intp] = places[counts == 1]
     return found
 
 
 def _rising(numbers: list[int]) -> list[int]:
-    """Return the places of the longest series of numbers that rises."""
+    """Return the places of the longest rising series of numbers."""
     ends: list[int] = []
     places: list[int] = []
     before: list[int] = []

@@ -1,1 +1,1 @@
-"""The inspector: what is remembered, shown token by token. A page, the JSON API behind it, and reports."""
+"""The inspector: shows what is remembered, token by token. A page, the JSON API behind it, and reports."""

@@ -1,6 +1,6 @@
 """The JSON API of the inspector, as pure ASGI. `PATHS` lists its calls; docs/http-api.md describes them.
 
-All of it only reads. An answer is a window, or is bounded; what takes long is done in steps, or in a thread.
+The API only reads. An answer is a window, or is bounded; long work is done in steps, or in a thread.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class SessionSource(Registry, Protocol):
     """Has the sessions; `SessionRegistry` is one."""
 
     def of(self, tenant: str) -> list[Session]:
-        """Return those of a tenant that are in memory."""
+        """Return the sessions of a tenant that are in memory."""
         ...
 
     async def reach(self, tenant: str, session_id: str) -> Session | None:
-        """Return a session as it is now, also one that only the store has."""
+        """Return a session as it is now, even if only the store has it."""
         ...
 
 
 class Sources(NamedTuple):
-    """What is looked at. A part that a router does not have is None."""
+    """The parts of a router that the inspector reads. A missing part is None."""
 
     tokenizer: Tokenizer
     tree: RadixTree | None
@@ -93,7 +93,7 @@ class Api:
     """See the top of this file."""
 
     def __init__(self, sources: Sources, *, max_body_bytes: int, limits: PromptLimits, processes: int) -> None:
-        """`processes`: those that share this port, each with texts of its own in memory."""
+        """`processes`: the number that share this port, each with its own texts in memory."""
         self._sources = sources
         self._processes = processes
         self._max_body_bytes = max_body_bytes
@@ -191,9 +191,9 @@ class Api:
         await self._answer(send, {"conversations": found, "next": cursor, "remembered": remembered, "change": change})
 
     async def _look_in_store(self, tenant: str, name: str, namespace: str = "") -> None:
-        """Bring what has this name into memory, if only the store has it: a session, or a reply to a text.
+        """Bring the session or reply of this name into memory, if only the store has it.
 
-        A reply is looked for in the namespaces that are known here, and in the given one: a store keeps names apart by them.
+        A reply is looked for in the namespaces that are known here, and in the given one: a store separates names by namespace.
         """
         sessions, tree, memory = self._sources.sessions, self._sources.tree, self._sources.memory
         inner = name.partition(":")[2] if name.startswith(("session:", "text:")) else name
@@ -222,7 +222,7 @@ class Api:
         return found
 
     async def _about(self, conversation: Conversation) -> dict[str, Any]:
-        """Return all that is known of a conversation but its tokens."""
+        """Return everything known of a conversation except its tokens."""
         slices = TimeSlices()
         summary = conversation.summary()
         nodes, truncated = conversation.nodes()

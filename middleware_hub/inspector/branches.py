@@ -1,4 +1,4 @@
-"""One branch: its head, windows of its tokens, what is found in it; and two branches, compared."""
+"""One branch: its head, windows of its tokens, and searches in it; and the comparison of two branches."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MOST_TOKENS = 5_000
 """Tokens of one window."""
 MOST_MATCHES = 1_000
 MOST_DRIFTED = 200
-"""Tokens that are shown of one place where re-encoding gives others."""
+"""Tokens that are shown of one place where re-encoding gives other tokens."""
 PATIENCE = 0.02
 """Seconds that an answer waits for a drift that is not known yet."""
 MOST_RUNS = 2_000
 """Runs of a comparison."""
 MOST_CHAINS = 64
 MOST_CHAIN_TOKENS = 4_000_000
-"""Chains that are kept to be read on, and the tokens of all of them."""
+"""Chains that are kept for further reads, and the tokens of all of them."""
 HEAVY = 20_000
-"""What concerns more tokens is done in a thread."""
+"""Work on more tokens than this is done in a thread."""
 
 
 _PARAMETERS = {"": (), "tokens": ("start", "end"), "find": ("text", "token_ids", "from", "limit"), "drift": ("from",)}
@@ -43,7 +43,7 @@ _Json = Mapping[str, Any]
 
 
 class Branches:
-    """See the top of this file. It keeps the chains that were looked at last."""
+    """See the top of this file. It keeps the chains that were read last."""
 
     def __init__(self, vocabulary: Vocabulary, drifts: Drifts) -> None:
         self._vocabulary = vocabulary
@@ -67,7 +67,7 @@ class Branches:
         return await self._head(found, chain, PATIENCE)
 
     async def file(self, conversation: Conversation, branch: str, scope: Scope, about: _Json) -> tuple[str, bytes]:
-        """Return a branch as a file, and the name of its format. `about` is what is known of the conversation.
+        """Return a branch as a file, and the name of its format. `about` describes the conversation.
 
         Raises NotFoundError, BadRequestError.
         """
@@ -98,7 +98,7 @@ class Branches:
         return [self._drifted(chain, one) for one in drift.found]
 
     def chain(self, conversation: Conversation, name: str | None) -> tuple[Branch, Chain]:
-        """Return a branch, the newest without a name, and its chain. Raises NotFoundError."""
+        """Return a branch (without a name, the newest) and its chain. Raises NotFoundError."""
         found = conversation.branch(name) if name is not None else next(conversation.branches(), None)
         if found is None:
             raise NotFoundError(f"conversation {conversation.id[:200]!r} has no branch {(name or '')[:200]!r}")
@@ -205,7 +205,7 @@ def compared(one: Chain, other: Chain) -> dict[str, Any]:
 
 
 def quantiles(chain: Chain) -> dict[str, Any]:
-    """Return how the logprobs of a chain's sampled tokens lie; without any, the numbers are null."""
+    """Return the distribution of the logprobs of a chain's sampled tokens; without any, the numbers are null."""
     numbers = chain.logprobs
     if not len(numbers):
         return {"p01": None, "p50": None, "p99": None, "min": None, "max": None, "count": 0}

@@ -19,7 +19,7 @@ from router.http.offload import offload
 STEP = 0.002
 """Seconds that the event loop is held at a time."""
 SEARCH_SECONDS = 2.0
-"""After this long a call answers with what it has, and a cursor to go on from."""
+"""After this long a call answers with what it has, and a cursor for the rest."""
 MOST_LISTED = 500
 SORTED = 500
 """Sessions that are put in order in one step."""
@@ -27,9 +27,9 @@ FILTERS = ("kind", "group", "namespace", "version", "exact", "reason", "reward_m
 PARAMETERS = (*FILTERS, "limit", "cursor", "text", "id", "token_ids", "changed_since")
 
 Key = tuple[int, str]
-"""When a conversation was last added to, in nanoseconds since 1970, and its id."""
+"""The time of a conversation's last record, in nanoseconds since 1970, and its id."""
 Listed = Callable[[Key | None], Iterable[tuple[Key, Conversation]]]
-"""Returns conversations behind a place in the list, newest first."""
+"""Returns conversations after a place in the list, newest first."""
 
 _key = itemgetter(0)
 
@@ -42,7 +42,7 @@ class TimeSlices:
         self._until += STEP
 
     async def pause(self) -> None:
-        """Let the event loop serve others, if the step has taken long enough."""
+        """Let the event loop serve other requests, if the step has taken long enough."""
         if time.perf_counter() > self._until:
             await asyncio.sleep(0)
             self._until = time.perf_counter() + STEP
@@ -55,7 +55,7 @@ class TimeSlices:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which conversations a call wants to have."""
+    """Which conversations a call wants."""
 
     limit: int
     cursor: Key | None
@@ -150,7 +150,7 @@ async def _newest_first(
 
 
 async def _holds(conversation: Conversation, wanted: Wanted, vocabulary: Pieces, slices: TimeSlices) -> bool:
-    """Return whether a conversation has the text, and the ids, that are searched for."""
+    """Return whether a conversation has the text and the ids of the search."""
     text, ids = wanted.text, wanted.ids
     if conversation.opened is not None and (text is not None or ids is not None):
         async with conversation.opened() as opened:
@@ -171,7 +171,7 @@ async def _holds(conversation: Conversation, wanted: Wanted, vocabulary: Pieces,
         try:
             chain = branch.chain()
         except NotFoundError:
-            return False  # it was deleted meanwhile
+            return False  # the session was deleted meanwhile
         if text is not None and not await offload(len(chain) > 1_000, _has, chain, vocabulary, text):
             continue
         if ids is None or _has(chain, vocabulary, ids):

@@ -1,7 +1,7 @@
 """`Inspector`: the page at /inspect and the API behind it, as pure ASGI.
 
-The router serves its paths with it, behind the middlewares whose memory it shows. It only reads, and nothing that a trainer
-sees depends on it.
+The router serves its paths with it, behind the middlewares whose memory it shows. It only reads, and no answer to a trainer
+depends on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASSETS = "/inspect/assets/"
 
 
 class Inspector:
-    """See the top of this file. It is made after the middlewares inside it, and finds what they share."""
+    """See the top of this file. It is made after the middlewares inside it, and finds the hub that they share."""
 
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         hub, registry = Hub.of(context), context.shared.get(SessionRegistry)

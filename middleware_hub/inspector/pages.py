@@ -33,7 +33,7 @@ GUARDS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-"""Headers of everything that the inspector answers."""
+"""Headers of all answers of the inspector."""
 _MOST_NAME = 200
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 

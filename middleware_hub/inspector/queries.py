@@ -14,9 +14,9 @@ from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 
 MOST_TEXT = 10_000
-"""Characters of a text that is searched for."""
+"""The most characters of a text to search for."""
 MOST_IDS = 1_000
-"""Ids of a sequence that is searched for."""
+"""The most ids of a sequence to search for."""
 MOST_NAME = 1_024
 _MOST_QUERY = 64 * 1024
 _MOST_ID = 2**31 - 1
@@ -127,7 +127,7 @@ def explain_request(body: bytes, limits: PromptLimits) -> ExplainRequest:
 
 
 def path_segments(scope: Scope, prefix: str) -> list[str]:
-    """Return the parts of a path behind a prefix. Each is decoded by itself: ids may have slashes in them."""
+    """Return the parts of a path after a prefix. Each is decoded by itself, because ids may have slashes."""
     raw: Any = scope.get("raw_path")
     path = scope["path"] if raw is None else raw.decode("latin-1").partition("?")[0]
     return [unquote(part) for part in path[len(prefix) :].split("/") if part]

@@ -26,7 +26,7 @@ def saved_page(data: Mapping[str, object]) -> bytes:
     """Return the page.
 
     Args:
-        data: `saved` (1), `at` (seconds since 1970), and `answers`, which maps paths of the API to what it answered: a
+        data: `saved` (1), `at` (seconds since 1970), and `answers`, which maps paths of the API to their answers: a
             conversation, its branches, and the `tokens` of each branch from its first to its last; or `/run`.
     """
     # In a script of a page, "<" could begin its end, or a comment. JSON may write it as an escape wherever it may stand.
@@ -37,7 +37,7 @@ def saved_page(data: Mapping[str, object]) -> bytes:
 
 @lru_cache(maxsize=1)
 def _frame() -> tuple[bytes, bytes]:
-    """Return what stands before the data, and what behind it."""
+    """Return the parts of the page before and after the data."""
     names = {path.relative_to(STATIC).as_posix(): path.read_text() for path in sorted(STATIC.rglob("*.js"))}
     imports = {_named(name): _data_url(_resolved(name, source)) for name, source in names.items()}
     table = msgspec.json.encode({"imports": imports}).decode().replace("<", "\\u003c")

@@ -1,1 +1,1 @@
-"""Trainers: slime, verl and miles, and a packer of trees. Each module is imported where its trainer is installed."""
+"""Trainers: slime, verl and miles, and a packer of trees. Each module is imported only where its trainer is installed."""

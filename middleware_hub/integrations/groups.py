@@ -1,6 +1,6 @@
 """The group of a rollout, for trainers elsewhere that claim it (docs/http-api.md).
 
-Only on demand: the trainers' own loops hold their groups themselves, and a group that nobody claims stays in memory.
+Only on demand: the trainers' own loops hold their groups themselves, and an unclaimed group stays in memory.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Told(Protocol):
-    """A client, as far as it takes rewards."""
+    """The part of a client that takes rewards."""
 
     async def reward(self, request_id: str, reward: float | None) -> None:
-        """Say what a rollout was worth, named by its last reply: it is complete."""
+        """Give the reward of a rollout, which is named by its last reply and is complete now."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Group:
     """The group of a prompt's samples.
 
     Attributes:
-        id: its name at the router; None if it has none there.
+        id: its name at the router; None if the router does not know it.
         size: how many samples there will be.
     """
 
@@ -38,7 +38,7 @@ class Group:
 
     @classmethod
     def of(cls, run: str | None, number: object, size: int) -> Group:
-        """Return the group of a prompt: the run's name and the prompt's number. Without a run it has no name.
+        """Return the group of a prompt, named by the run's name and the prompt's number. Without a run it has no name.
 
         Raises ValueError if the trainer gave the prompt no number.
         """
@@ -49,12 +49,12 @@ class Group:
         return cls(f"{run}/{number}", size)
 
     async def end_text(self, client: Told, replies: Sequence[str], reward: object) -> None:
-        """Say that a rollout is complete, and what it was worth, if that is known already."""
+        """Report that a rollout is complete, with its reward if that is known already."""
         if self.id is None or not replies:
             return
         try:
             await client.reward(replies[-1], as_number(reward))
-        except RefusedError as error:  # the trainer has its sample all the same
+        except RefusedError as error:  # the trainer still has its sample
             logger.warning("a rollout of group %r is not complete for those who claim it: %s", self.id, error)
 
 

@@ -51,13 +51,13 @@ def text_rollout(
     """Return a generate function for miles: turns of text, until `act` returns None.
 
     Args:
-        act: your environment: `act(turn, sample)`, awaited if need be.
+        act: your environment: `act(turn, sample)`, awaited if necessary.
         max_turns: turns of the model.
         tidy: what your history keeps of a turn, if not all of it.
-        router: its address, if miles has a router of its own: its workers are then registered there as well. By default the one
-            in the variable `TITO_ROUTER`, or the one that miles has, `--sglang-router-ip` and `--sglang-router-port`.
+        router: its address, if miles has its own router, whose workers are then also registered there. By default the one in
+            the variable `TITO_ROUTER`, or the router of miles, `--sglang-router-ip` and `--sglang-router-port`.
         groups: the run's name, if trainers elsewhere claim the samples from the router: they are called NAME/NUMBER. Without it
-            the router is told of no groups, because one that nobody claims stays in its memory.
+            the router is told of no groups, because an unclaimed group stays in its memory.
     """
 
     async def generate(input: GenerateFnInput) -> GenerateFnOutput:
@@ -131,7 +131,7 @@ def _chat(tokenizer: Any, messages: Any) -> str:
 
 
 async def _add_workers(args: Any, client: AsyncClient) -> None:
-    """Register the workers that miles' own router has; again is no error."""
+    """Register the workers of miles' own router; registering a worker again is no error."""
     from miles.rollout.inference_rollout.inference_rollout_train import get_worker_urls
 
     known = {one["url"] for one in await client.workers()}

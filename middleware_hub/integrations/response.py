@@ -1,7 +1,7 @@
-"""A sequence as trainers want it: cut into prompt and response, and complete, also where something was lost.
+"""A sequence as trainers want it: cut into prompt and response, and complete even if something was lost.
 
 A trainer's batch has every array in every sample, or fails as a whole. So a sequence that must not be trained on (`usable` is
-false) still has arrays of the right lengths: what is missing is filled with values that are valid and mean nothing.
+false) still has arrays of the right lengths: missing values are filled with valid values that mean nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NOTHING = Trajectory([0, 0], [0, 0], [0.0, 0.0], 2, (), (), "", False, 0, ("nothing_sampled",), "", {}, None, {})
-"""Stands for a rollout that sampled nothing: a trainer counts it, and trains on none of it."""
+"""Stands for a rollout that sampled nothing: a trainer counts it, but trains on none of it."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Wanted:
     """What a trainer replays of the engine's decisions.
 
     Attributes:
-        top_p: the sets that tokens were drawn from.
+        top_p: whether the sets from which tokens were drawn are wanted.
         experts: the layers, and the experts of each token in one.
         indexer: whether the rows of a sparse attention's indexer are wanted.
     """
@@ -44,8 +44,8 @@ class Response:
         start: where the response begins: the first sampled token.
         usable: whether it may be trained on; `reasons` says why not.
         versions: the weight version of each token; None for context.
-        version_runs: those of sampled tokens, in order, equal neighbours joined.
-        top_p_ids, top_p_offsets: of the response; there is one offset more than tokens.
+        version_runs: runs of the versions of sampled tokens, in order, equal neighbours joined.
+        top_p_ids, top_p_offsets: those of the response; there is one more offset than tokens.
         experts: (tokens - 1, layers, experts of a token), int32.
         indexer: (tokens - 1, numbers of a row), int32.
     """
@@ -76,7 +76,7 @@ def response_of(found: Trajectory, wanted: Wanted | None = None, off_policy: Col
     Args:
         found: a sequence.
         wanted: what is replayed.
-        off_policy: replies whose tokens get mask 0: those of earlier steps.
+        off_policy: replies of earlier steps, whose tokens get mask 0.
     """
     wanted = wanted or Wanted()
     tokens = found.tokens or [0, 0]
@@ -135,10 +135,10 @@ def _top_p(found: TopP | None, start: int, mask: list[int]) -> tuple[Any, Any, b
 
 
 def _experts(found: TokenRows | None, tokens: int, shape: tuple[int, int] | None) -> tuple[Any, bool]:
-    """Return the rows of a sequence, and whether every row was told and has the model's shape.
+    """Return the rows of a sequence, and whether every row was reported and has the model's shape.
 
-    In the place of a missing row stand the first experts of each layer: a router takes them for any other choice, where -1
-    would be out of range and zeros throughout are taken for a failed capture.
+    A missing row is filled with the first experts of each layer: a router takes them like any other choice, while -1 would be
+    out of range, and all zeros are taken for a failed capture.
     """
     if shape is None:
         return None, True

@@ -1,4 +1,4 @@
-"""What slime and miles share: `Sample`, which both have from the same origin, and rollouts that fill it."""
+"""What slime and miles share: `Sample`, which has the same origin in both, and rollouts that fill it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 STATE = "tito"
 """The key in `Sample.metadata` of a rollout that was aborted and can go on."""
 POLL = 0.5
-"""Seconds between two looks at whether the trainer has had enough."""
+"""Seconds between two checks whether the trainer has enough."""
 
 Agent = Callable[..., "Awaitable[Mapping[str, Any] | None]"]
 """`async agent(base_url, prompt, request_kwargs, metadata)`, as miles calls it: runs the task with its own libraries."""
@@ -38,17 +38,17 @@ USED_OF_SAMPLE = tuple(
 
 @dataclass(frozen=True)
 class Job:
-    """One sample to be generated, in the words that both trainers share.
+    """One sample to be generated, in terms that both trainers share.
 
     Attributes:
         sample: the trainer's.
         sampling: its `sampling_params`.
-        client: of the router.
+        client: that of the router.
         wanted: what is replayed.
-        routing_key: of the sample, for the router's policy.
-        one: whether the trainer takes one sample only: with partial rollouts both read `.response` of what comes back.
-        mask_earlier: whether what earlier steps sampled gets mask 0.
-        stopped: returns whether the trainer has had enough.
+        routing_key: that of the sample, for the router's policy.
+        one: whether the trainer takes only one sample: with partial rollouts both trainers read `.response` of the result.
+        mask_earlier: whether tokens that earlier steps sampled get mask 0.
+        stopped: returns whether the trainer has enough.
         template: makes a text of a list of messages.
         put_extras: sets the fields that only one of the trainers has.
         group: that of the sample.
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def options(self) -> GenerateOptions:
-        """Return what each generation asks for."""
+        """Return the options of each generation."""
         return {
             "routing_key": self.routing_key,
             "abort_policy": "return",
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def retrieval(self) -> RetrieveOptions:
-        """Return what the retrieval asks for."""
+        """Return the options of the retrieval."""
         return {
             "return_top_p": self.wanted.top_p,
             "return_routed_experts": self.wanted.experts is not None,
@@ -108,7 +108,7 @@ async def text_rollout(job: Job, rules: Rules) -> Any:
 
     await talk(conversation, rules, at, sample, heard)
     text = at.transcript
-    # Without `tidy` what was recorded is the text, but for an observation that the budget left unanswered.
+    # Without `tidy`, the recorded text is the whole text, except for an observation that the budget left unanswered.
     sample.response = text.response if rules.tidy is not None else text.recorded[text.prompt_chars :]
     sample.status = _status(sample, at.finish)
     aborted = at.finish == "abort"
@@ -140,13 +140,13 @@ def _tell_left_out(sample: Any, replies: int) -> None:
 
 
 async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool) -> Any:
-    """Run an agent in a session; return a list: a sample for each of its branches. If it was stopped: its sample, aborted.
+    """Run an agent in a session; return a list: a sample for each of its branches. If stopped: its aborted sample.
 
     Args:
         one_reward: whether all of them must have the same reward.
 
     Raises:
-        ValueError: the trainer takes one sample only. It would fail on the list later, when it aborts what is pending.
+        ValueError: the trainer takes one sample only. It would fail on the list later, when it aborts pending samples.
     """
     sample = job.sample
     if job.one:
@@ -165,7 +165,7 @@ async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool) -> Any:
         if group.id is not None and (reward := as_number(result.get("reward"))) is not None:
             await session.reward({"reward": reward})
         found = await session.finalize()
-        kept = group.id is not None  # for who claims it
+        kept = group.id is not None  # for the trainer that claims it
     finally:
         if not kept:
             await session.delete()
@@ -186,11 +186,11 @@ async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool) -> Any:
 
 
 async def _run_agent(job: Job, agent: Agent, session: AsyncSession) -> tuple[dict[str, Any], bool]:
-    """Return what the agent says, and whether the trainer stopped it."""
+    """Return the agent's result, and whether the trainer stopped it."""
     more: dict[str, Any] = {"return_routed_experts": True} if job.wanted.experts is not None else {}
     metadata = {**job.sample.metadata, "session_id": session.id}
     work = agent(
-        base_url=session.anthropic_base_url,  # an SDK that adds no /v1 is understood as well
+        base_url=session.anthropic_base_url,  # an SDK that adds no /v1 also works
         prompt=job.sample.prompt,
         request_kwargs={**_openai_names(job.sampling), **more},
         metadata=metadata,
@@ -224,7 +224,7 @@ def _fill(job: Job, sample: Any, found: Trajectory, earlier: frozenset[str]) -> 
     sample.rollout_log_probs = made.logprobs
     sample.weight_versions = made.version_runs
     sample.rollout_routed_experts = made.experts
-    # Not cleared: a sample that someone removed before stays removed.
+    # Not cleared: a sample that was removed before stays removed.
     sample.remove_sample = sample.remove_sample or not made.usable
     sample.metadata |= {
         "exact": found.exact,
@@ -249,7 +249,7 @@ def _siblings(job: Job, found: Sequence[Trajectory], earlier: frozenset[str]) ->
 
 
 def _nothing(job: Job, result: Mapping[str, Any]) -> Any:
-    """Return a sample of a rollout that sampled nothing: a trainer counts it, and trains on none of it."""
+    """Return a sample of a rollout that sampled nothing: a trainer counts it, but trains on none of it."""
     sample = job.sample
     _fill(job, sample, NOTHING, frozenset())
     sample.status = sample.Status.FAILED
@@ -287,11 +287,11 @@ _CLIENTS: dict[tuple[str, str | None], AsyncClient] = {}
 EVALUATION = "evaluation"
 """The namespace of evaluations, which training never continues."""
 PATIENT = Retries(attempts=40, first=0.5, longest=10.0, resample=True)
-"""As long as the trainers' own functions try: a router may be restarted in the middle of a step."""
+"""Retries for as long as the trainers' own functions: a router may be restarted in the middle of a step."""
 
 
 def client_for(url: str, *, evaluation: bool) -> AsyncClient:
-    """Return the client of a router. Evaluations have a namespace of their own, so that training never continues them."""
+    """Return the client of a router. Evaluations have a separate namespace, so that training never continues them."""
     key = url, EVALUATION if evaluation else None
     if key not in _CLIENTS:
         _CLIENTS[key] = AsyncClient(url.split(","), namespace=key[1], retries=PATIENT)
@@ -299,6 +299,6 @@ def client_for(url: str, *, evaluation: bool) -> AsyncClient:
 
 
 async def close_clients() -> None:
-    """Close what the running loop has opened. Without it connections end with the trainer's process."""
+    """Close the connections of the running loop. Otherwise they end with the trainer's process."""
     for client in _CLIENTS.values():
         await client.close()

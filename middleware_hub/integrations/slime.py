@@ -4,9 +4,9 @@
 
     generate = text_rollout(act)          # in my_rollout.py; --custom-generate-function-path my_rollout.generate
 
-slime takes one sample of a rollout, or always a list of them. `text_rollout` gives one, with `tidy` a list, and `agent_rollout`
-a list. slime centres rewards by the number of samples in a group, and that is not a fixed one where a rollout gives a list: use
-`--custom-reward-post-process-path middleware_hub.integrations.slime.rewards_by_group` there.
+slime takes one sample of a rollout, or always a list of them. `text_rollout` gives one sample, or a list with `tidy`, and
+`agent_rollout` gives a list. slime centres rewards by the number of samples in a group, which is not fixed if a rollout gives a
+list: then use `--custom-reward-post-process-path middleware_hub.integrations.slime.rewards_by_group`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def text_rollout(
     """Return a generate function for slime: turns of text, until `act` returns None.
 
     Args:
-        act: your environment: `act(turn, sample)`, awaited if need be.
+        act: your environment: `act(turn, sample)`, awaited if necessary.
         max_turns: turns of the model.
         tidy: what your history keeps of a turn, if not all of it.
-        router: its address; by default the one that slime has, `--sglang-router-ip` and `--sglang-router-port`.
+        router: its address; by default that of slime's router, `--sglang-router-ip` and `--sglang-router-port`.
         groups: the run's name, if trainers elsewhere claim the samples from the router: they are called NAME/NUMBER. Without it
-            the router is told of no groups, because one that nobody claims stays in its memory.
+            the router is told of no groups, because an unclaimed group stays in its memory.
     """
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
@@ -65,9 +65,10 @@ def agent_rollout(agent: Agent, *, router: str | None = None, groups: str | None
 
     Args:
         agent: `async agent(base_url, prompt, request_kwargs, metadata)`. It may return a dictionary: its `reward` is that of
-            the samples, and all of it is added to their metadata. A `score` that was attached to a branch comes first.
+            the samples, and the whole dictionary is added to their metadata. A `score` that was attached to a branch takes
+            precedence.
         router: its address, if it is not slime's.
-        groups: as of `text_rollout`.
+        groups: as in `text_rollout`.
     """
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
@@ -142,7 +143,7 @@ def _put_extras(sample: Any, made: Response) -> None:
 
 
 def _state(args: Any) -> Any:
-    # It loads the tokenizer once, and slime has it anyway; a function that needs none of it should not wait for that.
+    # It loads the tokenizer once, as slime does anyway; a function that does not need it should not wait for it.
     from slime.rollout.sglang_rollout import GenerateState
 
     return GenerateState(args)

@@ -12,18 +12,18 @@ from middleware_hub.client.conversation import AsyncConversation, Transcript
 from middleware_hub.client.wire import Reply
 
 Act = Callable[[str, Any], "str | Awaitable[str | None] | None"]
-"""Your environment: gets the model's whole turn and the sample; returns the observation, or None at the end."""
+"""Your environment: takes the model's whole turn and the sample; returns the observation, or None at the end."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a rollout goes.
+    """The settings of a rollout.
 
     Attributes:
         act: the environment.
         max_turns: turns of the model.
-        tidy: what the history keeps of each turn (`str.strip`, a parser that prints again); None: the turn as it is. With it
-            the sampled tokens are spread over several sequences, and all of them are fetched.
+        tidy: returns what the history keeps of each turn (`str.strip`, a parser that prints again); None keeps the whole turn.
+            With `tidy` the sampled tokens are spread over several sequences, and all of them are fetched.
         resume: whether an aborted turn goes on at once, instead of ending the rollout.
         count: returns the tokens of an observation, for the budget only.
     """
@@ -37,15 +37,15 @@ class Rules:
 
 @dataclass
 class Progress:
-    """How far a rollout is. It can be saved with the sample when it is aborted, and taken up later.
+    """How far a rollout is. It can be saved with the sample when it is aborted, and resumed later.
 
     Attributes:
         transcript: the text and the replies.
         turns: the model's finished turns.
         first_prompt: tokens of the first prompt; 0 before the first reply.
-        used: tokens behind it.
+        used: tokens after the first prompt.
         finish: `stop`, `length` or `abort`.
-        rollout: a name of its own.
+        rollout: its own name.
     """
 
     transcript: Transcript
@@ -61,14 +61,14 @@ class Progress:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Progress:
-        """Return what `state` was made of."""
+        """Return the rollout from which `state` was made."""
         return cls(**{**state, "transcript": Transcript.of(state["transcript"])})
 
 
 async def talk(
     conversation: AsyncConversation, rules: Rules, at: Progress, sample: Any, heard: Callable[[Reply], None]
 ) -> Progress:
-    """Go on until the rollout is over. `heard` gets each reply. `max_new_tokens` counts for the whole response."""
+    """Continue until the rollout is over. `heard` gets each reply. `max_new_tokens` counts for the whole response."""
     limit = conversation.sampling_params.get("max_new_tokens")
     while at.turns < rules.max_turns:
         left = {} if limit is None else {"max_new_tokens": limit - at.used}
@@ -82,7 +82,7 @@ async def talk(
             at.used = reply.prompt_tokens + reply.completion_tokens - at.first_prompt
         at.finish = reply.finish
         if at.finish == "abort" and rules.resume:
-            continue  # a paused worker answers when it goes on
+            continue  # a paused worker answers when it is resumed
         if at.finish != "stop":
             break
         at.turns += 1
@@ -90,7 +90,7 @@ async def talk(
         found = rules.act(said, sample)
         observation = await found if inspect.isawaitable(found) else found
         if observation is None or at.turns == rules.max_turns:
-            break  # it ends with a reply, so that all of it is recorded
+            break  # it ends with a reply, so that the whole text is recorded
         at.used += rules.count(observation) if rules.count is not None else 0
         if rules.tidy is not None:
             transcript = conversation.transcript

@@ -5,11 +5,12 @@
     logits = model(packed.input_ids, packed.position_ids, mask=packed.dense_mask())
     loss = -(packed.weights(advantages) * packed.logprobs_of(logits)).sum()
 
-A token sees the tokens of its own branch that precede it, and no others: the same ones as in a sequence of its own, at the same
+A token sees only the tokens of its own branch that precede it: the same tokens as in a separate sequence, at the same
 positions. So loss and gradients are those of the branches one by one (`flat`), up to the order in which floats are added. For
-FlexAttention, `packed.mask_mod()` goes to `create_block_mask`; nodes stand depth first, so most blocks are empty or full.
+FlexAttention, pass `packed.mask_mod()` to `create_block_mask`; nodes are in depth-first order, so most blocks are empty or
+full.
 
-It is a reference, written to be read. It needs torch, and nothing else of ours.
+It is a reference, written to be read. It needs torch, and no other module of this project.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class PackedTree:
 
     Attributes:
         input_ids: the tokens.
-        position_ids: the place of each in its own branch.
-        before: the index of the token in front of each, from whose logits it is predicted; -1 where a branch begins.
+        position_ids: the place of each token in its own branch.
+        before: the index of the token before each, whose logits predict it; -1 where a branch begins.
         sampled: whether it was sampled. Only these are trained on.
-        rollout_logprobs: the engine's; 0.0 for context, and nan where the engine told none.
+        rollout_logprobs: the engine's; 0.0 for context, and nan where the engine gave none.
         tin, tout: those of its node.
         leaves: (leaves, T): which tokens are in the branch of each leaf. Leaves are those of all trees, in order.
-        flat_tokens: how many tokens the branches have one by one.
+        flat_tokens: the number of tokens of the branches one by one.
     """
 
     input_ids: torch.Tensor
@@ -69,7 +70,7 @@ class PackedTree:
         return self.mask_mod()(None, None, places[:, None], places[None, :])
 
     def logprobs_of(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logprob of each token under `logits` of shape (T, vocabulary); 0.0 where nothing is in front of it."""
+        """Return the logprob of each token under `logits` of shape (T, vocabulary); 0.0 if no token precedes it."""
         found = torch.log_softmax(logits, -1)[self.before.clamp(min=0), self.input_ids]
         return torch.where(self.before >= 0, found, torch.zeros_like(found))
 
@@ -78,7 +79,7 @@ class PackedTree:
 
         Args:
             of_leaves: the advantage, or another weight, of each leaf.
-            shared: a turn of several branches gets the weight of the first of them (`once`), or the sum of all (`every`). Of a
+            shared: a turn of several branches gets the weight of the first of them (`once`), or the sum of all (`every`). For a
                 loss that is not linear in the advantage, as with clipping, the sum is not that of the branches: use `once`.
         """
         given = torch.tensor(list(of_leaves), dtype=self.rollout_logprobs.dtype, device=self.input_ids.device)
@@ -90,7 +91,7 @@ class PackedTree:
 
 
 def pack(trees: Sequence[Mapping[str, Any]], device: Any = None, dtype: Any = torch.float32) -> PackedTree:
-    """Pack trees, as `finalize` with `"format": "tree"` gives them, one behind the other. No tree sees another."""
+    """Pack trees, as `finalize` with `"format": "tree"` gives them, one after the other. No tree sees another."""
     ids: list[int] = []
     columns: dict[str, list[Any]] = {name: [] for name in ("position", "before", "sampled", "logprob", "tin", "tout")}
     member: list[list[tuple[int, int]]] = []

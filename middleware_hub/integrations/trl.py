@@ -30,7 +30,7 @@ require("trl", ["trl.trainer.grpo_trainer:RolloutFunc", "trl.trainer.grpo_traine
 logger = logging.getLogger(__name__)
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
-"""What TRL calls: prompts and the trainer in, lists with an entry for each prompt out."""
+"""The function that TRL calls: it takes prompts and the trainer, and returns lists with an entry for each prompt."""
 
 
 def text_rollout(
@@ -46,7 +46,7 @@ def text_rollout(
     Args:
         router: its address; several, separated by commas, if they share a store.
         act: your environment, `act(turn, fields)`. `fields["prompt"]` is the prompt; what it adds there reaches the reward
-            functions under its name. Without it a rollout is one turn.
+            functions under its name. Without `act` a rollout is one turn.
         weights: a folder that the engines see under the same name; see `Weights`.
         max_turns: turns of the model.
         sampling: further `sampling_params`, as SGLang knows them.
@@ -75,7 +75,7 @@ def agent_rollout(
         weights: a folder that the engines see under the same name; see `Weights`.
         sampling: further `sampling_params`, as SGLang knows them.
 
-    TRL takes one sequence of a rollout. That is the branch of the last reply; `branches_left_out` counts the others.
+    TRL takes one sequence of a rollout: the branch of the last reply; `branches_left_out` counts the others.
     """
 
     async def one(client: AsyncClient, trainer: Any, fields: dict[str, Any]) -> Trajectory:
@@ -101,10 +101,10 @@ def agent_rollout(
 
 
 class Weights:
-    """Gives the engines the trainer's weights, in front of the first rollouts of each step, as version `global_step`.
+    """Gives the engines the trainer's weights, before the first rollouts of each step, as version `global_step`.
 
-    With a folder, the weights are saved there, every worker loads them through the router, and the files of the step before
-    are removed. Without one somebody else does it: with `use_vllm` that is TRL, and then only the version is set.
+    With a folder, the weights are saved there, every worker loads them through the router, and the files of the previous step
+    are removed. Without a folder another program loads the weights (TRL with `use_vllm`), and only the version is set.
     """
 
     def __init__(self, folder: str | Path | None) -> None:
@@ -112,7 +112,7 @@ class Weights:
         self.step: int | None = None
 
     def publish(self, trainer: Any, run: Callable[..., Any]) -> None:
-        """Do so if the trainer has taken a step. `run(path, body)` calls all workers."""
+        """Update the weights if the trainer has taken a step. `run(path, body)` calls all workers."""
         step = trainer.state.global_step
         if step == self.step:
             return
@@ -141,7 +141,7 @@ One = Callable[[AsyncClient, Any, dict[str, Any]], Awaitable[Trajectory]]
 
 def _function(router: str, one: One, weights: Weights) -> RolloutFunc:
     def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        # TRL calls it without an event loop; a notebook has one that runs. So it gets a thread.
+        # TRL calls it without an event loop, but a notebook has a running one. So it gets a thread.
         with ThreadPoolExecutor(1, "tito-rollout") as thread:
 
             def run(path: str, body: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ async def _call_workers(router: str, path: str, body: Mapping[str, Any]) -> None
 async def _rollouts(
     router: str, one: One, prompts: Sequence[Any], trainer: Any
 ) -> list[tuple[Trajectory, dict[str, Any]]]:
-    """Run a rollout for each prompt, all at once. TRL has repeated a prompt that is to have several."""
+    """Run a rollout for each prompt, all at once. TRL repeats a prompt that needs several rollouts."""
     namespace = None if trainer.model.training else EVALUATION
     async with AsyncClient(router.split(","), namespace=namespace, retries=PATIENT) as client:
 
@@ -173,7 +173,7 @@ async def _rollouts(
 
 
 def _batch(trainer: Any, rollouts: Sequence[tuple[Trajectory, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the lists that TRL wants. Raises NotUsableError if nothing may be trained on: TRL would divide by nought."""
+    """Return the lists that TRL wants. Raises NotUsableError if nothing may be trained on: TRL would divide by zero."""
     made = [response_of(found) for found, _ in rollouts]
     usable = [one.usable for one in made]
     if trainer.model.training and not any(_everywhere(trainer, usable)):
@@ -212,7 +212,7 @@ def _everywhere(trainer: Any, values: list[bool]) -> list[bool]:
 
 
 def _sampling(trainer: Any, more: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the trainer's settings in SGLang's words, and what was asked for beside them."""
+    """Return the trainer's settings in SGLang's terms, with the further parameters."""
     args = trainer.args
     params = {
         "temperature": args.temperature,

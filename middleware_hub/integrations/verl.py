@@ -1,4 +1,4 @@
-"""verl: agent loops that talk text, or run an agent in a session. docs/trainers.md shows how they are set up.
+"""verl: agent loops whose rollouts are text, or agents in sessions. docs/trainers.md shows how they are set up.
 
 - name: text_agent
   _target_: middleware_hub.integrations.verl.TextAgentLoop
@@ -57,11 +57,11 @@ class RouterLoop(AgentLoopBase):
 
     Args:
         router: its address; several, separated by commas, if they share a store.
-        inexact: `mask` gives a sequence that must not be trained on mask 0; `raise` fails its rollout.
+        inexact: `mask` gives mask 0 to a sequence that must not be trained on; `raise` fails its rollout.
         moe: layers, and experts of each token, of a model whose routing is replayed.
         ray_workers: whether the SGLang servers that verl started are registered at the router, by verl's names for them.
         groups: the run's name, if trainers elsewhere claim the samples from the router: they are called NAME/UID. Without it
-            the router is told of no groups, because one that nobody claims stays in its memory.
+            the router is told of no groups, because an unclaimed group stays in its memory.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RouterLoop(AgentLoopBase):
         if not made.usable and self.inexact == "raise":
             raise not_usable("the sequence must not be trained on", made.reasons)
         prompt, limit = self.rollout_config.prompt_length, self.rollout_config.response_length
-        start = max(0, made.start - prompt)  # verl cuts long prompts at their beginning, too
+        start = max(0, made.start - prompt)  # verl also cuts long prompts at their beginning
         experts = made.experts
         oldest, newest = self._steps(made, fields)
         return AgentLoopOutput(
@@ -139,10 +139,10 @@ class RouterLoop(AgentLoopBase):
         )
 
     def _steps(self, made: Response, fields: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the global steps of the oldest and the newest weights that a sequence was sampled under.
+        """Return the global steps of the oldest and the newest weights of a sequence's sampled tokens.
 
-        Replies say them if the engines know them (`POST /update_weight_version` after each update). If they do not, the step of
-        the batch says them, as long as the trainer waits for its rollouts. Raises RuntimeError if nobody knows.
+        Replies have them if the engines know them (`POST /update_weight_version` after each update). Otherwise the step of the
+        batch gives them, if the trainer waits for its rollouts. Raises RuntimeError if they are unknown.
         """
         said = [int(version) for version in made.version_runs if version.isdecimal()]
         if said and len(said) == len(made.version_runs):
@@ -168,7 +168,7 @@ class TextAgentLoop(RouterLoop):
     Args:
         act: your environment, or its dotted path: `act(turn, fields)`, where `fields` are those of the dataset's row.
         max_turns: turns of the model.
-        tidy: what your history keeps of a turn, or its dotted path. The rollout then has several outputs.
+        tidy: returns what your history keeps of a turn; or its dotted path. The rollout then has several outputs.
     """
 
     def __init__(self, *args: Any, act: Any, max_turns: int = 8, tidy: Any = None, **kwargs: Any) -> None:
@@ -207,7 +207,7 @@ class TextAgentLoop(RouterLoop):
             return self._output(found, at.turns, seconds, kwargs)
         whole = await conversation.cover(return_routed_experts=wanted)
         main, *others = [self._output(one, at.turns, seconds, kwargs) for one in whole]
-        return _several(self, [*others, main])  # verl takes the last one's reward for all
+        return _several(self, [*others, main])  # verl takes the reward of the last output for all
 
     def _count(self, text: str) -> int:
         return len(self.tokenizer.encode(text, add_special_tokens=False))
@@ -246,7 +246,7 @@ class SessionAgentLoop(RouterLoop):
             if group.id is not None and (reward := as_number((said or {}).get("reward"))) is not None:
                 await session.reward({"reward": reward})
             found = await session.finalize()
-            kept = group.id is not None  # for who claims it
+            kept = group.id is not None  # for the trainer that claims it
         finally:
             if not kept:
                 await session.delete()
@@ -264,7 +264,7 @@ class SessionAgentLoop(RouterLoop):
 
 
 def _several(loop: RouterLoop, outputs: list[AgentLoopOutput]) -> Any:
-    """Return all outputs, if this trainer takes a list: that of `trainer.use_v1` does."""
+    """Return all outputs, if this trainer takes a list: the trainer of `trainer.use_v1` does."""
     trainer = loop.config.get("trainer") or {}
     if trainer.get("use_v1", True):
         return outputs
@@ -283,7 +283,7 @@ _AGAIN = 30.0
 
 
 async def add_workers(client: AsyncClient) -> None:
-    """Register verl's SGLang servers; again is no error."""
+    """Register verl's SGLang servers; registering one again is no error."""
     import ray
 
     now = time.monotonic()
@@ -301,7 +301,7 @@ async def add_workers(client: AsyncClient) -> None:
 
 
 def _loaded(given: Any) -> Callable[..., Any]:
-    """Return a function, or what a dotted path names."""
+    """Return a function, or the function that a dotted path names."""
     if not isinstance(given, str):
         return given  # type: ignore[no-any-return] # whatever can be called
     module, _, name = given.replace(":", ".").rpartition(".")

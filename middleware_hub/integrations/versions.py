@@ -1,4 +1,4 @@
-"""Whether a trainer is one that a module here was made for. It is found out at import, not at the end of the first rollout."""
+"""Checks whether a trainer's version fits a module here: at import, not at the end of the first rollout."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SUPPORTED = {
 
 
 def require(trainer: str, names: Iterable[str], *, strict: bool = False) -> None:
-    """Check that a trainer is there in a version that fits.
+    """Check that a trainer is installed in a version that fits.
 
     Args:
         trainer: its name in `SUPPORTED`.
-        names: what is used of it, as `module:name`, `module:Class.attribute`; a field of a dataclass counts as an attribute.
-        strict: whether an earlier version is refused: one that has the names, and lacks something that has none.
+        names: the names used of it, as `module:name`, `module:Class.attribute`; a field of a dataclass counts as an attribute.
+        strict: whether to refuse an earlier version that has the names but lacks something without a name.
 
     Raises:
-        ImportError: it is not installed, or does not have one of the names. A version outside of the range with all of the
-            names is only warned of: trainers are often run from a checkout between two releases.
+        ImportError: it is not installed, or does not have one of the names. A version outside the range with all of the names
+            only causes a warning: trainers are often run from a checkout between two releases.
     """
     first, end = SUPPORTED[trainer]
     fits = f"{_text(first)} or later, before {_text(end)}"
@@ -57,7 +57,7 @@ def installed(trainer: str) -> str | None:
 
 
 def parsed(version: str) -> tuple[int, ...]:
-    """Return the numbers in front of a version."""
+    """Return the numbers at the beginning of a version."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(number) for number in found[0].split(".")) if found else ()
 

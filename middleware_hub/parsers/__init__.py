@@ -23,8 +23,8 @@ from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.parsers.think import Gemma4Think, Think
 from router.errors import BadRequestError
 
-# In the order of detection: a template gets the first parser whose tags it spells all, and some spell tags of another
-# format, too. Errors list the most common one first.
+# In the order of detection: a template gets the first parser all of whose tags it spells, and some templates also spell tags of
+# another format. Errors list the most common one first.
 _CALL_PARSERS: tuple[type[NamedCallParser], ...] = (Harmony, Gemma4, DeepSeek, Glm, QwenCoder, Hermes, Llama3, Plain)
 _REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (Gemma4Think, Think)
 _CHANNELS = ("<|channel|>analysis", "<|message|>")
@@ -44,13 +44,13 @@ REASONING_NAMES: Mapping[str, type[ReasoningParser] | None] = {
 
 
 class Calls(NamedTuple):
-    """How calls are parsed: by which class, and whether it is told the tools. Without any it finds no calls."""
+    """How calls are parsed: by which class, and whether it is given the tools. Without any it finds no calls."""
 
     parser: type[CallParser]
     finds: bool
 
     def of(self, tools: Sequence[Tool] | None) -> CallParser:
-        """Return a parser for one sampled text; `tools` is what the model was offered."""
+        """Return a parser for one sampled text; `tools`: those that the model was offered."""
         return self.parser((tools or ()) if self.finds else ())
 
 
@@ -62,7 +62,7 @@ def create(
     Args:
         calls: one of `NAMES`, or `pkg.mod:Class` of a `CallParser`.
         reasoning: one of `REASONING_NAMES`, or `pkg.mod:Class` of a `ReasoningParser`.
-        tools: what the model was offered. Without any there are no calls.
+        tools: those that the model was offered. Without any there are no calls.
         starts_inside: whether the prompt ends inside reasoning that it opened, see `ReasoningParser.is_open`.
 
     Raises:
@@ -73,7 +73,7 @@ def create(
 
 
 def calls_beside(calls: str, reasoning: str) -> Calls:
-    """Return how calls are parsed beside a reasoning parser. Raises BadRequestError, see `create`."""
+    """Return how calls are parsed next to a reasoning parser. Raises BadRequestError, see `create`."""
     if reasoning in ("harmony", "gpt-oss") and NAMES.get(calls) is not Harmony:
         # Channels have to be separated, although calls in them are not wanted.
         return Calls(Harmony, finds=False)

@@ -2,10 +2,10 @@
 
 Parsing never touches tokens; it only decides how a client sees a text whose ids are kept as they were sampled.
 
-*A call is yielded whole*, when its last character has arrived. What cannot be (the start of) a call any more is text,
-character for character, and goes out at once: only what may still become a call is held back, and white space before it.
+*A call is yielded whole*, when its last character has arrived. Text that can no longer be (the start of) a call is passed on at
+once, character for character: only what may still become a call is held back, with the white space before it.
 
-*How the text is cut into pieces does not matter*: joined, the result is that of one `feed` of all of it.
+*How the text is cut into pieces does not matter*: joined, the result is that of one `feed` of the whole text.
 
 *Each character is read once.* A malformed call is text up to the character that showed it, and reading goes on from there:
 a call inside a string or value of a broken one is not found, and nothing is quadratic.
@@ -13,8 +13,8 @@ a call inside a string or value of a broken one is not found, and nothing is qua
 *White space around calls* belongs to neither side: a client sends a turn back as content and calls, and a template puts its
 own white space between them. Text around a call that is only white space is dropped, and so are newlines directly before one.
 
-*Without tools there are no calls*: everything is text. With tools, a call of an unknown name is a call all the same: clients
-answer it with an error that the model can read.
+*Without tools there are no calls*: everything is text. With tools, a call of an unknown name is still a call: clients answer it
+with an error that the model can read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Sampled = Text | Reasoning | Call
 
 
 class SampledParser(Protocol):
-    """Separates one sampled text. A new one is made for each."""
+    """Separates one sampled text. Each text needs a new one."""
 
     def feed(self, text: str) -> list[Sampled]:
         """Return what is certain by now, in order."""
@@ -44,7 +44,7 @@ class CallParser(SampledParser, Protocol):
     """Separates calls from text.
 
     Attributes:
-        needs_special: it has to see special tokens, so the worker is asked with `skip_special_tokens: false`.
+        needs_special: whether it has to see special tokens, so that the worker is asked with `skip_special_tokens: false`.
     """
 
     needs_special: ClassVar[bool]
@@ -53,10 +53,10 @@ class CallParser(SampledParser, Protocol):
 
 
 class ReasoningParser(Protocol):
-    """Separates reasoning from the reply, in one sampled text. A new one is made for each.
+    """Separates reasoning from the reply, in one sampled text. Each text needs a new one.
 
     Attributes:
-        needs_special: as of `CallParser`.
+        needs_special: as for `CallParser`.
     """
 
     needs_special: ClassVar[bool]
@@ -72,7 +72,7 @@ class ReasoningParser(Protocol):
 
     @classmethod
     def last_opening(cls, text: str) -> int:
-        """Return where the last reasoning in a text begins, behind its tag; -1 if there is none. It may have ended since."""
+        """Return where the last reasoning in a text begins, after its tag; -1 if there is none. It may have ended since."""
         ...
 
     def feed(self, text: str) -> list[Text | Reasoning]:
@@ -88,7 +88,7 @@ class NamedCallParser(CallParser, Protocol):
     """A call parser that options can name and that templates select.
 
     Attributes:
-        names: as options take it: ours first, then SGLang's for `--tool-call-parser`.
+        names: as in options: ours first, then SGLang's for `--tool-call-parser`.
         template_tags: tags that a chat template spells if its model writes this format.
     """
 
@@ -97,7 +97,7 @@ class NamedCallParser(CallParser, Protocol):
 
 
 class NamedReasoningParser(ReasoningParser, Protocol):
-    """A reasoning parser that options can name and that templates select; attributes as of `NamedCallParser`."""
+    """A reasoning parser that options can name and that templates select; attributes as for `NamedCallParser`."""
 
     names: ClassVar[tuple[str, ...]]
     template_tags: ClassVar[tuple[str, ...]]

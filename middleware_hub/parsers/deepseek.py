@@ -1,4 +1,4 @@
-"""`deepseek`: DeepSeek V3, R1 and V3.1, which write a call in two ways.
+"""`deepseek`: DeepSeek V3, R1 and V3.1, which write calls in two ways.
 
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
 ```json
@@ -28,7 +28,7 @@ _WORD = re.compile(r"[^\s<>{}`\"]+")
 
 
 class DeepSeek(TaggedParser):
-    """Yields each call at its own end. The tags around all calls are dropped with it."""
+    """Yields each call at its own end. The tags around all calls are dropped with the call."""
 
     names: ClassVar[tuple[str, ...]] = ("deepseek", "deepseekv3", "deepseekv31")
     template_tags: ClassVar[tuple[str, ...]] = (_CALLS, *_SEPARATOR.tags)

@@ -30,7 +30,7 @@ _BARE = re.compile(r"[-+.\w]+")
 
 
 class Gemma4(TaggedParser):
-    """Translates arguments into JSON. `<tool_call|>` never stands inside a string."""
+    """Translates arguments into JSON. `<tool_call|>` never occurs inside a string."""
 
     names: ClassVar[tuple[str, ...]] = ("gemma4",)
     template_tags: ClassVar[tuple[str, ...]] = ("<|tool_call>call:", _QUOTE)
@@ -70,7 +70,7 @@ def _object(reader: Reader) -> Reading[str]:
                 first = True
                 continue
             spelled.append((yield from _string(reader)) if tag else (yield from _bare(reader)))
-        # Behind a value, or in something empty: close everything that ends here.
+        # After a value, or in something empty: close everything that ends here.
         while closers:
             if not closer:
                 yield from reader.white()

@@ -26,7 +26,7 @@ _VALUE_END = Tags("</arg_value>", _END)
 
 
 class Glm(TaggedParser):
-    """Reads a string as it is written, and any other value as JSON. `</tool_call>` never stands inside a value."""
+    """Reads a string as it is written, and any other value as JSON. `</tool_call>` never occurs inside a value."""
 
     names: ClassVar[tuple[str, ...]] = ("glm", "glm45", "glm47")
     template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "<arg_key>", "<arg_value>")

@@ -15,7 +15,7 @@ NEWLINES = "\r\n"
 
 
 class Pieces:
-    """What has been parsed, with the white space around calls removed. See `base` for the rule.
+    """The pieces that were parsed, without the white space around calls. See `base` for the rule.
 
     White space is held back as long as a call may follow it: all of it if there was no text since the last call or the
     beginning, otherwise only newlines.
@@ -70,7 +70,7 @@ class Pieces:
 
 
 class GrammarParser(ABC):
-    """Feeds a grammar with text as it arrives, and returns what the grammar made of it."""
+    """Feeds a grammar with text as it arrives, and returns the pieces that the grammar made."""
 
     needs_special: ClassVar[bool] = False
 
@@ -81,7 +81,7 @@ class GrammarParser(ABC):
 
     @abstractmethod
     def read(self) -> Reading[None]:
-        """Read all of `reader` into `pieces`: the grammar."""
+        """Read all of `reader` into `pieces`. This is the grammar."""
 
     def feed(self, text: str) -> list[Sampled]:
         self.reader.feed(text)
@@ -95,7 +95,7 @@ class GrammarParser(ABC):
         return self.pieces.take()
 
     def text_before(self, tags: Tags) -> Reading[str]:
-        """Take all before one of these tags as text. Return the tag, which is read and begins `taken`; empty at the end."""
+        """Take as text what precedes one of these tags. Return the tag, which is read and begins `taken`; empty at the end."""
         reader = self.reader
         while True:
             before, tag = reader.ahead(tags)
@@ -109,11 +109,11 @@ class GrammarParser(ABC):
 
 
 class TaggedParser(GrammarParser):
-    """Text, and calls that begin with a tag. What begins like a call and is none is text as well."""
+    """Text, and calls that begin with a tag. Text that only begins like a call is text too."""
 
     opening: ClassVar[Tags]
     trailer: ClassVar[Tags | None] = None
-    """May stand once behind a call, and white space before it: both are dropped with the call."""
+    """May occur once after a call, with white space before it: both are dropped with the call."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -121,10 +121,10 @@ class TaggedParser(GrammarParser):
 
     @abstractmethod
     def call(self, opening: str) -> Reading[Call]:
-        """Return the call whose opening tag has been read. Raises Malformed if it is none."""
+        """Return the call whose opening tag has been read. Raises Malformed if it is not a call."""
 
     def next_opening(self) -> Reading[str]:
-        """Return the opening tag of the next possible call, and take all before it as text. Empty at the end."""
+        """Return the opening tag of the next possible call, and take everything before it as text. Empty at the end."""
         return (yield from self.text_before(self.opening))
 
     def read(self) -> Reading[None]:

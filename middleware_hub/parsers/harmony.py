@@ -41,7 +41,7 @@ _WORD = re.compile(r"[A-Za-z]+")
 
 
 class Harmony(GrammarParser):
-    """Yields reasoning, too.
+    """Yields reasoning too.
 
     The tags of a message that was understood are dropped. `<|call|>` is a stop token, which engines remove, so a call is also
     complete at the end of the text, if its JSON is.

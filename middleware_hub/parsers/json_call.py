@@ -16,14 +16,14 @@ _WHITE = r"[ \t\r\n]*+"
 _USUAL = re.compile(
     rf'{_WHITE}"name"{_WHITE}:{_WHITE}({STRING}){_WHITE},{_WHITE}"({"|".join(ARGUMENTS)})"{_WHITE}:{_WHITE}({FLAT_OBJECT}){_WHITE}\}}'
 )
-"""Most calls, behind their `{`, in one step: a name, and arguments that are a flat object."""
+"""Most calls, after their `{`, in one step: a name, and arguments that are a flat object."""
 
 
 def json_call(reader: Reader, *, strict: bool) -> Reading[Call]:
     """Return the call whose `{` has been read.
 
-    `strict` is for formats in which nothing but this object marks a call: it has to have an object of arguments and no
-    unknown keys. Otherwise arguments may be missing (there are none), null, or an object in a string.
+    `strict` is for formats in which nothing but this object marks a call: it must have an object of arguments and no unknown
+    keys. Otherwise arguments may be missing, null, or an object in a string.
     """
 
     def allowed(key: str, first: str) -> bool:

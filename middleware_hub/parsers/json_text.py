@@ -1,8 +1,8 @@
 """One JSON value in text that arrives in pieces: where it ends, or where it stops being one.
 
-Strict (RFC 8259): no NaN, no trailing comma, no raw newline in a string; a key may come twice. What no reader could use is
-refused too: nesting deeper than `DEEPEST`, numbers longer than `LONGEST_NUMBER`, and halves of surrogate pairs, which are
-no characters. The text of a value is kept as it stands, so nothing is rounded and no key lost.
+Strict (RFC 8259): no NaN, no trailing comma, no raw newline in a string; a key may come twice. Values that no reader could use
+are refused too: nesting deeper than `DEEPEST`, numbers longer than `LONGEST_NUMBER`, and halves of surrogate pairs, which are
+not characters. The text of a value is kept unchanged, so nothing is rounded and no key lost.
 
     expects         sees            then expects
     VALUE           a scalar        after()              after() is NEXT inside of something, else the value is done
@@ -41,8 +41,8 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_RUN = re.compile(r"[-+.0-9eE]*")
 _WORDS = ("true", "false", "null")
 
-# Most values, in one step: a string, or a flat object, without numeric escapes. Nothing is matched
-# that the scanner would refuse, or that could go on in text that is still to come.
+# Most values, in one step: a string, or a flat object, without numeric escapes. It matches nothing that the scanner would
+# refuse, or that could go on in later text.
 STRING = r'"[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+"'
 _SCALAR = rf"(?:{STRING}|(?:true|false|null|-?(?:0|[1-9][0-9]{{0,15}}+)(?:\.[0-9]{{1,20}}+)?)(?=[ \t\r\n,}}]))"
 _MEMBER = rf"{STRING}[ \t\r\n]*+:[ \t\r\n]*+{_SCALAR}[ \t\r\n]*+"
@@ -78,10 +78,10 @@ class JsonScanner:
         return f"JsonScanner({state}, depth={len(self._closers)}{', quoted' if self._quoted else ''})"
 
     def scan(self, text: str, at: int, *, ended: bool) -> int:
-        """Read on from `at` and return the end of what was read.
+        """Read on from `at` and return the end of the part that was read.
 
-        That is behind the value when `done`, at the fault when `bad`, else at the end of the text, or at the start of a
-        token that may be incomplete.
+        That is after the value when `done`, at the fault when `bad`, else at the end of the text, or at the start of a token
+        that may be incomplete.
         """
         while not (self.done or self.bad):
             before, quoted = at, self._quoted
@@ -168,7 +168,7 @@ class JsonScanner:
 
 
 def is_json(text: str) -> bool:
-    """Return whether all of it is one value, possibly surrounded by white space."""
+    """Return whether the whole text is one value, possibly surrounded by white space."""
     scanner = JsonScanner()
     end = scanner.scan(text, 0, ended=True)
     return scanner.done and not text[end:].strip(" \t\r\n")
@@ -193,7 +193,7 @@ def json_value(reader: Reader) -> Reading[str]:
 
 
 def json_members(reader: Reader, allowed: Callable[[str, str], bool]) -> Reading[dict[str, str]]:
-    """Return the members of the object whose `{` has been read: keys decoded, values as they stand.
+    """Return the members of the object whose `{` has been read: keys decoded, values unchanged.
 
     `allowed` says whether a key may have a value that begins with this character. If not, this raises Malformed at once.
     """

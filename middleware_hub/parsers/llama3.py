@@ -1,10 +1,10 @@
-"""`llama3`: Llama 3.1 and later, which write only a JSON object, or one behind a special token.
+"""`llama3`: Llama 3.1 and later, which write only a JSON object, or one after a special token.
 
     {"name": "get_weather", "parameters": {"city": "Oslo"}}
     <|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}; {"name": ...}
 
-An object without `<|python_tag|>` is a call only at the beginning, or behind another call: elsewhere a model shows what JSON
-looks like. Anything else behind the tag (Python, `brave_search.call(...)`) is text, with the tag.
+An object without `<|python_tag|>` is a call only at the beginning, or after another call: elsewhere a model shows what JSON
+looks like. Anything else after the tag (Python, `brave_search.call(...)`) is text, with the tag.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _VALUE_END = Tags("</parameter>", *_END.tags)
 
 
 class QwenCoder(TaggedParser):
-    """Strips one newline from each side of a value. `</tool_call>` never stands inside a value."""
+    """Strips one newline from each side of a value. `</tool_call>` never occurs inside a value."""
 
     names: ClassVar[tuple[str, ...]] = ("qwen-coder", "qwen3_coder")
     template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=", "<parameter=")

@@ -1,7 +1,7 @@
 """Text that arrives in pieces, and grammars that wait at its end.
 
 A grammar is a generator. It reads with the methods here, and stops at a `yield` where the text so far is not enough to
-decide; it is resumed when there is more. What it cannot accept it leaves unread, and raises `Malformed`:
+decide; it is resumed when there is more. It leaves unread what it cannot accept, and raises `Malformed`:
 
     read, kept in `taken()`         unread: at most the start of a token, when a grammar waits
     <tool_call>{"name": "f", "argum|ents
@@ -25,7 +25,7 @@ _WHITE = re.compile(r"[ \t\r\n]*")
 
 
 class Malformed(Exception):
-    """What has been read is not what the grammar describes, or not all of it."""
+    """The text that was read does not match the grammar, or only a part of it does."""
 
 
 class Tags:
@@ -33,7 +33,7 @@ class Tags:
 
     def __init__(self, *tags: str) -> None:
         self.tags = tags
-        # One search finds what comes first: a whole tag, or the beginning of one at the very end of the text.
+        # One search finds what comes first: a whole tag, or the beginning of a tag at the end of the text.
         begun = "|".join(_beginning(tag) for tag in tags if len(tag) > 1)
         whole = "|".join(map(re.escape, tags))
         self.pattern = re.compile(rf"({whole})" + (rf"|(?:{begun})\Z" if begun else ""))
@@ -44,7 +44,7 @@ class Tags:
     def search(self, text: str, at: int) -> re.Match[str] | None:
         """Return what comes first from `at` on."""
         if len(self.tags) == 1:
-            # `find` passes over other text ten times as fast as a pattern. Where no tag is whole, one may begin at the end.
+            # `find` passes over other text ten times as fast as a pattern. If no tag is whole, one may begin at the end.
             (tag,) = self.tags
             place = text.find(tag, at)
             at = place if place >= 0 else max(at, len(text) - len(tag) + 1)
@@ -73,7 +73,7 @@ class Reader:
         return f"Reader(unread={self.text[self.at :]!r}, ended={self.ended})"
 
     def feed(self, text: str) -> None:
-        """Add text. What was read leaves the window, so that a long call is not copied for every piece."""
+        """Add text. The part that was read leaves the window, so that a long call is not copied for every piece."""
         if self._begin < self.at:
             self._kept.append(self.text[self._begin : self.at])
         self.text = self.text[self.at :] + text
@@ -88,7 +88,7 @@ class Reader:
         self._begin = self.at
 
     def taken(self) -> str:
-        """Return all that was read since `begin`."""
+        """Return everything that was read since `begin`."""
         return "".join(self._kept) + self.text[self._begin : self.at]
 
     def more(self) -> Reading[None]:
@@ -118,7 +118,7 @@ class Reader:
             yield
 
     def maybe(self, tags: Tags) -> Reading[str]:
-        """Read the tag that comes next. If none does, return an empty string and read nothing."""
+        """Read the next tag. If no tag comes next, return an empty string and read nothing."""
         while not (yield from self.at_end()):
             found = tags.pattern.match(self.text, self.at)
             if found is not None and found[1]:
@@ -130,7 +130,7 @@ class Reader:
         return ""
 
     def expect(self, tags: Tags) -> Reading[str]:
-        """Read the tag that comes next. If none does, raise Malformed and read nothing."""
+        """Read the next tag. If no tag comes next, raise Malformed and read nothing."""
         found = yield from self.maybe(tags)
         if not found:
             raise Malformed
@@ -149,7 +149,7 @@ class Reader:
         raise Malformed
 
     def ahead(self, tags: Tags) -> tuple[str, str]:
-        """Read what certainly precedes the next tag. Return it, and the tag, which is not read, if it is complete."""
+        """Read the text that certainly precedes the next tag. Return it, and the tag if it is complete; the tag is not read."""
         found = tags.search(self.text, self.at)
         tag = "" if found is None else found[1] or ""
         end = len(self.text) if found is None or (self.ended and not tag) else found.start()

@@ -17,7 +17,7 @@ class ReplyParser:
 
     @property
     def needs_special(self) -> bool:
-        """Return whether the worker is to be asked with `skip_special_tokens: false`."""
+        """Return whether to ask the worker with `skip_special_tokens: false`."""
         return self._calls.needs_special or self._reasoning.needs_special
 
     def feed(self, text: str) -> list[Sampled]:

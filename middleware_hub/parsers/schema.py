@@ -1,4 +1,4 @@
-"""Values that a format writes without their type: the tool's JSON schema has it."""
+"""Values that a format writes without their type, which the tool's JSON schema has."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Schemas:
     def spell(self, name: str, key: str, value: str) -> str:
         """Return the JSON text of an argument's value, whose own text is `value`.
 
-        A string stays as it is. JSON of another allowed type keeps its very characters; so does JSON of a wrong type, for the
-        client to complain about. Where the schema says nothing, valid JSON is JSON.
+        A string stays as it is. JSON of another allowed type keeps its exact characters; so does JSON of a wrong type, for the
+        client to complain about. If the schema says nothing, valid JSON is JSON.
         """
         types, stripped = self.types(name, key), value.strip(WHITE)
         if types == frozenset(("string",)):
@@ -87,7 +87,7 @@ def _at(value: object, key: str) -> object:
 def _types(schema: object, root: object, seen: set[int]) -> frozenset[str] | None:
     """Return the types that a schema plainly allows; None if any.
 
-    Each part is looked at once: alternatives that refer to each other add nothing the second time, and cost nothing.
+    Each part is read once: alternatives that refer to each other add nothing the second time, and cost nothing.
     """
     if not isinstance(schema, Mapping) or len(seen) > _MOST_PARTS:
         return None
@@ -131,7 +131,7 @@ def _union(branches: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
 
 
 def _resolve(reference: str, root: object) -> object:
-    """Return the target of `#/$defs/City` within the same schema; None if it is not there."""
+    """Return the target of `#/$defs/City` within the same schema; None if it is missing."""
     found = root if reference.startswith("#") else None
     for part in reference[1:].split("/")[1:]:
         found = _at(found, part.replace("~1", "/").replace("~0", "~"))

@@ -7,7 +7,7 @@
     It rains in Oslo.
 
 Most templates write `<think>` themselves, at the end of the prompt; then the sampled text starts inside. Newlines directly
-around the tags belong to neither side. Without an end tag all of it is reasoning. A tag anywhere else is text.
+around the tags belong to neither side. Without an end tag the whole text is reasoning. A tag anywhere else is text.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Think:
             waiting.append(before[len(body) :])
             if tag:
                 yield from reader.expect(self.end)
-                # White space that is no newline is reasoning, although nothing followed it.
+                # White space other than newlines is reasoning, although nothing followed it.
                 self._say(Reasoning, "".join(waiting).rstrip(_NEWLINES))
                 return
             if reader.ended:

@@ -17,7 +17,7 @@ from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
 from router.errors import RouterError
 
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "abort": "abort"}
-"""`abort` is SGLang's word. Anthropic has none, and any of its own words would make half a reply look complete."""
+"""`abort` is SGLang's word. Anthropic has no such word, and any of its own words would make half a reply look complete."""
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -32,7 +32,7 @@ _ERRORS = {
 }
 
 _PROMPT_TOO_LONG = "prompt is too long: "
-"""The beginning of Anthropic's messages where OpenAI has the code `context_length_exceeded`: agents match it, and condense."""
+"""The beginning of Anthropic's message for OpenAI's code `context_length_exceeded`: agents match it, and condense."""
 
 _encode = msgspec.json.encode
 
@@ -74,7 +74,7 @@ class AnthropicStream:
         """The type of the block that is being written."""
 
     def begin(self, prompt_tokens: int) -> bytes:
-        """Return `message_start`. Its numbers are replaced at the end, when it is known how much of the prompt was cached."""
+        """Return `message_start`. Its numbers are replaced at the end, when the number of cached tokens is known."""
         message = _message(self._head, _tokens(prompt_tokens, 0, 0))
         return _event("message_start", {"message": {**message, "stop_reason": None, "stop_sequence": None}})
 

@@ -53,7 +53,7 @@ _SYSTEM: Kind[str | list[Any]] = Kind(str | list[Any], "a string, or a list of b
 
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
-    """Read a body. Raises BadRequestError with `param`, the field it is about."""
+    """Read a body. Raises BadRequestError with `param`, the wrong field."""
     opened = open_body(body, memo)
     if isinstance(opened.rest, ChatRequest):
         request, read = opened.rest, each_message(opened, _message)
@@ -79,7 +79,7 @@ def parse_count(body: bytes) -> ChatRequest:
 
 
 def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRequest, list[Sequence[Message]]]:
-    """Read the fields, whose only message is the system prompt, and apart from them the listed messages."""
+    """Read the fields, whose only message is the system prompt, and separately the listed messages."""
     system = _system(fields.take("system", _SYSTEM))
     front: list[Message] = [{"role": "system", "content": system}] if system else []
     read = each_message(opened, _message)
@@ -122,9 +122,9 @@ def _message(place: str, wrote: dict[str, Any]) -> list[Message]:
 
 
 def _system(wrote: str | list[Any] | None) -> str | None:
-    """Return the system prompt, its blocks one per line, as SGLang has it.
+    """Return the system prompt, with one line for each block, like SGLang.
 
-    Claude Code's billing header is removed: it differs with every request, so every turn would start a conversation of its own.
+    Claude Code's billing header is removed: it differs with every request, so every turn would start a new conversation.
     """
     if isinstance(wrote, str):
         return wrote.partition("\n")[2] if wrote.startswith(_BILLING) else wrote
@@ -135,7 +135,7 @@ def _system(wrote: str | list[Any] | None) -> str | None:
 
 
 def _user(place: str, content: Any) -> list[Message]:
-    """Return a user's message, preceded by messages of their own for the tool results in it."""
+    """Return a user's message, preceded by a separate message for each tool result in it."""
     place += ".content"
     if type(content) is str:
         return [{"role": "user", "content": content}]
@@ -215,7 +215,7 @@ def _tools(fields: Fields) -> list[Tool] | None:
 
 
 def _choice(fields: Fields, tools: list[Tool] | None) -> tuple[str, bool]:
-    """Return which tool has to be called, and whether several calls are allowed."""
+    """Return the tool choice, and whether several calls are allowed."""
     wanted = fields.take("tool_choice", OBJECT)
     if wanted is None:
         return checked_choice(AUTO, False, tools), True

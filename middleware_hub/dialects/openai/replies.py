@@ -1,6 +1,6 @@
 """Replies of OpenAI's `POST /v1/chat/completions`: `chat.completion`, and streams of `chat.completion.chunk`.
 
-Fields that OpenAI lacks stand in `meta_info` of a choice: `generation_id`, `weight_version`, and everything else a worker
+Fields that OpenAI lacks are in `meta_info` of a choice: `generation_id`, `weight_version`, and everything else a worker
 reported (`routed_experts`, ...). SDKs keep fields that they do not know.
 """
 
@@ -78,7 +78,7 @@ class OpenAIStream:
         return self._chunk(index, delta, logprobs)
 
     def finish(self, index: int, answer: Answer) -> bytes:
-        """Return the finish reason, and the logprobs of tokens behind the last piece: a hidden tail has no text of its own."""
+        """Return the finish reason, and the logprobs of tokens after the last piece: a hidden tail has no text of its own."""
         behind = None if answer.logprobs is None else answer.logprobs[self._shown[index] :]
         return self._chunk(index, {}, behind or None, **ending(answer))
 
@@ -132,7 +132,7 @@ def _choice(index: int, answer: Answer) -> dict[str, Any]:
 
 def ending(answer: Answer) -> dict[str, Any]:
     """Return how a choice ends, and the fields that the dialect lacks."""
-    # `abort` is SGLang's word. OpenAI has none, and any of its own words would make half a reply look complete.
+    # `abort` is SGLang's word. OpenAI has no such word, and any of its own words would make half a reply look complete.
     return {
         "finish_reason": answer.finish,
         "matched_stop": answer.matched,
@@ -146,7 +146,7 @@ def usage(answers: Sequence[Answer], firsts: Sequence[Answer]) -> dict[str, Any]
     A prompt counts once, however many samples it has, with the cached tokens that its first sample found.
 
     Args:
-        answers: all of them.
+        answers: all answers.
         firsts: the first sample of each prompt.
     """
     prompt = cached = completion = reasoning = 0

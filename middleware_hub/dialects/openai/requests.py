@@ -58,7 +58,7 @@ _CHOICE: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a string, or a
 
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
-    """Read a body. Raises BadRequestError with `param`, the field it is about."""
+    """Read a body. Raises BadRequestError with `param`, the wrong field."""
     opened = open_body(body, memo)
     read = each_message(opened, _message)
     request = _read(opened.rest) if isinstance(opened.rest, Fields) else opened.rest
@@ -67,7 +67,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
 
 
 def _read(fields: Fields) -> ChatRequest:
-    """Read everything but the messages. `continue_final` is what the field of that name says."""
+    """Read everything except the messages. `continue_final` is the value of the field of that name."""
     tools = _tools(fields)
     sampling = read_sampling(fields)
     older = fields.take_within("max_tokens", 1, LARGEST)
@@ -100,7 +100,7 @@ def _read(fields: Fields) -> ChatRequest:
 
 
 def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
-    """Return one message. Its own keys are taken out of `wrote`, and the others kept."""
+    """Return one message. Its known keys are taken out of `wrote`, and the others kept."""
     role = wrote.pop("role", None)
     if role == "assistant":
         message = _assistant(place, wrote)
@@ -191,7 +191,7 @@ def _choice(fields: Fields, tools: list[Tool] | None) -> str:
 
 
 def _continues(request: ChatRequest, last: Message, wrote: Raw) -> bool:
-    """Return whether the last message is to be continued. Raises BadRequestError if it cannot be."""
+    """Return whether the last message is to be continued. Raises BadRequestError if that is impossible."""
     asked = request.continue_final
     if not asked and last["role"] == "assistant":
         text = bytes(wrote)  # with `prefix`, which is DeepSeek's name for the beginning of a reply

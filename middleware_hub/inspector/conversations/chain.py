@@ -1,7 +1,7 @@
 """A chain as the inspector reads it: windows of its tokens, found by their offsets.
 
-Spans never change, so a chain is what it was when it was taken, whatever is evicted meanwhile. It holds pointers only; a window
-costs what is in it, wherever it lies.
+Spans never change, so a chain stays as it was when it was taken, whatever is evicted meanwhile. It holds only pointers; the
+cost of a window depends on its size, not on its place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from middleware_hub.spans.chain import ID_BYTES, TokenSpan, reasons_of, unpack_l
 from middleware_hub.spans.trajectory import Turn, version_runs
 
 LOOK_BACK = 64
-"""Tokens in front of a window that are read to know whether it begins inside a character."""
+"""Tokens before a window that are read to know whether the window begins inside a character."""
 
 
 class Pieces(Protocol):
@@ -49,7 +49,7 @@ class Chain:
 
     Args:
         links: its spans, first one first, each with the number of its tokens in the chain.
-        roles: of contexts, where the messages are known.
+        roles: those of contexts, if the messages are known.
     """
 
     def __init__(self, links: Sequence[tuple[TokenSpan, int]], roles: Mapping[TokenSpan, str] | None = None) -> None:
@@ -101,7 +101,7 @@ class Chain:
 
     @cached_property
     def reasons(self) -> list[str]:
-        """Why it is not exact, or not in every way, as a retrieval of its whole text says."""
+        """Why it is not exact, or not in every way, as in a retrieval of its whole text."""
         found = reasons_of(self._flags)
         if any(part.span.sampled and part.span.logprobs is None for part in self.parts):
             found.append("no_logprobs")
@@ -135,14 +135,14 @@ class Chain:
         return np.concatenate(found) if found else np.zeros(0)
 
     def mean_logprob(self, start: int) -> float | None:
-        """Return the mean logprob of the reply that begins at a token; None if it came without."""
+        """Return the mean logprob of the reply that begins at a token; None if it has no logprobs."""
         part = self.parts[bisect_left(self._starts, start)]
         if part.span.logprobs is None:
             return None
         return float(_logprobs(part.span)[: part.end - part.start].astype(np.float64).mean())
 
     def window(self, start: int, end: int, vocabulary: Pieces) -> dict[str, Any]:
-        """Return what is known of each token of a window, one entry for each."""
+        """Return what is known of each token of a window, with one entry for each."""
         size = end - start
         logprobs: list[float | None] = [None] * size
         versions, turns = [-1] * size, [-1] * size
@@ -181,7 +181,7 @@ class Chain:
         return [turn["start"] for turn in self.turns]
 
     def _texts(self, start: int, end: int, vocabulary: Pieces) -> tuple[list[str], dict[str, str]]:
-        """Return what each token adds to the text, and the bytes of those that are no whole characters, by offset."""
+        """Return what each token adds to the text, and the bytes of tokens that are not whole characters, by offset."""
         before = max(0, start - LOOK_BACK)
         pieces = vocabulary.pieces(self.ids(before, end))
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -199,7 +199,7 @@ class Chain:
 
 
 def _resume(pieces: Sequence[bytes], lead: int) -> int:
-    """Return from where to decode so that the state at `lead` is known: no character has more than four bytes."""
+    """Return where to start decoding so that the state at `lead` is known: no character has more than four bytes."""
     size, at = 0, lead
     while at and size < 4:
         at -= 1
@@ -230,7 +230,7 @@ def versions_in(part: Part) -> Iterator[tuple[str, int, int]]:
 def matches(
     chain: Chain, vocabulary: Pieces, needle: str | Sequence[int], first: int, most: int
 ) -> tuple[list[dict[str, int]], bool]:
-    """Return where a text, or a sequence of ids, stands in a chain from token `first` on, and whether there is more.
+    """Return where a text, or a sequence of ids, occurs in a chain from token `first` on, and whether there is more.
 
     At most `most` places are returned.
     """

@@ -1,4 +1,4 @@
-"""What the inspector knows of any conversation, whether it is text or a session."""
+"""What the inspector knows of any conversation, text or session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BRANCHES = 1_000
 MOST_NODES = 5_000
 """Nodes of one tree that are listed."""
 BRANCHES_OF_NODE = 16
-"""Branches that are named at each node they run through."""
+"""Branches that are named at each node through which they run."""
 TITLE = 160
 PREVIEW = 80
 
@@ -29,7 +29,7 @@ class Branch:
         id: names it within its conversation.
         span: its last span.
         time: when it ended, in seconds since 1970.
-        roles: of its contexts, where the messages are known.
+        roles: those of its contexts, if the messages are known.
         more: reasons besides those of its spans.
     """
 
@@ -42,7 +42,7 @@ class Branch:
     roles: Mapping[TokenSpan, str] = field(default_factory=dict)
 
     def chain(self) -> Chain:
-        """Take its spans. What is evicted later is still in them. Raises NotFoundError if it was evicted before."""
+        """Take its spans, which then survive an eviction. Raises NotFoundError if it was evicted before."""
         found = list(links(self.span, self.span.count))
         found.reverse()
         if found[0][0].offset:
@@ -75,17 +75,17 @@ class Conversation(Protocol):
 
     @property
     def opened(self) -> Callable[[], Opened] | None:
-        """Reads it for as long as it is looked at; None where its branches are in memory."""
+        """Reads it for as long as it is inspected; None if its branches are in memory."""
         ...
 
     @property
     def id(self) -> str:
-        """What it is called in paths."""
+        """Its name in paths."""
         ...
 
     @property
     def updated(self) -> int:
-        """When something was last recorded in it, in nanoseconds since 1970."""
+        """The time of its last record, in nanoseconds since 1970."""
         ...
 
     def summary(self) -> dict[str, Any]:
@@ -109,25 +109,25 @@ class Conversation(Protocol):
         ...
 
     def texts(self) -> Iterator[str] | None:
-        """Yield the whole texts of its branches; None where only the tokens spell them."""
+        """Yield the whole texts of its branches; None if only the tokens spell them."""
         ...
 
     def nodes(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the nodes of its tree, parents before children, and whether some were left out.
 
-        The `preview` of each is a function that makes it: many are made in steps.
+        The `preview` of each is a function that makes it, so that many can be made in steps.
         """
         ...
 
 
 Opened = AbstractAsyncContextManager[Conversation | None]
-"""A conversation that is read for a look at it; None if it has ended. Raises RouterError."""
+"""Reads a conversation for an inspection; None if it has ended. Raises RouterError."""
 
 
 def name_branches(nodes: Mapping[str, dict[str, Any]], ends: Sequence[tuple[str, str]]) -> None:
-    """Add to each node the branches that run through it, some of them where there are many.
+    """Add to each node the branches that run through it, or some of them if there are many.
 
-    `ends` are branches, each with the node that it ends at.
+    `ends` are branches, each with the node where it ends.
     """
     for branch, at in ends:
         node = nodes.get(at)

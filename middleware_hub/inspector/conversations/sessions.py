@@ -184,7 +184,7 @@ def _message_node(name: str, node: MessageNode, above: str | None) -> dict[str, 
 
 
 def _content(message: bytes) -> str:
-    """Return the text of a message; of a call of tools their names and arguments."""
+    """Return the text of a message; for tool calls, their names and arguments."""
     fields = msgspec.json.decode(message) if message else {}
     content = fields.get("content")
     if isinstance(content, list):
@@ -204,7 +204,7 @@ def _word(value: Any) -> str | None:
 
 
 def reward_of(info: dict[str, Any]) -> float | None:
-    """Return the number in a reward: under the usual names, or the only number there is."""
+    """Return the number in a reward: under the usual names, or the only number in it."""
     numbers = {name: float(one) for name, one in info.items() if isinstance(one, int | float)}
     for name in ("reward", "score", "value"):
         if name in numbers:

@@ -1,4 +1,4 @@
-"""Groups and rewards as the ledgers have them, those that other routers wrote down included."""
+"""Groups and rewards as the ledgers have them, including those that other routers wrote down."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ledgers(Protocol):
     """Has the groups; `trajectories.groups.Groups` is one."""
 
     def standing(self, namespace: Namespace, request_id: str) -> tuple[str, float | None] | None:
-        """Return the group of a reply, and its reward, as far as they are known here; None if it is in no group."""
+        """Return the group of a reply, and its reward, if known here; None if it is in no group."""
         ...
 
     async def read_on(self, tenant: str, namespaces: Iterable[str]) -> None:
@@ -32,7 +32,7 @@ class Ledgers(Protocol):
 
 
 class Standings:
-    """Reads the ledgers of a tenant on, one time after the other.
+    """Reads the new events of a tenant's ledgers, one ledger after the other.
 
     Args:
         known: returns the namespaces of the texts that are remembered.
@@ -56,6 +56,6 @@ class Standings:
         try:
             await self._ledgers.read_on(tenant, names[:MOST_NAMESPACES])
         except RouterError:
-            pass  # the store is away, and says so elsewhere: what is known stays
+            pass  # the store is away, which is reported elsewhere: what is known stays
         finally:
             del self._reading[tenant]

@@ -1,7 +1,7 @@
 """Sessions that only the store has, as they were when they were last read.
 
-A store lists its sessions by name, and says nothing else of them. So each is read once, in the background, and again when its
-log has grown. Of texts a store can say no more than what it is asked for: it finds them by their beginning, or by a reply's id.
+A store lists only the names of its sessions. So each session is read once, in the background, and again when its log has grown.
+A store cannot list texts: it finds them only by their beginning, or by a reply's id.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Registry(Protocol):
     """Has the sessions; `SessionRegistry` is one.
 
     Attributes:
-        archive: finds those in the store; None without one.
-        tokens: of all sessions in memory.
+        archive: finds the sessions in the store; None without a store.
+        tokens: those of all sessions in memory.
     """
 
     archive: Any  # a `SessionArchive`, or None
@@ -108,7 +108,7 @@ class StoredSessions:
         self._surveys: dict[str, _Survey] = {}
 
     async def of(self, tenant: str) -> tuple[list[StoredSession], bool]:
-        """Return what is known by now, without what is in memory, and whether there is more."""
+        """Return what is known by now, without the sessions in memory, and whether there is more."""
         if self._registry.archive is None:
             return [], False
         survey = self._surveys.pop(tenant, None) or _Survey()
@@ -167,5 +167,5 @@ class StoredSessions:
             yield None if session is None else self._describe(session)
         finally:
             if session is not None and held is None and registry.find(tenant, name) is not session:
-                registry.tokens -= session.tokens  # counted when it was read
+                registry.tokens -= session.tokens  # they were counted when it was read
                 await session.abort()

@@ -1,8 +1,8 @@
-"""A conversation of the radix tree: what continues one first sampled reply, counted as replies come and go.
+"""A conversation of the radix tree: everything that continues one first sampled reply, counted as replies come and go.
 
-There may be as many as there are replies, so each has few objects that Python's garbage collector walks: slots, and plain
-dictionaries of spans and numbers, which it leaves out. With objects of the usual kind, the first look at 50,000 conversations
-stopped the event loop for a tenth of a second and more.
+There may be as many as there are replies, so each has few objects that Python's garbage collector walks: it has slots, and
+plain dictionaries of spans and numbers, which the collector skips. With objects of the usual kind, the first look at 50,000
+conversations stopped the event loop for a tenth of a second and more.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from middleware_hub.spans.chain import (
 )
 
 MOST_REWARDED = 16
-"""Ends of a conversation that are looked at for its reward, the newest first."""
+"""Ends of a conversation that are checked for its reward, the newest first."""
 
 Spell = Callable[[Sequence[int]], str]
 Standing = Callable[[Namespace, str], tuple[str, float | None] | None]
-"""Returns the group that a reply was entered in, and its reward; None if it is in no group."""
+"""Returns the group in which a reply was entered, and its reward; None if it is in no group."""
 
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -61,8 +61,8 @@ class _Reply(msgspec.Struct, frozen=True, gc=False):
     """A reply in a conversation.
 
     Attributes:
-        contexts: those in front of it, the last one first.
-        before: the reply that it goes on from.
+        contexts: those before it, the last one first.
+        before: the reply that it continues.
         whole: whether all of that reply that the client saw is in its chain.
     """
 
@@ -88,7 +88,7 @@ def _reasons(span: TokenSpan) -> Iterator[str]:
 
 
 class TextConversation:
-    """See the top of this file. `name` is that of its first reply, or the reply's place in the order of recording."""
+    """See the top of this file. `name` is the name of its first reply, or that reply's place in the order of recording."""
 
     opened = None
     __slots__ = (
@@ -211,7 +211,7 @@ class TextConversation:
 
     @property
     def group(self) -> str:
-        """The group that its client named, or else what all samples of one prompt have in common."""
+        """The group that its client named, or else a group for all samples of one prompt."""
         named = next(map(self._entered, self._replies), None)
         if named is not None:
             return named[0]
@@ -226,7 +226,7 @@ class TextConversation:
 
     def _newest_reward(self) -> float | None:
         if next(map(self._entered, self._replies), None) is None:
-            return None  # in no group, so nobody could reward it
+            return None  # in no group, so no client could reward it
         rewards = map(self._reward, self.leaves()[:MOST_REWARDED])
         return next((one for one in rewards if one is not None), None)
 
@@ -238,7 +238,7 @@ class TextConversation:
         return (reply.generation for reply in self._replies.values())
 
     def leaves(self) -> list[Generation]:
-        """Return the replies that nothing goes on from, newest first."""
+        """Return the replies that no other reply continues, newest first."""
         found = [reply.generation for span, reply in self._replies.items() if span not in self._continued]
         return sorted(found, key=lambda one: one.serial, reverse=True)
 
@@ -255,7 +255,7 @@ class TextConversation:
         return Branch(name, generation.span, generation.serial / 1e9, name, self._reward(generation))
 
     def _names(self) -> dict[TokenSpan, str]:
-        """Return the names of all replies: the first one of each, with the place in the order where another has it already."""
+        """Return a name for each reply: its first name, with its place in the order if another reply has that name already."""
         if self._named is None:
             self._named, self._by_name = {}, {}
             for span, reply in self._replies.items():

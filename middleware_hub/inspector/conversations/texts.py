@@ -1,7 +1,7 @@
 """The conversations of the radix tree, newest last, for each tenant.
 
-The first look reads the tree, in steps. From then on the tree reports each reply that comes or goes, so a look costs only what
-is new. After `IDLE` seconds without a look nothing is kept.
+The first look reads the tree, in steps. From then on the tree reports each reply that comes or goes, so a later look reads only
+what is new. After `IDLE` seconds without a look nothing is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEP = 0.002
 MOST_WAITING = 1_000
 """Changes that wait for a look before they are taken in without one."""
 IDLE = 600.0
-"""Seconds without a look after which nothing is kept any more."""
+"""Seconds without a look after which nothing is kept."""
 
 
 class Shelf:
@@ -29,8 +29,8 @@ class Shelf:
 
     Attributes:
         order: `(updated, id)` of each, the newest last.
-        tokens: in all of them; what two have in common counts twice.
-        changes: grows with everything that comes or goes.
+        tokens: the number in all of them; tokens that two of them share count twice.
+        changes: grows with every reply that comes or goes.
     """
 
     def __init__(self, changes: int) -> None:
@@ -41,7 +41,7 @@ class Shelf:
         self.changes = changes
 
     def moved(self, conversation: TextConversation, before: int) -> None:
-        """Put a conversation where its last change belongs."""
+        """Move a conversation to the place of its last change."""
         if before:
             at = bisect_left(self.order, (before, conversation.id))
             del self.order[at]
@@ -49,7 +49,7 @@ class Shelf:
             insort(self.order, (conversation.updated, conversation.id))
 
     def newest_first(self, before: tuple[int, str] | None) -> Iterator[tuple[tuple[int, str], TextConversation]]:
-        """Yield the conversations behind a place in the order. What changes meanwhile is left out."""
+        """Yield the conversations after a place in the order. Those that change meanwhile are left out."""
         at = len(self.order) if before is None else bisect_left(self.order, before)
         while at:
             key = self.order[at - 1]
@@ -73,7 +73,7 @@ class Texts:
         self._waiting: list[Generation] = []
         self._reading: asyncio.Task[None] | None = None
         self._looked = 0.0
-        self._epoch = time.time_ns() // 1_000_000  # no number of an earlier process comes again
+        self._epoch = time.time_ns() // 1_000_000  # so that no number of an earlier process recurs
 
     async def shelf(self, tenant: str) -> Shelf:
         """Return the conversations of a tenant, as they are now."""
@@ -90,7 +90,7 @@ class Texts:
         return self._of.get(generation.span)
 
     def forget(self) -> None:
-        """Keep nothing, until the next look."""
+        """Drop everything until the next look."""
         self._forest.watcher = None
         if self._reading is not None:
             self._reading.cancel()
@@ -131,7 +131,7 @@ class Texts:
                 await asyncio.sleep(0)
 
     def _put(self, generation: Generation) -> None:
-        """Take in that a reply came, or went."""
+        """Note that a reply came or went."""
         span = generation.span
         there = span.owner is generation
         conversation = self._of.get(span)

@@ -1,1 +1,1 @@
-"""What is computed beside requests: drift, figures over all that is remembered, and files to take away."""
+"""Background work: drift, figures over everything that is remembered, and files to download."""

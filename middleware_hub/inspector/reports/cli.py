@@ -1,4 +1,4 @@
-"""`tito-router report`: the figures of all that a store has, as one page or as JSON."""
+"""`tito-router report`: the figures of everything in a store, as one page or as JSON."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 async def stored_report(store: Store, selection: Selection, tokenizer: Tokenizer | None) -> tuple[dict[str, Any], int]:
-    """Return the report of what a store has, and how many sequences could not be read. The store is open."""
+    """Return the report of an open store, and the number of sequences that could not be read."""
     clock = VersionClock()
     await VersionLog(store, clock, WorkerVersions()).read()
     tally = Tally(None if tokenizer is None else tokenizer.vocabulary, clock.distance)
@@ -136,7 +136,7 @@ def _moment(span: TokenSpan) -> float:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file, which has its name only once it is complete."""
+    """Write a file, which gets its name once it is complete."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The drift of one chain, as it was found: see `drifts`."""
+"""The drift of one chain, see `drifts`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from middleware_hub.inspector.conversations.chain import Chain
 
 
 class Drifted(NamedTuple):
-    """Tokens `start` to `end` of a chain would be `encoded` if their text were encoded again."""
+    """Tokens `start` to `end` of a chain become `encoded` if their text is encoded again."""
 
     start: int
     end: int
@@ -27,7 +27,7 @@ class Drift:
         counts = np.concatenate(([0], np.cumsum(mask)))
         self.sampled_tokens = chain.sampled
         self.found = [one for one in found if counts[one.end] > counts[one.start]]
-        """Only what concerns a sampled token."""
+        """Only the differences that affect a sampled token."""
         self.drifted_tokens = int(sum(counts[one.end] - counts[one.start] for one in self.found))
         self._ends = [one.end for one in self.found]
         self._starts = [one.start for one in self.found]
@@ -42,7 +42,7 @@ class Drift:
         }
 
     def between(self, start: int, end: int) -> list[Drifted]:
-        """Return what overlaps a window."""
+        """Return the differences that overlap a window."""
         return self.found[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
 
     def within(self, start: int, end: int) -> int:
@@ -50,6 +50,6 @@ class Drift:
         return sum(min(one.end, end) - max(one.start, start) for one in self.between(start, end))
 
     def next(self, start: int) -> Drifted | None:
-        """Return the first one that begins at a token, or behind it."""
+        """Return the first difference that begins at a token or after it."""
         at = bisect_left(self._starts, start)
         return self.found[at] if at < len(self.found) else None

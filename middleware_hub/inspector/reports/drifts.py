@@ -1,7 +1,8 @@
 """Drift: where the text of a chain, encoded again, gives other tokens than those that were sampled.
 
-The text is what the chain's ids spell, special tokens by their names. It is encoded as a worker would encode it, in segments:
-behind an added token, encoding is provably the sum of its parts. Equal segments are encoded once, whichever chains they are in.
+The text is the spelling of the chain's ids, special tokens by their names. It is encoded as a worker would encode it, in
+segments: after an added token, encoding is provably the sum of its parts. Equal segments are encoded once, whichever chains
+they are in.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Ids = NDArray[np.int32]
 
 
 class Drifts:
-    """Computes drifts beside requests, one at a time, and keeps them as long as their chains are kept."""
+    """Computes drifts in the background, one at a time, and keeps them as long as their chains are kept."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -42,7 +43,7 @@ class Drifts:
         self._one = asyncio.Semaphore(1)
 
     async def soon(self, chain: Chain, seconds: float | None) -> Drift | None:
-        """Return the drift of a chain if it is known after so many seconds; None: however long it takes.
+        """Return the drift of a chain if it is known within `seconds`; None waits however long it takes.
 
         Returns None if it is not known yet, or if the text is too long to be encoded.
         """
@@ -109,7 +110,7 @@ class Drifts:
 
 
 def segments(boundaries: NDArray[np.intp], total: int) -> list[tuple[int, int]]:
-    """Return segments of at least `SEGMENT` tokens, where there are places to cut."""
+    """Return segments of at least `SEGMENT` tokens, if there are places to cut."""
     found = []
     start = 0
     while start < total:

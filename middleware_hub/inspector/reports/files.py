@@ -1,6 +1,6 @@
 """A branch as a file: JSON, Parquet with a row for each token, or a page that needs nothing else.
 
-Everything is made of windows, in a thread, so that no single step takes long however long the branch is.
+Everything is made from windows, in a thread, so that no single step takes long, however long the branch is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from router.errors import BadRequestError
 
 WINDOW: Final = 2_000
 MOST_TOKENS: Final = 1_000_000
-"""Tokens of a branch that is written to one file."""
+"""The most tokens of a branch that is written to one file."""
 COLUMNS: Final = ("ids", "texts", "special", "mask", "logprobs", "versions", "turns")
 TYPES: Final = {
     "json": b"application/json",

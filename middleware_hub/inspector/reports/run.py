@@ -1,4 +1,4 @@
-"""The run report of a tenant's memory, computed beside requests, a branch at a time."""
+"""The run report of a tenant's memory, computed in the background, a branch at a time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from router.errors import NotFoundError, RouterError
 from router.http.offload import offload
 
 FRESH = 30.0
-"""Seconds for which a report is answered again, although something was recorded since."""
+"""Seconds for which a report is answered again although something was recorded since."""
 TELL = 0.5
 """Seconds between two looks at a report that is being computed."""
 MOST_REPORTS = 16
-"""Tenants whose report is kept."""
+"""Tenants whose reports are kept."""
 HEAVY = 2_000
 
 
 class _Running:
-    """One report that is being computed, or is done."""
+    """One report, finished or being computed."""
 
     def __init__(self, tally: Tally, change: int) -> None:
         self.tally = tally
@@ -49,9 +49,9 @@ class RunReports:
     async def report(
         self, tenant: str, change: int, conversations: Callable[[], tuple[int, Iterable[Conversation]]]
     ) -> dict[str, Any]:
-        """Return the report as far as it is. A new one is begun if something was recorded since the last.
+        """Return the report so far. Begin a new one if something was recorded since the last.
 
-        `conversations` returns how many there are, and all of them.
+        `conversations` returns their number, and all of them.
         """
         running = self._of.pop(tenant, None)
         if running is not None and running.report is not None and running.change != change:
@@ -106,5 +106,5 @@ def _itself(span: TokenSpan) -> Hashable:
 
 
 def _moments(conversation: Conversation, branch: Branch) -> Callable[[TokenSpan], float]:
-    """Return when a reply of a branch was recorded. Where that is not known, it is when the branch ended."""
+    """Return the time at which a reply of a branch was recorded; if that is unknown, the end of the branch."""
     return lambda span: conversation.moment(span) or branch.time

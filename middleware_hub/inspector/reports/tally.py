@@ -16,7 +16,7 @@ from middleware_hub.spans.chain import TokenSpan, unpack_logprobs
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
 
 EDGES = np.linspace(-10.0, 0.0, 41)
-"""Of the logprobs' histogram. What is lower than the first edge counts in the first bin."""
+"""Edges of the logprobs' histogram. Values below the first edge count in the first bin."""
 MOST_LOGPROBS = 1_000_000
 """Logprobs of one weight version of which the quantiles are exact; later ones are left out of them."""
 MOST_PAIRS = 100_000
@@ -30,7 +30,7 @@ class Tally:
     """See the top of this file.
 
     Args:
-        vocabulary: what ids spell. Without it the report has no drift.
+        vocabulary: spells ids. Without it the report has no drift.
         behind: returns how many versions a weight version is behind the current one.
     """
 
@@ -63,7 +63,7 @@ class Tally:
         key: Callable[[TokenSpan], Hashable],
         moment: Callable[[TokenSpan], float],
     ) -> None:
-        """Count a branch. `key` tells spans apart, and `moment` says when one was sampled, in seconds since 1970."""
+        """Count a branch. `key` identifies a span, and `moment` returns when it was sampled, in seconds since 1970."""
         self._conversations.add(conversation)
         self._reasons.update((conversation, reason) for reason in reasons)
         new = []
@@ -80,7 +80,7 @@ class Tally:
             if part.span.sampled:
                 reused = part.end
         for part in new:
-            # Also what the branch leaves out of it: a stop token, or the rest of a reply that is continued in its middle.
+            # Count also what the branch leaves out: a stop token, or the rest of a reply that is continued in its middle.
             self._count(Part(part.span, part.start, part.start + part.span.count), moment(part.span))
         if drift is not None and self._vocabulary is not None:
             self._add_drift(chain, drift, new, self._vocabulary)
