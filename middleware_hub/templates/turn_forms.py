@@ -84,7 +84,7 @@ class TurnForms(Renderer):
         return found.opaque or (bool(found.words) and found.concern(messages))
 
     def distrust(self) -> bool:
-        """Never let messages stand for others again. Return whether this is the first call."""
+        """Never let messages stand for others again. Return whether that changes anything."""
         new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
         return new
 
